@@ -1,0 +1,46 @@
+# One virtual environment, two stamps: what the demo needs, and what the tests need on top.
+PYTHON ?= python3.11
+BIN := .venv/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check fix bench clean
+
+help: ## Show these targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+demo: .venv/.demo ## Walk one real model through the whole chain
+	$(BIN)/mlctl demo
+
+test: .venv/.dev ## Run the whole test suite
+	$(BIN)/python -m pytest
+
+check: .venv/.dev ## Format, lint and type checks; changes nothing
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+fix: .venv/.dev ## Apply the formatter and the safe lint fixes
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: .venv/.dev ## Measure the served model against its runtime
+	$(BIN)/python -m benchmarks
+
+clean: ## Remove the virtual environment and every cache
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/bin/python:
+	@$(PYTHON) --version
+	$(PYTHON) -m venv .venv
+
+.venv/.demo: .venv/bin/python pyproject.toml constraints.txt
+	@echo "Installing what mlctl needs (a few minutes the first time) ..."
+	$(PIP_INSTALL) --editable '.[demo]'
+	@touch $@
+
+.venv/.dev: .venv/.demo
+	@echo "Installing what the tests need ..."
+	$(PIP_INSTALL) --editable '.[dev]'
+	@touch $@

@@ -1,0 +1,198 @@
+"""The manifest (schema version 1): what a bundle is, where it came from, which files it holds.
+
+Its canonical form, and so the bundle's digest, does not depend on key order,
+whitespace or the platform: sorted keys, no spaces, UTF-8, no NaN or infinity.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    ValidationError,
+    model_validator,
+)
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.paths import check_relative
+from bundle.tensors import Signature
+
+SCHEMA_VERSION = 1
+MANIFEST_NAME = "manifest.json"
+MODEL_NAME = "model.onnx"
+GOLDEN_NAME = "golden.npz"
+EVIDENCE_NAME = "evidence.json"
+MAX_MANIFEST_BYTES = 4 << 20
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9](?:[a-z0-9._-]{0,61}[a-z0-9])?$")]
+PositiveInt = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[FiniteFloat, Field(ge=0)]
+
+
+def _relative_path(name: str) -> str:
+    try:
+        return check_relative(name)
+    except MlctlError as error:
+        raise ValueError(error.message) from error
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Source(_Value):
+    """The registered version that the bundle was made from; `sha256` covers its artifacts."""
+
+    uri: Annotated[str, Field(min_length=1, max_length=2048)]
+    version: Annotated[str, Field(min_length=1, max_length=64)]
+    run_id: Annotated[str, Field(max_length=64)]
+    sha256: Sha256
+    pickle_allowed: bool = False
+
+
+class Variant(_Value):
+    """Which optimization made the model file, and for which runtime."""
+
+    recipe: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
+    precision: Literal["fp32", "fp16", "bf16", "int8", "int4"]
+    target: Literal["cpu", "cuda", "tensorrt"]
+    opset: PositiveInt
+
+
+class Batching(_Value):
+    """How requests may be joined. A model whose rows influence each other is never batched."""
+
+    max_rows: PositiveInt
+    buckets: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    row_independent: bool
+
+    @model_validator(mode="after")
+    def _buckets_ascend_to_max_rows(self) -> Self:
+        if list(self.buckets) != sorted(set(self.buckets)):
+            raise ValueError("buckets must ascend without repeats")
+        if self.buckets[-1] != self.max_rows:
+            raise ValueError("the last bucket must be max_rows")
+        return self
+
+
+class Evidence(_Value):
+    """The measured numbers behind the choice, against the source model.
+
+    `max_abs_error` and `relative_l2` compare outputs with the source model's on
+    held-out rows; `agreement` is the share of rows with the same top class, and
+    `accuracy` the share that equals its label (both null where they do not apply).
+    """
+
+    rows: PositiveInt
+    accuracy: FiniteFloat | None = None
+    accuracy_drop: FiniteFloat | None = None
+    agreement: FiniteFloat | None = None
+    max_abs_error: NonNegative
+    relative_l2: NonNegative
+
+
+class FileEntry(_Value):
+    """One file of the bundle, by its path relative to the manifest."""
+
+    path: Annotated[str, AfterValidator(_relative_path)]
+    size: Annotated[int, Field(ge=0)]
+    sha256: Sha256
+
+
+class Manifest(_Value):
+    """The whole manifest. `files` is sorted by path and never lists the manifest itself."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", title="mlctl bundle manifest")
+
+    schema_version: Literal[1]
+    name: Name
+    source: Source
+    signature: Signature
+    variant: Variant
+    batching: Batching
+    evidence: Evidence
+    files: tuple[FileEntry, ...] = ()
+
+    @model_validator(mode="after")
+    def _files_are_sorted_and_unique(self) -> Self:
+        paths = [entry.path for entry in self.files]
+        if paths != sorted(set(paths)):
+            raise ValueError("files must be sorted by path without repeats")
+        if MANIFEST_NAME in paths:
+            raise ValueError(f"files must not list {MANIFEST_NAME}")
+        return self
+
+    def canonical(self) -> bytes:
+        """The bytes that the digest is taken of, and that are written to disk."""
+        return canonical_json(self.model_dump(mode="json"))
+
+    @property
+    def digest(self) -> str:
+        """The bundle's identity: the hex sha256 of the canonical manifest."""
+        return hashlib.sha256(self.canonical()).hexdigest()
+
+
+def canonical_json(value: Any) -> bytes:
+    """JSON with sorted keys, no spaces, UTF-8; ValueError for NaN and infinities."""
+    text = json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    )
+    return text.encode()
+
+
+def parse_manifest(content: bytes) -> Manifest:
+    """Read a manifest strictly; MANIFEST_INVALID or MANIFEST_VERSION_UNKNOWN say what is wrong."""
+    if len(content) > MAX_MANIFEST_BYTES:
+        raise _invalid(f"it is larger than {MAX_MANIFEST_BYTES} bytes")
+    try:
+        document = json.loads(content, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise _invalid(f"it is not valid JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise _invalid("it is not a JSON object")
+    version = document.get("schema_version")
+    if type(version) is not int or version != SCHEMA_VERSION:
+        raise MlctlError(
+            ErrorCode.MANIFEST_VERSION_UNKNOWN,
+            f"{MANIFEST_NAME} has schema version {version!r}; this mlctl reads {SCHEMA_VERSION}",
+        )
+    try:
+        return Manifest.model_validate_json(content, strict=True)
+    except ValidationError as error:
+        raise _invalid(_first_problem(error)) from error
+
+
+def manifest_json_schema() -> dict[str, Any]:
+    """The JSON Schema of the manifest, as published in docs/manifest.schema.json."""
+    schema = Manifest.model_json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _invalid(reason: str) -> MlctlError:
+    return MlctlError(ErrorCode.MANIFEST_INVALID, f"{MANIFEST_NAME}: {reason}")
+
+
+def _first_problem(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_context=False)[0]
+    where = ".".join(str(part) for part in first["loc"]) or "(whole document)"
+    more = error.error_count() - 1
+    return f"{where}: {first['msg']}" + (f" (and {more} more)" if more else "")
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) != len(pairs):
+        raise ValueError("an object has the same key twice")
+    return document
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not allowed")

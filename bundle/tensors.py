@@ -1,0 +1,140 @@
+"""Tensor specifications: the names, Open Inference Protocol datatypes and shapes of a signature."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+DYNAMIC = -1
+
+
+class Datatype(StrEnum):
+    """The datatypes of the Open Inference Protocol (V2)."""
+
+    BOOL = "BOOL"
+    UINT8 = "UINT8"
+    UINT16 = "UINT16"
+    UINT32 = "UINT32"
+    UINT64 = "UINT64"
+    INT8 = "INT8"
+    INT16 = "INT16"
+    INT32 = "INT32"
+    INT64 = "INT64"
+    FP16 = "FP16"
+    BF16 = "BF16"
+    FP32 = "FP32"
+    FP64 = "FP64"
+    BYTES = "BYTES"
+
+    @property
+    def itemsize(self) -> int | None:
+        """Bytes of one element on the wire; None for BYTES, whose elements vary."""
+        return _ITEMSIZE[self]
+
+    @property
+    def numpy_name(self) -> str:
+        """The numpy dtype that holds it: `object` for BYTES, the raw `uint16` bits for BF16."""
+        return _NUMPY_NAME[self]
+
+    @classmethod
+    def from_numpy_name(cls, name: str) -> Datatype:
+        """The datatype of a numpy dtype's name (`float32` → FP32); ValueError if it has none."""
+        try:
+            return _FROM_NUMPY[name]
+        except KeyError:
+            raise ValueError(f"numpy dtype {name!r} has no V2 datatype") from None
+
+
+_NUMPY_NAME: Mapping[Datatype, str] = MappingProxyType(
+    {
+        Datatype.BOOL: "bool",
+        Datatype.UINT8: "uint8",
+        Datatype.UINT16: "uint16",
+        Datatype.UINT32: "uint32",
+        Datatype.UINT64: "uint64",
+        Datatype.INT8: "int8",
+        Datatype.INT16: "int16",
+        Datatype.INT32: "int32",
+        Datatype.INT64: "int64",
+        Datatype.FP16: "float16",
+        Datatype.BF16: "uint16",
+        Datatype.FP32: "float32",
+        Datatype.FP64: "float64",
+        Datatype.BYTES: "object",
+    }
+)
+_ITEMSIZE: Mapping[Datatype, int | None] = MappingProxyType(
+    {
+        Datatype.BOOL: 1,
+        Datatype.UINT8: 1,
+        Datatype.UINT16: 2,
+        Datatype.UINT32: 4,
+        Datatype.UINT64: 8,
+        Datatype.INT8: 1,
+        Datatype.INT16: 2,
+        Datatype.INT32: 4,
+        Datatype.INT64: 8,
+        Datatype.FP16: 2,
+        Datatype.BF16: 2,
+        Datatype.FP32: 4,
+        Datatype.FP64: 8,
+        Datatype.BYTES: None,
+    }
+)
+_FROM_NUMPY: Mapping[str, Datatype] = MappingProxyType(
+    {
+        **{name: dtype for dtype, name in _NUMPY_NAME.items() if dtype is not Datatype.BF16},
+        "bfloat16": Datatype.BF16,
+        "str": Datatype.BYTES,
+        "bytes": Datatype.BYTES,
+    }
+)
+
+Dimension = Annotated[int, Field(ge=DYNAMIC)]
+
+
+class TensorSpec(BaseModel):
+    """One tensor: `shape` has -1 for a dynamic dimension; the first one is the batch."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[\w.\-/ ]+$")]
+    dtype: Datatype
+    shape: Annotated[tuple[Dimension, ...], Field(max_length=16)]
+
+    def mismatch(self, dtype: Datatype, shape: Sequence[int]) -> str | None:
+        """Why a tensor of `dtype` and `shape` does not fit, as a sentence; None if it fits."""
+        if dtype is not self.dtype:
+            return f"tensor {self.name!r}: datatype is {dtype.value}, expected {self.dtype.value}"
+        fits = len(shape) == len(self.shape) and all(
+            want in (DYNAMIC, have) for want, have in zip(self.shape, shape, strict=True)
+        )
+        if not fits:
+            return f"tensor {self.name!r}: shape is {list(shape)}, expected {list(self.shape)}"
+        return None
+
+
+class Signature(BaseModel):
+    """What a model takes and gives. Names are unique on each side."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    inputs: Annotated[tuple[TensorSpec, ...], Field(min_length=1, max_length=256)]
+    outputs: Annotated[tuple[TensorSpec, ...], Field(min_length=1, max_length=256)]
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Self:
+        for side, specs in (("inputs", self.inputs), ("outputs", self.outputs)):
+            names = [spec.name for spec in specs]
+            if len(set(names)) != len(names):
+                raise ValueError(f"{side} have duplicate names: {names}")
+        return self
+
+    @property
+    def batched(self) -> bool:
+        """Whether every input and output has a dynamic first dimension."""
+        return all(spec.shape[:1] == (DYNAMIC,) for spec in (*self.inputs, *self.outputs))

@@ -1,0 +1,121 @@
+"""Sealing a directory into a bundle, and verifying one before anything in it is loaded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.files import sha256_file, write_atomic
+from bundle.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, FileEntry, Manifest, parse_manifest
+from bundle.paths import check_relative, refuse_link, resolve_inside
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedBundle:
+    """A bundle whose every file was found to be the one its manifest lists."""
+
+    root: Path
+    manifest: Manifest
+    digest: str
+
+    def path(self, name: str) -> Path:
+        """The path of a listed file; FILE_MISSING if the manifest does not list it."""
+        if all(entry.path != name for entry in self.manifest.files):
+            raise MlctlError(ErrorCode.FILE_MISSING, f"the bundle has no file {name!r}")
+        return resolve_inside(self.root, name)
+
+
+def seal(root: Path, manifest: Manifest) -> VerifiedBundle:
+    """List every file under `root` in `manifest`, write it there, and return the bundle.
+
+    Any `files` already in `manifest` are replaced. The manifest is written last and
+    atomically, so a directory without one is an unfinished bundle.
+    """
+    entries = tuple(_describe(root, name) for name in sorted(_walk(root)) if name != MANIFEST_NAME)
+    sealed = Manifest.model_validate(
+        {**manifest.model_dump(), "files": [entry.model_dump() for entry in entries]}
+    )
+    write_atomic(root / MANIFEST_NAME, sealed.canonical())
+    return VerifiedBundle(root, sealed, sealed.digest)
+
+
+def read_manifest(root: Path) -> Manifest:
+    """Parse the manifest of the bundle at `root` without checking its files.
+
+    Only its canonical bytes are taken, so that no byte of it can change unnoticed.
+    """
+    path = root / MANIFEST_NAME
+    refuse_link(path, MANIFEST_NAME)
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_MANIFEST_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        raise MlctlError(
+            ErrorCode.MANIFEST_INVALID, f"no bundle here: {MANIFEST_NAME} is not a file"
+        ) from error
+    manifest = parse_manifest(content)
+    if content != manifest.canonical():
+        raise MlctlError(
+            ErrorCode.MANIFEST_INVALID, f"{MANIFEST_NAME}: it is not in canonical form"
+        )
+    return manifest
+
+
+def verify(root: Path, expected_digest: str | None = None) -> VerifiedBundle:
+    """Check every file of the bundle at `root`: size, sha256, nothing unlisted, no links.
+
+    Raises the error of the first problem, naming the path. With `expected_digest` a
+    bundle that is whole but another one is refused too.
+    """
+    manifest = read_manifest(root)
+    if expected_digest is not None and manifest.digest != expected_digest:
+        raise MlctlError(
+            ErrorCode.DIGEST_MISMATCH,
+            f"the bundle's digest is {manifest.digest}, expected {expected_digest}",
+        )
+    found = set(_walk(root)) - {MANIFEST_NAME}
+    listed = {entry.path for entry in manifest.files}
+    if unlisted := sorted(found - listed):
+        raise MlctlError(ErrorCode.FILE_UNLISTED, f"file {unlisted[0]!r} is not in the manifest")
+    for entry in manifest.files:
+        _check_file(root, entry)
+    return VerifiedBundle(root, manifest, manifest.digest)
+
+
+def _check_file(root: Path, entry: FileEntry) -> None:
+    path = resolve_inside(root, entry.path)
+    if not path.is_file():
+        raise MlctlError(ErrorCode.FILE_MISSING, f"file {entry.path!r} is missing")
+    size = path.stat().st_size
+    if size != entry.size:
+        raise MlctlError(
+            ErrorCode.FILE_ALTERED,
+            f"file {entry.path!r} has {size} bytes, the manifest lists {entry.size}",
+        )
+    if sha256_file(path) != entry.sha256:
+        raise MlctlError(
+            ErrorCode.FILE_ALTERED, f"file {entry.path!r} does not have the sha256 of the manifest"
+        )
+
+
+def _describe(root: Path, name: str) -> FileEntry:
+    path = resolve_inside(root, check_relative(name))
+    return FileEntry(path=name, size=path.stat().st_size, sha256=sha256_file(path))
+
+
+def _walk(root: Path) -> Iterator[str]:
+    """Relative POSIX paths of all files under `root`; links and special files are refused."""
+    for directory, subdirectories, files in os.walk(root, onerror=_raise):
+        for entry in (*subdirectories, *files):
+            path = Path(directory, entry)
+            name = path.relative_to(root).as_posix()
+            refuse_link(path, name)
+            if entry in files:
+                yield name
+
+
+def _raise(error: OSError) -> None:
+    raise error

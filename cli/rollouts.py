@@ -1,0 +1,125 @@
+"""How rollouts are shown: one line for an event, one document for a rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rollout.records import Event, Rollout
+
+
+# The counts of a look that are shown when they are not zero, and their words.
+_BAD = {
+    "errors": "failed",
+    "slow": "slow",
+    "abandoned": "abandoned by their callers",
+    "client_errors": "refused as the caller's fault",
+}
+
+
+def local_time(seconds: float) -> str:
+    """Wall-clock seconds as local time of day with its date."""
+    return datetime.fromtimestamp(seconds, tz=UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def verdict_text(verdict: Mapping[str, Any]) -> str:
+    """Gate, value, limit and n of a verdict on one line."""
+    parts = [str(verdict["gate"])]
+    if verdict["value"] is not None:
+        parts.append(f"value {verdict['value']:.4g}")
+    if verdict["limit"] is not None:
+        parts.append(f"limit {verdict['limit']:.4g}")
+    parts.append(f"n={verdict['n']}")
+    return f"{', '.join(parts)}: {verdict['why']}"
+
+
+def event_line(event: Event) -> str | None:
+    """What a person wants to see of an event; None for those that only the journal needs."""
+    text = _event_text(event.kind, event.body)
+    return None if text is None else f"{local_time(event.at)[11:]}  {text}"
+
+
+def is_quiet(event: Event) -> bool:
+    """Whether an event is a look that found nothing wrong and changed nothing."""
+    if event.kind != "tick":
+        return False
+    window = event.body["window"]["candidate"]
+    return not any(window[bad] for bad in _BAD) and event.body["verdict"]["action"] == "hold"
+
+
+def _event_text(kind: str, body: Mapping[str, Any]) -> str | None:
+    match kind:
+        case "requested":
+            return f"{body['live']} -> {body['candidate']}{_judged_limit(body)}"
+        case "tick":
+            return (
+                f"{body['phase']:<8} {body['weight']:>3} %  "
+                f"{_window_text(body['window']['candidate'])}  "
+                f"{body['verdict']['action']}: {verdict_text(body['verdict'])}"
+            )
+        case "phase":
+            verdict = body.get("verdict")
+            because = f"  because of {verdict_text(verdict)}" if verdict else ""
+            return f"{body['phase']:<8} {body['weight']:>3} %{because}"
+        case "traffic_restored":
+            return _restored_text(body)
+        case "ended":
+            return f"{body['outcome']} after {body['seconds']:.1f} s: {body['bento']}"
+        case "rollback_requested":
+            return f"rollback requested: {body['reason']}"
+        case "champion_failed":
+            return f"the registry was not updated: {body['message']}; it is tried again"
+        case _:
+            return f"{kind.replace('_', ' ')}"
+
+
+def _window_text(window: Mapping[str, Any]) -> str:
+    """A look's counts: the requests, and what was bad among them."""
+    bad = [f"{window[name]} {_BAD[name]}" for name in _BAD if window[name]]
+    return ", ".join([f"{window['requests']:>4} requests", *bad])
+
+
+def _judged_limit(body: Mapping[str, Any]) -> str:
+    """The latency limit, where it had to be rounded up to an edge of the proxy's histogram."""
+    asked, judged = body.get("asked_max_p99_ms"), body.get("max_p99_ms")
+    return "" if asked == judged else f" (p99 is judged at {judged:g} ms, asked was {asked:g} ms)"
+
+
+def _restored_text(body: Mapping[str, Any]) -> str:
+    text = f"all traffic is back, {body['seconds_since_decision']:.2f} s after the decision"
+    if body["seconds_since_first_bad"] is not None:
+        text += f", {body['seconds_since_first_bad']:.1f} s after the first bad look"
+    return text
+
+
+def rollout_document(rollout: Rollout) -> dict[str, Any]:
+    """A rollout as --json shows it. Times are wall-clock seconds."""
+    progress = rollout.progress
+    return {
+        "id": rollout.id,
+        "candidate": {"bento": rollout.candidate.bento, "digest": rollout.candidate.digest},
+        "live": {"bento": rollout.live.bento, "digest": rollout.live.digest},
+        "created": rollout.created,
+        "phase": progress.phase.value,
+        "outcome": rollout.outcome.value if rollout.outcome else None,
+        "verdict": _verdict_document(rollout),
+        "exposed": progress.exposed,
+        "first_bad": progress.first_bad,
+        "restored": progress.restored,
+    }
+
+
+def _verdict_document(rollout: Rollout) -> dict[str, Any] | None:
+    ruling = rollout.progress.ruling
+    if ruling is None:
+        return None
+    return {
+        "action": ruling.action.value,
+        "gate": ruling.gate.value,
+        "value": ruling.value,
+        "limit": ruling.limit,
+        "n": ruling.n,
+        "why": ruling.why,
+    }

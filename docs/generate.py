@@ -1,0 +1,68 @@
+"""Write the pages that are generated from the code: `python -m docs.generate`.
+
+Tests compare the committed pages with what this writes, so they cannot go stale.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from bundle.errors import ERROR_TABLE
+from bundle.manifest import manifest_json_schema
+from cli.main import COMMANDS, cli
+
+HELP_WIDTH = 96
+
+
+def error_table_markdown() -> str:
+    """The page `docs/errors.md`: every error with its statuses and hint."""
+    rows = [
+        f"| `{code.value}` | {spec.meaning} | {spec.hint} | {spec.exit_code} | {spec.http} "
+        f"| {spec.grpc} |"
+        for code, spec in ERROR_TABLE.items()
+    ]
+    head = [
+        "# Errors",
+        "",
+        "Every error has a stable code. Commands print it with `--json` and exit with its exit",
+        "code; the HTTP and gRPC APIs answer with its statuses. A command that succeeds exits 0.",
+        "",
+        "| Code | Meaning | What to do | Exit code | HTTP | gRPC |",
+        "|---|---|---|---|---|---|",
+    ]
+    return "\n".join([*head, *rows]) + "\n"
+
+
+def manifest_schema_text() -> str:
+    """The file `docs/manifest.schema.json`."""
+    return json.dumps(manifest_json_schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+def commands_markdown() -> str:
+    """The page `docs/commands.md`: the help of every command."""
+    parts = ["# Commands\n"]
+    for command in (cli, *COMMANDS):
+        name = "mlctl" if command is cli else f"mlctl {command.name}"
+        context = click.Context(
+            command,
+            info_name=name,
+            terminal_width=HELP_WIDTH,
+            help_option_names=cli.context_settings["help_option_names"],
+        )
+        parts.append(f"## {name}\n\n```text\n{command.get_help(context)}\n```\n")
+    return "\n".join(parts)
+
+
+def main() -> None:
+    """Write every generated page next to this file."""
+    folder = Path(__file__).parent
+    (folder / "commands.md").write_text(commands_markdown())
+    (folder / "errors.md").write_text(error_table_markdown())
+    (folder / "manifest.schema.json").write_text(manifest_schema_text())
+
+
+if __name__ == "__main__":
+    main()

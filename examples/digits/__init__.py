@@ -1,0 +1,1 @@
+"""Handwritten digits, the 1,797 real scans that scikit-learn carries, from training to rollback."""

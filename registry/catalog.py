@@ -1,0 +1,125 @@
+"""What a model registry is to the rest of mlctl: values and two small protocols.
+
+`Catalog` is what optimizing needs, `Champions` what promoting needs. Both are
+implemented by MLflow (`mlflow_catalog`) and by an in-memory twin (`memory`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+from bundle.files import sha256_file
+from bundle.manifest import canonical_json
+from bundle.paths import refuse_link
+from bundle.tensors import Signature
+from bundle.verify import VerifiedBundle
+
+CHAMPION = "champion"
+DIGEST_TAG = "mlctl.digest"
+SOURCE_URI_TAG = "mlctl.source_uri"
+SOURCE_VERSION_TAG = "mlctl.source_version"
+
+
+class Flavor(StrEnum):
+    """The form in which a registered model is stored."""
+
+    PT2 = "pt2"
+    ONNX = "onnx"
+    PICKLE = "pickle"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceModel:
+    """One registered version with its artifacts on this machine.
+
+    `sha256` covers the relative path and content of every file under `artifacts`;
+    `model_path` is the model inside it (a directory that MLflow loads, or an ONNX file).
+    """
+
+    name: str
+    version: str
+    uri: str
+    run_id: str
+    flavor: Flavor
+    signature: Signature
+    artifacts: Path
+    model_path: Path
+    sha256: str
+    pickle_allowed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedModel:
+    """An optimized version in the registry; `digest` is that of its bundle."""
+
+    name: str
+    version: str
+    digest: str
+    uri: str
+    run_id: str
+    source_uri: str
+    source_version: str
+
+
+@dataclass(frozen=True, slots=True)
+class PublishReport:
+    """What goes into the registry beside the bundle: verdict, parameters, numbers, one table."""
+
+    verdict: str
+    params: Mapping[str, str] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    table: Sequence[Mapping[str, str | float | None]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRow:
+    """One line of `mlctl models`; `digest` and `source_uri` only on optimized versions."""
+
+    name: str
+    version: str
+    aliases: tuple[str, ...]
+    digest: str | None
+    source_uri: str | None
+    created_ms: int
+
+
+class Catalog(Protocol):
+    """Where source models come from and optimized ones go."""
+
+    def resolve(self, text: str, *, allow_pickle: bool = False) -> SourceModel:
+        """The version that `text` names; MODEL_NOT_FOUND, PICKLE_REFUSED, UNSUPPORTED_MODEL."""
+        ...
+
+    def publish(
+        self, bundle: VerifiedBundle, source: SourceModel, report: PublishReport
+    ) -> PublishedModel:
+        """Register `bundle` as an optimized version of `source`; the same digest only once."""
+        ...
+
+
+class Champions(Protocol):
+    """Who carries the traffic, as the registry records it."""
+
+    def find_by_digest(self, digest: str) -> PublishedModel:
+        """The optimized version whose bundle has `digest`; MODEL_NOT_FOUND."""
+        ...
+
+    def write_champion(self, digest: str) -> PublishedModel:
+        """Set @champion on that version and on its source version; idempotent."""
+        ...
+
+
+def artifacts_sha256(root: Path) -> str:
+    """The hex sha256 over path and content of all files under `root`; links are refused."""
+    listing = []
+    for path in sorted(root.rglob("*")):
+        name = path.relative_to(root).as_posix()
+        refuse_link(path, name)
+        if path.is_file():
+            listing.append([name, sha256_file(path)])
+    return hashlib.sha256(canonical_json(listing)).hexdigest()

@@ -1,0 +1,159 @@
+"""Finding versions in MLflow, with errors that name what does exist.
+
+Thin functions over an MLflow client; all of them raise MODEL_NOT_FOUND with near names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from bundle.errors import ErrorCode, MlctlError
+from registry.catalog import (
+    DIGEST_TAG,
+    SOURCE_URI_TAG,
+    SOURCE_VERSION_TAG,
+    ModelRow,
+    PublishedModel,
+)
+from registry.names import OPTIMIZED_SUFFIX, ModelRef, optimized_name, suggestion
+
+_PAGE = 100
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def model_names(client: Any) -> list[str]:
+    """The names of all registered models."""
+    return [model.name for model in _all_models(client)]
+
+
+def find_version(client: Any, ref: ModelRef) -> Any:
+    """The MLflow model version that `ref` names; without version and alias the newest one."""
+    model = _registered(client, ref.name)
+    version = ref.version
+    if ref.alias is not None:
+        version = model.aliases.get(ref.alias)
+        if version is None:
+            raise _not_found(
+                f"model {ref.name!r} has no alias @{ref.alias}",
+                suggestion(ref.alias, model.aliases, "its aliases"),
+            )
+    versions = {str(found.version): found for found in versions_of(client, ref.name)}
+    if version is None:
+        version = max(versions, key=int, default="")
+    if str(version) not in versions:
+        known = ", ".join(sorted(versions, key=int)) or "none"
+        raise _not_found(f"model {ref.name!r} has no version {version}", f"its versions: {known}")
+    return versions[str(version)]
+
+
+def find_published(client: Any, ref: ModelRef) -> PublishedModel:
+    """The optimized version that `ref` names, either directly or through its source version."""
+    if ref.name.endswith(OPTIMIZED_SUFFIX) and (ref.version or ref.alias):
+        exact = find_version(client, ref)
+        if DIGEST_TAG not in exact.tags:
+            raise _not_found(f"{ref} was not made by `mlctl optimize`", "it has no digest")
+        return as_published(exact)
+    source = ref.name.removesuffix(OPTIMIZED_SUFFIX)
+    version = str(find_version(client, ref).version) if ref.version or ref.alias else None
+    label = str(ModelRef(source, version=version))
+    found = [
+        item
+        for item in versions_of(client, optimized_name(ref.name))
+        if DIGEST_TAG in item.tags and (version is None or item.tags.get(SOURCE_URI_TAG) == label)
+    ]
+    if found:
+        return as_published(max(found, key=lambda item: int(item.version)))
+    known = model_names(client)
+    if source not in known and optimized_name(source) not in known:
+        raise _no_model(source, known)
+    raise MlctlError(
+        ErrorCode.MODEL_NOT_FOUND,
+        f"there is no optimized version of {label} yet",
+        f"Make one with `mlctl optimize {label} --data FILE`.",
+    )
+
+
+def find_digest(client: Any, digest: str, name: str | None = None) -> PublishedModel | None:
+    """The newest version with that bundle digest, in `name` or anywhere; None if there is none."""
+    if not _DIGEST.fullmatch(digest):
+        raise MlctlError(ErrorCode.INVALID_INPUT, "a digest is 64 hexadecimal digits")
+    query = f"tags.`{DIGEST_TAG}` = '{digest}'" + (f" and name = '{name}'" if name else "")
+    found = client.search_model_versions(query)
+    newest = max(found, key=lambda version: int(version.version), default=None)
+    return None if newest is None else as_published(newest)
+
+
+def versions_of(client: Any, name: str | None = None) -> list[Any]:
+    """All versions of a registered model, whose name comes from a parsed reference, or of all."""
+    query = None if name is None else f"name = '{name}'"
+    versions: list[Any] = []
+    token = None
+    while True:
+        page = client.search_model_versions(query, page_token=token)
+        versions += page
+        token = page.token
+        if not token:
+            return versions
+
+
+def rows(client: Any) -> Iterator[ModelRow]:
+    """Every version of every registered model, by name, newest first within each model."""
+    aliases: dict[tuple[str, str], list[str]] = {}
+    for model in _all_models(client):
+        for alias, version in sorted(model.aliases.items()):
+            aliases.setdefault((model.name, str(version)), []).append(alias)
+    for version in sorted(versions_of(client), key=lambda item: (item.name, -int(item.version))):
+        number = str(version.version)
+        yield ModelRow(
+            name=version.name,
+            version=number,
+            aliases=tuple(aliases.get((version.name, number), ())),
+            digest=version.tags.get(DIGEST_TAG),
+            source_uri=version.tags.get(SOURCE_URI_TAG),
+            created_ms=int(version.creation_timestamp),
+        )
+
+
+def as_published(version: Any) -> PublishedModel:
+    """An MLflow model version that carries mlctl's tags, as a value."""
+    return PublishedModel(
+        name=version.name,
+        version=str(version.version),
+        digest=version.tags[DIGEST_TAG],
+        uri=str(ModelRef(version.name, version=str(version.version))),
+        run_id=version.run_id or "",
+        source_uri=version.tags.get(SOURCE_URI_TAG, ""),
+        source_version=version.tags.get(SOURCE_VERSION_TAG, ""),
+    )
+
+
+def _registered(client: Any, name: str) -> Any:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return client.get_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        raise _no_model(name, model_names(client)) from error
+
+
+def _all_models(client: Any) -> Iterator[Any]:
+    token = None
+    while True:
+        page = client.search_registered_models(max_results=_PAGE, page_token=token)
+        yield from page
+        token = page.token
+        if not token:
+            return
+
+
+def _no_model(name: str, known: list[str]) -> MlctlError:
+    near = suggestion(name, known, "registered models")
+    return _not_found(f"no model {name!r} is registered", near)
+
+
+def _not_found(what: str, known: str) -> MlctlError:
+    return MlctlError(ErrorCode.MODEL_NOT_FOUND, f"{what}; {known}")

@@ -1,0 +1,175 @@
+"""MLflow behind the catalog's protocols: models and bundles in, champions out.
+
+Every artifact is copied out of the registry before it is looked at; a bundle is given
+out only after its digest was found to be the one in the registry's tag.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.home import state_dir
+from bundle.verify import VerifiedBundle, verify
+from registry import lookup
+from registry.catalog import (
+    CHAMPION,
+    Flavor,
+    ModelRow,
+    PublishedModel,
+    PublishReport,
+    SourceModel,
+    artifacts_sha256,
+)
+from registry.mlmodel import read_mlmodel
+from registry.names import OPTIMIZED_SUFFIX, ModelRef, parse_ref
+from registry.publish import BUNDLE_ARTIFACT, publish_bundle
+from registry.quiet import quiet
+from registry.tracking import configure_tracking, registry_errors
+
+
+class MlflowCatalog:
+    """The registry that MLflow's tracking URI names; implements `Catalog` and `Champions`.
+
+    Every method raises REGISTRY_UNAVAILABLE when the store fails.
+    """
+
+    def __init__(self) -> None:
+        self._client: Any = None
+
+    def resolve(self, text: str, *, allow_pickle: bool = False) -> SourceModel:
+        """Find and fetch the version that `text` names (the newest if it names none).
+
+        MODEL_NOT_FOUND lists near names; PICKLE_REFUSED unless `allow_pickle`;
+        UNSUPPORTED_MODEL for other flavors, for models without a tensor signature, and for
+        what was optimized already.
+        """
+        ref = parse_ref(text)
+        if ref.name.endswith(OPTIMIZED_SUFFIX):
+            raise MlctlError(
+                ErrorCode.UNSUPPORTED_MODEL,
+                f"{ref.name} is where optimized versions are registered",
+                f"Optimize its source: {ref.name.removesuffix(OPTIMIZED_SUFFIX)}.",
+            )
+        with quiet(), registry_errors():
+            version = lookup.find_version(self._connected(), ref)
+            uri = str(ModelRef(version.name, version=str(version.version)))
+            artifacts, sha256 = self._fetch(version)
+            stored = read_mlmodel(artifacts, uri)
+        if stored.flavor is Flavor.PICKLE and not allow_pickle:
+            raise MlctlError(
+                ErrorCode.PICKLE_REFUSED,
+                f"{uri} is stored as a pickle, or with code of its own: loading it runs code",
+            )
+        return SourceModel(
+            name=version.name,
+            version=str(version.version),
+            uri=uri,
+            run_id=version.run_id or "",
+            flavor=stored.flavor,
+            signature=stored.signature,
+            artifacts=artifacts,
+            model_path=stored.path,
+            sha256=sha256,
+            pickle_allowed=stored.flavor is Flavor.PICKLE,
+        )
+
+    def publish(
+        self, bundle: VerifiedBundle, source: SourceModel, report: PublishReport
+    ) -> PublishedModel:
+        """Register `bundle` with lineage to `source`, unless its digest is registered already."""
+        with quiet(), registry_errors():
+            return publish_bundle(self._connected(), bundle, source, report)
+
+    def find_optimized(self, text: str) -> PublishedModel:
+        """The optimized version for `text`.
+
+        `digits`: the newest; `digits@alias`, `digits/3`: the newest made from that source
+        version; `digits-optimized/2`, `digits-optimized@champion`: exactly that one.
+        MODEL_NOT_FOUND says how to make one.
+        """
+        ref = parse_ref(text)
+        with quiet(), registry_errors():
+            return lookup.find_published(self._connected(), ref)
+
+    def find_by_digest(self, digest: str) -> PublishedModel:
+        with quiet(), registry_errors():
+            found = lookup.find_digest(self._connected(), digest)
+        if found is None:
+            raise MlctlError(
+                ErrorCode.MODEL_NOT_FOUND, f"no registered version has the digest {digest}"
+            )
+        return found
+
+    def fetch_bundle(self, published: PublishedModel, destination: Path) -> VerifiedBundle:
+        """Copy a version's bundle to `destination` (missing or empty), verified on the way.
+
+        DIGEST_MISMATCH and the other verification errors leave nothing there.
+        """
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=destination.parent) as scratch:
+            with quiet(), registry_errors():
+                self._connected()
+                root = _download_bundle(published, Path(scratch))
+            verified = verify(root, published.digest)
+            root.rename(destination)
+        return VerifiedBundle(destination, verified.manifest, verified.digest)
+
+    def set_alias(self, name: str, alias: str, version: str) -> None:
+        """Point `alias` of a registered model at `version`; idempotent."""
+        ref = parse_ref(f"{name}/{version}")
+        with quiet(), registry_errors():
+            client = self._connected()
+            lookup.find_version(client, ref)
+            client.set_registered_model_alias(ref.name, alias, str(ref.version))
+
+    def write_champion(self, digest: str) -> PublishedModel:
+        """Set @champion on the version with that digest and on its source version."""
+        published = self.find_by_digest(digest)
+        self.set_alias(published.name, CHAMPION, published.version)
+        source = parse_ref(published.source_uri)
+        self.set_alias(source.name, CHAMPION, published.source_version)
+        return published
+
+    def list_models(self) -> tuple[ModelRow, ...]:
+        """Every version of every model, for `mlctl models`; names and tags are untrusted text."""
+        with quiet(), registry_errors():
+            return tuple(lookup.rows(self._connected()))
+
+    def _connected(self) -> Any:
+        if self._client is None:
+            configure_tracking()
+            from mlflow import MlflowClient
+
+            self._client = MlflowClient()
+        return self._client
+
+    def _fetch(self, version: Any) -> tuple[Path, str]:
+        """The version's artifacts in a directory named by their sha256, and that sha256."""
+        from mlflow.artifacts import download_artifacts
+
+        # Not the models:/NAME/N form: that would add MLflow's own note to the files.
+        location = self._connected().get_model_version_download_uri(version.name, version.version)
+        store = state_dir("cache", "sources")
+        with tempfile.TemporaryDirectory(dir=store) as scratch:
+            found = Path(download_artifacts(artifact_uri=location, dst_path=scratch))
+            sha256 = artifacts_sha256(found)
+            target = store / sha256
+            if target.exists() and artifacts_sha256(target) != sha256:
+                shutil.rmtree(target)
+            if not target.exists():
+                found.rename(target)
+        return target, sha256
+
+
+def _download_bundle(published: PublishedModel, scratch: Path) -> Path:
+    from mlflow.artifacts import download_artifacts
+
+    return Path(
+        download_artifacts(
+            run_id=published.run_id, artifact_path=BUNDLE_ARTIFACT, dst_path=str(scratch)
+        )
+    )

@@ -1,0 +1,94 @@
+"""Reading a downloaded MLflow model directory: its form, its signature, where the model lies.
+
+Nothing of the model itself is loaded here, and paths in the MLmodel file are resolved
+inside the directory only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.paths import resolve_inside
+from bundle.tensors import Datatype, Signature, TensorSpec
+from registry.catalog import Flavor
+
+_PT2_FILE = "model.pt2"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """What an MLmodel file says: `path` is what to load."""
+
+    flavor: Flavor
+    path: Path
+    signature: Signature
+
+
+def read_mlmodel(root: Path, label: str) -> StoredModel:
+    """Describe the MLflow model in `root`; UNSUPPORTED_MODEL names `label` and the reason."""
+    from mlflow.models import Model
+
+    try:
+        model = Model.load(str(root))
+    except Exception as error:  # a file of foreign origin, read by a parser that trusts it
+        raise _unsupported(label, "its MLmodel file cannot be read") from error
+    flavor, path = _flavor(root, model.flavors, label)
+    return StoredModel(flavor, path, _signature(model.signature, label))
+
+
+def _flavor(root: Path, flavors: Mapping[str, Any], label: str) -> tuple[Flavor, Path]:
+    if "onnx" in flavors:
+        config = _config(flavors["onnx"], label)
+        return Flavor.ONNX, resolve_inside(root, str(config.get("data")))
+    if "pytorch" not in flavors:
+        found = ", ".join(sorted(set(flavors) - {"python_function"})) or "none"
+        raise _unsupported(label, f"its flavor is {found}, not pytorch or onnx")
+    config = _config(flavors["pytorch"], label)
+    archive = resolve_inside(root, f"{config.get('model_data')}/{_PT2_FILE}")
+    # Code shipped with a model would run on loading, just as a pickle does.
+    safe = archive.is_file() and not config.get("code")
+    return (Flavor.PT2 if safe else Flavor.PICKLE), root
+
+
+def _config(value: Any, label: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise _unsupported(label, "its MLmodel file describes no flavor")
+    return value
+
+
+def _signature(signature: Any, label: str) -> Signature:
+    if signature is None or signature.inputs is None or signature.outputs is None:
+        raise _unsupported(label, "it has no signature with inputs and outputs")
+    try:
+        return Signature(
+            inputs=_specs(signature.inputs, "input"), outputs=_specs(signature.outputs, "output")
+        )
+    except ValidationError as error:
+        reason = error.errors(include_url=False)[0]["msg"]
+        raise _unsupported(label, f"its signature is not usable: {reason}") from error
+    except ValueError as error:
+        raise _unsupported(label, f"its signature is not usable: {error}") from error
+
+
+def _specs(schema: Any, default: str) -> tuple[TensorSpec, ...]:
+    if not schema.is_tensor_spec():
+        raise ValueError(f"the {default}s are table columns, not tensors")
+    # Only a single tensor may go without a name: MLflow sees to that.
+    return tuple(
+        TensorSpec(
+            name=default if spec.name is None else spec.name,
+            dtype=Datatype.from_numpy_name(spec.type.name),
+            shape=tuple(spec.shape),
+        )
+        for spec in schema.inputs
+    )
+
+
+def _unsupported(label: str, reason: str) -> MlctlError:
+    return MlctlError(ErrorCode.UNSUPPORTED_MODEL, f"{label} is not usable: {reason}")

@@ -1,0 +1,97 @@
+"""How users name registered models: `models:/digits@candidate`, `digits/3`, `digits`.
+
+Pure text handling. Names are limited to characters that need no quoting in MLflow's
+search language and cannot move a terminal's cursor.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from bundle.errors import ErrorCode, MlctlError
+
+OPTIMIZED_SUFFIX = "-optimized"
+
+_SCHEME = "models:/"
+_NAME = re.compile(r"[A-Za-z0-9_](?:[\w .-]{0,198}[\w.-])?", re.ASCII)
+_ALIAS = re.compile(r"[A-Za-z0-9_][\w-]{0,254}", re.ASCII)
+_VERSION = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
+_BUNDLE_NAME_LENGTH = 63
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRef:
+    """A registered model, with at most one of `version` and `alias`."""
+
+    name: str
+    version: str | None = None
+    alias: str | None = None
+
+    def __str__(self) -> str:
+        if self.version is not None:
+            return f"{_SCHEME}{self.name}/{self.version}"
+        return f"{_SCHEME}{self.name}" + (f"@{self.alias}" if self.alias is not None else "")
+
+
+def parse_ref(text: str) -> ModelRef:
+    """Read a model reference; INVALID_INPUT says which part is wrong and shows the forms."""
+    body = text.removeprefix(_SCHEME)
+    name, at, alias = body.partition("@")
+    if at:
+        return ModelRef(_checked(_NAME, name, "name", text), alias=_alias(alias, text))
+    name, slash, version = body.partition("/")
+    return ModelRef(
+        _checked(_NAME, name, "name", text),
+        version=_checked(_VERSION, version, "version", text) if slash else None,
+    )
+
+
+def optimized_name(name: str) -> str:
+    """The registered name under which the optimized variants of `name` are kept."""
+    return name if name.endswith(OPTIMIZED_SUFFIX) else name + OPTIMIZED_SUFFIX
+
+
+def bundle_name(name: str) -> str:
+    """`name` in the form that manifests, Bentos and URLs take: lower case, no spaces."""
+    lowered = re.sub(r"[^a-z0-9._-]+", "-", name.lower())[:_BUNDLE_NAME_LENGTH].strip("._-")
+    if not lowered:
+        raise MlctlError(ErrorCode.INVALID_INPUT, f"model name {printable(name)!r} has no letters")
+    return lowered
+
+
+def near_names(wanted: str, known: Iterable[str]) -> tuple[str, ...]:
+    """Up to three of `known` that look like `wanted`, the nearest first, safe to print."""
+    return tuple(printable(name) for name in difflib.get_close_matches(wanted, list(known)))
+
+
+def suggestion(wanted: str, known: Iterable[str], what: str) -> str:
+    """A sentence for an error: near names, else all of them, else that there are none."""
+    names = sorted(known)
+    if near := near_names(wanted, names):
+        return f"did you mean {' or '.join(repr(name) for name in near)}?"
+    if names:
+        shown = ", ".join(printable(name) for name in names[:8])
+        return f"{what}: {shown}" + (", ..." if len(names) > 8 else "")
+    return f"{what}: none"
+
+
+def printable(text: str) -> str:
+    """`text` of foreign origin without control and formatting characters."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def _alias(alias: str, text: str) -> str:
+    return _checked(_ALIAS, alias, "alias", text)
+
+
+def _checked(pattern: re.Pattern[str], value: str, part: str, text: str) -> str:
+    if pattern.fullmatch(value):
+        return value
+    raise MlctlError(
+        ErrorCode.INVALID_INPUT,
+        f"model reference {printable(text)!r}: {printable(value)!r} is not a {part}",
+        "Write models:/NAME/3, models:/NAME@alias, NAME/3, NAME@alias or NAME.",
+    )

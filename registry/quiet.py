@@ -1,0 +1,38 @@
+"""Keeping libraries' prints, warnings and log lines off the user's terminal.
+
+MLflow, exporters and calibrators write to stdout, where they would corrupt `--json`.
+What matters of it comes back as an exception, which passes through.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Swallow Python-level output below an exception while the block runs."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with (
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, with the next one if it only announces it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].endswith(":"):
+        lines[0] += f" {lines[1]}"
+    return (lines[0] if lines else type(error).__name__)[:300]

@@ -1,0 +1,105 @@
+"""Where MLflow keeps its records, and how its failures and chatter are handled.
+
+Without MLFLOW_TRACKING_URI the store is sqlite under `$MLCTL_HOME`, with an absolute
+artifact root, so that nothing lands in the current directory. Telemetry and pickle
+loading are off unless asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.home import mlctl_home, state_dir
+from registry.names import printable
+from registry.quiet import first_line, quiet
+
+TRACKING_VARIABLE = "MLFLOW_TRACKING_URI"
+PICKLE_VARIABLE = "MLFLOW_ALLOW_PICKLE_DESERIALIZATION"
+EXPERIMENT = "mlctl"
+
+_REMOTE_SCHEMES = ("http", "https", "databricks", "uc")
+# An unreachable server should be reported in seconds; MLflow's own default is minutes.
+_DEFAULTS = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+    "GIT_PYTHON_REFRESH": "quiet",
+    PICKLE_VARIABLE: "false",
+}
+
+
+def tracking_uri() -> str:
+    """MLFLOW_TRACKING_URI if set, else the sqlite store under the state directory."""
+    return os.environ.get(TRACKING_VARIABLE) or f"sqlite:///{mlctl_home() / 'mlflow.db'}"
+
+
+def configure_tracking() -> str:
+    """Point MLflow at the store, make `mlctl` its active experiment, and return the URI.
+
+    Runs that are started afterwards keep their artifacts under an absolute path.
+    REGISTRY_UNAVAILABLE if the store does not answer.
+    """
+    uri = tracking_uri()
+    for name, value in _DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    with quiet(), registry_errors():
+        import mlflow
+
+        _set_uri(uri)
+        _ensure_experiment(uri)
+        mlflow.set_experiment(EXPERIMENT)
+    return uri
+
+
+@contextlib.contextmanager
+def registry_errors() -> Iterator[None]:
+    """Turn what MLflow and its HTTP and SQL layers raise into REGISTRY_UNAVAILABLE."""
+    try:
+        yield
+    except MlctlError:
+        raise
+    except Exception as error:
+        if not _from_the_store(error):
+            raise
+        raise MlctlError(
+            ErrorCode.REGISTRY_UNAVAILABLE,
+            f"the MLflow registry failed: {printable(first_line(error))}",
+        ) from error
+
+
+def _set_uri(uri: str) -> None:
+    """Set MLflow's URI without leaving the variable behind that it sets for children."""
+    import mlflow
+
+    before = os.environ.get(TRACKING_VARIABLE)
+    mlflow.set_tracking_uri(uri)
+    if before is None:
+        os.environ.pop(TRACKING_VARIABLE, None)
+
+
+def _ensure_experiment(uri: str) -> None:
+    import mlflow
+    from mlflow.exceptions import MlflowException
+
+    if mlflow.get_experiment_by_name(EXPERIMENT) is not None:
+        return
+    local = uri.partition(":")[0] not in _REMOTE_SCHEMES
+    location = state_dir("mlartifacts").as_uri() if local else None
+    try:
+        mlflow.create_experiment(EXPERIMENT, artifact_location=location)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+
+
+def _from_the_store(error: Exception) -> bool:
+    import requests
+    import sqlalchemy.exc
+    from mlflow.exceptions import MlflowException
+
+    known = (MlflowException, requests.RequestException, sqlalchemy.exc.SQLAlchemyError)
+    return isinstance(error, known)

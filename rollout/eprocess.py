@@ -1,0 +1,79 @@
+"""Evidence that stays valid at every look: two test martingales over counters. Pure.
+
+An e-process starts at 1 and, while its hypothesis holds, exceeds 1/alpha at any time with
+probability at most alpha (Ville's inequality). So it may be looked at after every tick
+without the false alarms of a repeated fixed-sample test. Each one is a mixture over several
+alternatives, kept as one logarithm per alternative.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+Logs = tuple[float, ...]
+
+# Bets of the sign test: small ones find small lasting differences, large ones find big ones.
+SIGN_BETS: tuple[float, ...] = (0.1, 0.25, 0.5, 0.75, 0.9)
+_ABOVE = (1.5, 2.0, 4.0, 8.0, 20.0)
+_BELOW = (0.75, 0.5, 0.25, 0.1)
+
+
+def alternatives_above(limit: float) -> tuple[float, ...]:
+    """Rates above `limit` (0 < limit < 1) to bet on; each below 1."""
+    return tuple(min(limit * factor, (limit + 1.0) / 2.0) for factor in _ABOVE)
+
+
+def alternatives_below(limit: float) -> tuple[float, ...]:
+    """Rates below `limit` to bet on."""
+    return tuple(limit * factor for factor in _BELOW)
+
+
+def start(alternatives: int) -> Logs:
+    """No evidence: every alternative at e = 1."""
+    return (0.0,) * alternatives
+
+
+def bound_step(logs: Logs, hits: int, n: int, limit: float, bets: tuple[float, ...]) -> Logs:
+    """Fold `hits` of `n` independent trials into the test of "rate is on limit's other side".
+
+    The likelihood ratio (p/limit)^hits * ((1-p)/(1-limit))^(n-hits) for each bet `p`: a test
+    of rate <= limit when the bets lie above it, of rate >= limit when they lie below.
+    """
+    return tuple(
+        log + hits * math.log(p / limit) + (n - hits) * math.log((1.0 - p) / (1.0 - limit))
+        for log, p in zip(logs, bets, strict=True)
+    )
+
+
+def sign_step(logs: Logs, sign: int) -> Logs:
+    """Fold one tick's comparison: E *= 1 + bet * sign, with sign -1, 0 or 1."""
+    return tuple(log + math.log1p(bet * sign) for log, bet in zip(logs, SIGN_BETS, strict=True))
+
+
+def log_mean(logs: Logs) -> float:
+    """The logarithm of the mean of the e-values whose logarithms are given."""
+    top = max(logs)
+    return top + math.log(sum(math.exp(log - top) for log in logs) / len(logs))
+
+
+def thinned_sign(ours: tuple[int, int], theirs: tuple[int, int], seed: tuple[int, ...]) -> int:
+    """Compare two (hits, n) pairs of unequal n fairly: -1, 0 or 1 for fewer, equal, more.
+
+    The larger side is thinned to the smaller one's n by a hypergeometric draw. Under equal
+    behaviour the sign is symmetric even when the requests within a tick depend on each other,
+    which a test per request is not. The draw is a function of `seed`. 0 if a side is empty.
+    """
+    n = min(ours[1], theirs[1])
+    if n == 0:
+        return 0
+    generator = np.random.default_rng(seed)
+    mine, other = (_thin(hits, total, n, generator) for hits, total in (ours, theirs))
+    return (mine > other) - (mine < other)
+
+
+def _thin(hits: int, total: int, n: int, generator: np.random.Generator) -> int:
+    if n == total:
+        return hits
+    return int(generator.hypergeometric(hits, total - hits, n))

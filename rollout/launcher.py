@@ -1,0 +1,132 @@
+"""Bentos as local processes: started detached, ready only when they serve the right digest."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+import httpx
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.home import bento_environment
+from rollout import processes
+from rollout.model import Colour, Endpoint, Revision, Settings
+from rollout.ports import Probe, Served
+
+GRPC_PORT = "MLCTL_GRPC_PORT"
+_PROBE_TIMEOUT = 2.0
+
+
+def free_ports(count: int) -> tuple[int, ...]:
+    """Loopback ports that nothing listens on now; distinct."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return tuple(int(each.getsockname()[1]) for each in sockets)
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def resolve_host(host: str) -> str:
+    """`host` as an IP address, IPv4 before IPv6: Envoy takes no names. INVALID_INPUT if none."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"the host {host!r} has no address here",
+            "Give an address of this machine, for example 127.0.0.1.",
+        ) from error
+    ordered = sorted(found, key=lambda entry: entry[0] is not socket.AF_INET)
+    return str(ordered[0][4][0])
+
+
+def require_free(host: str, *ports: int) -> None:
+    """PORT_TAKEN, naming the first port that cannot be listened on at the address `host`."""
+    shown = f"[{host}]" if ":" in host else host
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for port in ports:
+        with socket.socket(family) as probe:
+            # Without it a port whose last connection is winding down looks taken.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+                probe.listen()
+            except OSError as error:
+                raise MlctlError(
+                    ErrorCode.PORT_TAKEN, f"cannot listen on {shown}:{port}: {error.strerror}"
+                ) from error
+
+
+class LocalLauncher:
+    """Runs the Bentos of one deployment with logs under `logs`."""
+
+    def __init__(self, logs: Path, settings: Settings) -> None:
+        self._logs = logs
+        self._settings = settings
+        self._ready: set[str] = set()
+        self._client = httpx.Client(timeout=_PROBE_TIMEOUT, trust_env=False)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def start(self, colour: Colour, revision: Revision) -> Served:
+        role = process_role(self._logs.parent, colour)
+        processes.end_strays(role)
+        http, grpc = free_ports(2)
+        log = self._logs / f"{revision.name}-{revision.digest[:12]}.log"
+        command = [part.format(bento=revision.bento, port=http) for part in self._settings.serve]
+        process = processes.spawn(role, command, log, _environment(grpc))
+        return Served(revision, Endpoint(http, grpc), process, str(log))
+
+    def probe(self, served: Served) -> Probe:
+        """READY once /readyz answers 200 and the model's metadata names the digest.
+
+        After that only whether the process lives is asked; its health is the proxy's to watch.
+        """
+        if not processes.alive(served.process):
+            return Probe.DEAD
+        if served.process.token in self._ready:
+            return Probe.READY
+        probe = self._ask(served)
+        if probe is Probe.READY:
+            self._ready.add(served.process.token)
+        return probe
+
+    def stop(self, served: Served, *, force: bool = False) -> None:
+        (processes.kill if force else processes.terminate)(served.process)
+
+    def _ask(self, served: Served) -> Probe:
+        base = f"http://127.0.0.1:{served.endpoint.http}"
+        try:
+            ready = self._client.get(f"{base}/readyz")
+            health = self._client.get(f"{base}/v2/health/ready")
+            if ready.status_code != 200 or health.status_code != 200:
+                return Probe.STARTING
+            model = self._client.get(f"{base}/v2/models/{served.revision.name}")
+        except httpx.TransportError:
+            return Probe.STARTING
+        if model.status_code != 200:
+            return Probe.WRONG_MODEL
+        return Probe.READY if served.revision.digest in _versions(model) else Probe.WRONG_MODEL
+
+
+def process_role(directory: Path, role: str) -> str:
+    """The name by which a deployment's process is found again; unique per state directory."""
+    return f"{directory}:{role}"
+
+
+def _versions(answer: httpx.Response) -> list[str]:
+    try:
+        document = answer.json()
+    except ValueError:
+        return []
+    versions = document.get("versions", []) if isinstance(document, Mapping) else []
+    return [str(version) for version in versions]
+
+
+def _environment(grpc: int) -> dict[str, str]:
+    return {**bento_environment(), GRPC_PORT: str(grpc)}

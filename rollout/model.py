@@ -1,0 +1,213 @@
+"""The values of a deployment and a rollout: colours, revisions, the spec, settings, outcomes.
+
+Everything here is frozen and goes to JSON and back without loss, because the journal and the
+daemon's command line carry nothing else. A value that cannot be right raises INVALID_INPUT.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+import sys
+from dataclasses import asdict, dataclass, field, fields
+from enum import StrEnum
+from typing import Self
+
+from bundle.errors import ErrorCode, MlctlError
+
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class Colour(StrEnum):
+    """The two slots of a deployment. Either may be live; the candidate takes the other."""
+
+    BLUE = "blue"
+    GREEN = "green"
+
+    @property
+    def other(self) -> Colour:
+        return Colour.GREEN if self is Colour.BLUE else Colour.BLUE
+
+
+class Outcome(StrEnum):
+    """How a rollout ended; all traffic is on the candidate only after PROMOTED."""
+
+    PROMOTED = "promoted"
+    ROLLED_BACK = "rolled_back"
+    INCONCLUSIVE = "inconclusive"
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """What a deployment serves: a Bento and the registered model version inside it."""
+
+    bento: str
+    digest: str
+    model: str
+    version: str
+    source: str
+
+    def __post_init__(self) -> None:
+        if not _DIGEST.fullmatch(self.digest):
+            raise _invalid(f"digest {self.digest!r} is not 64 hexadecimal digits")
+        if not self.bento or self.bento.startswith("-"):
+            raise _invalid(f"{self.bento!r} is not a Bento tag")
+
+    @property
+    def name(self) -> str:
+        """The served model's name: the Bento's name."""
+        return self.bento.partition(":")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSpec:
+    """The steps of a rollout and what the candidate must prove.
+
+    Attributes:
+        steps: percent of traffic on the candidate, rising, ending at 100.
+        step_seconds: least time at each step. min_requests: least candidate requests at it.
+        max_p99_ms: P(latency > this) must be at most 1 %; None leaves latency to the
+            comparison with the live revision.
+        max_error_rate: P(failed) must be at most this.
+        alpha: bound on the chance of rolling back a good candidate over the whole rollout, and
+            on the chance of a final step for one that is beyond a limit.
+        margin: how much worse than the live revision is still called equal: this share of
+            its latency, and this share of `max_error_rate`.
+        warmup_seconds: the first seconds of exposure that are recorded but not judged.
+        bake_seconds: least time at 100 % before the old revision is stopped.
+        deadline_seconds: a rollout not proved by then ends as inconclusive.
+    """
+
+    steps: tuple[int, ...] = (1, 5, 25, 50, 100)
+    step_seconds: float = 10.0
+    min_requests: int = 50
+    max_p99_ms: float | None = None
+    max_error_rate: float = 0.01
+    alpha: float = 0.05
+    margin: float = 0.25
+    warmup_seconds: float = 1.0
+    bake_seconds: float = 30.0
+    deadline_seconds: float = 3600.0
+
+    def __post_init__(self) -> None:
+        steps = tuple(self.steps)
+        object.__setattr__(self, "steps", steps)
+        rising = all(low < high for low, high in itertools.pairwise(steps))
+        in_order = bool(steps) and steps[0] >= 1 and steps[-1] == 100 and rising
+        _require(in_order, "steps", steps, "give rising percentages from 1 to 100, 100 the last")
+        for name in ("step_seconds", "warmup_seconds", "bake_seconds"):
+            _require_seconds(name, getattr(self, name))
+        _require_positive("deadline_seconds", self.deadline_seconds)
+        _require(self.min_requests >= 1, "min_requests", self.min_requests, "give 1 or more")
+        for name in ("max_error_rate", "alpha"):
+            value = getattr(self, name)
+            _require(0 < value < 1, name, value, "give a number between 0 and 1")
+        _require(0 <= self.margin <= 10, "margin", self.margin, "give a number from 0 to 10")
+        limit = self.max_p99_ms
+        kept = limit is None or 1 <= limit <= 60_000
+        _require(kept, "max_p99_ms", limit, "give 1 to 60000 milliseconds")
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read `to_json`'s form; INVALID_INPUT names an unknown field."""
+        document = json.loads(text)
+        if unknown := sorted(set(document) - {field.name for field in fields(cls)}):
+            raise _invalid(f"a rollout spec has no field {unknown[0]!r}")
+        return cls(**document)
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Where Envoy listens: `listen` on `host` for clients, `admin` on loopback."""
+
+    listen: int
+    admin: int
+    host: str = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """The loopback ports of one Bento process."""
+
+    http: int
+    grpc: int
+
+
+def bento_command() -> tuple[str, ...]:
+    """How a Bento is served: `{bento}` and `{port}` are filled in by the launcher."""
+    return (
+        *(sys.executable, "-m", "bentoml", "serve", "{bento}"),
+        *("--host", "127.0.0.1", "--port", "{port}"),
+    )
+
+
+def champion_command() -> tuple[str, ...]:
+    """How the alias is written; the revision is given as JSON on standard input."""
+    return (sys.executable, "-P", "-m", "rollout.champion")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a deployment's daemon works; kept with the deployment.
+
+    Attributes:
+        tick_seconds: time between two looks. ready_seconds: limit for a Bento to become ready.
+        max_unwatched_seconds: a rollout that no daemon watched for longer is rolled back.
+        drain_seconds: limit for requests in flight before an idle colour is stopped.
+        alias_retry_seconds: wait after an alias could not be written; it doubles each time.
+        serve, champion: command templates.
+        bento_home, tracking_uri: the Bento store and the registry that the deployment was
+            started with, for whoever starts its daemon again; None to take the environment's.
+    """
+
+    tick_seconds: float = 0.5
+    ready_seconds: float = 120.0
+    max_unwatched_seconds: float = 30.0
+    drain_seconds: float = 10.0
+    alias_retry_seconds: float = 30.0
+    serve: tuple[str, ...] = field(default_factory=bento_command)
+    champion: tuple[str, ...] = field(default_factory=champion_command)
+    bento_home: str | None = None
+    tracking_uri: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "serve", tuple(self.serve))
+        object.__setattr__(self, "champion", tuple(self.champion))
+        for name in ("tick_seconds", "ready_seconds", "max_unwatched_seconds"):
+            _require_positive(name, getattr(self, name))
+        for name in ("drain_seconds", "alias_retry_seconds"):
+            _require_seconds(name, getattr(self, name))
+
+
+def check_name(name: str) -> str:
+    """Return a deployment's name, or raise INVALID_INPUT: it becomes a directory."""
+    if not _NAME.fullmatch(name):
+        raise _invalid(
+            f"deployment name {name!r} is not 1 to 63 lower case letters, digits and inner hyphens"
+        )
+    return name
+
+
+def _require_seconds(name: str, value: float) -> None:
+    holds = math.isfinite(value) and value >= 0
+    _require(holds, name, value, "give a finite number of seconds, 0 or more")
+
+
+def _require_positive(name: str, value: float) -> None:
+    holds = math.isfinite(value) and value > 0
+    _require(holds, name, value, "give a finite number of seconds above 0")
+
+
+def _require(holds: bool, name: str, value: object, wanted: str) -> None:
+    if not holds:
+        raise _invalid(f"{name} = {value!r} is out of range: {wanted}")
+
+
+def _invalid(message: str) -> MlctlError:
+    return MlctlError(ErrorCode.INVALID_INPUT, message)

@@ -1,0 +1,33 @@
+"""Where deployments keep their state: `$MLCTL_HOME/deployments`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bundle.home import state_dir
+
+
+def journal() -> Path:
+    """The journal of all deployments."""
+    return state_dir("deployments") / "journal.db"
+
+
+def directory(name: str) -> Path:
+    """One deployment's directory, created with its log directory if need be."""
+    state_dir("deployments", name, "logs")
+    return state_dir("deployments", name)
+
+
+def lock(name: str) -> Path:
+    """The file that its daemon locks for life."""
+    return directory(name) / "daemon.lock"
+
+
+def heartbeat(name: str) -> Path:
+    """The file that its daemon touches at each look."""
+    return directory(name) / "heartbeat"
+
+
+def daemon_log(name: str) -> Path:
+    """What its daemon printed."""
+    return directory(name) / "logs" / "daemon.log"

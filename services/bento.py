@@ -1,0 +1,124 @@
+"""The seam to BentoML: its service class with our ASGI application in front of its own.
+
+`/v2` is answered before BentoML's middleware, and no body is unlimited anywhere. When
+the model must not serve, the whole server ends: BentoML's supervisor would otherwise
+start the worker again and again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+from typing import Any
+
+import bentoml
+
+from bundle.errors import MlctlError
+from bundle.verify import VerifiedBundle
+from services.grpc_server import GrpcServer
+from services.host import ModelHost
+from services.http import App, V2App
+from services.limits import BodyLimit
+from services.predict import make_predict
+from services.settings import Settings
+
+# Calls that are open when the server is told to stop have their deadlines; this is for
+# those that end without one.
+_GRPC_GRACE_SECONDS = 5.0
+logger = logging.getLogger("mlctl.service")
+
+
+class Front:
+    """Sends /v2 to our application and everything else to BentoML's."""
+
+    def __init__(self, v2: App, other: App) -> None:
+        self._v2 = v2
+        self._other = other
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        path = scope.get("path", "")
+        ours = scope["type"] == "http" and (path == "/v2" or path.startswith("/v2/"))
+        await (self._v2 if ours else self._other)(scope, receive, send)
+
+
+class MlctlService(bentoml.Service[Any]):
+    """A BentoML service whose ASGI application is behind `Front`."""
+
+    def to_asgi(self, is_main: bool = True) -> Any:
+        host: ModelHost = self.inner.host
+        limited = BodyLimit(super().to_asgi(is_main), host.settings.max_body_bytes)
+        return Front(V2App(host), limited)
+
+
+def build_service(bundle: VerifiedBundle, settings: Settings) -> MlctlService:
+    """The service of one bundle. Nothing is loaded before a worker starts it."""
+    host = ModelHost(bundle, settings)
+    inner = type("Model", (Worker,), {"host": host, "predict": make_predict(host)})
+    service: Any = bentoml.service  # mypy takes it for a module of that name
+    decorate = service(
+        name=re.sub(r"[^a-z0-9]", "_", host.name),
+        service_class=MlctlService,
+        workers=1,
+        traffic={"timeout": settings.deadline_ms / 1000 + 1},
+    )
+    built: MlctlService = decorate(inner)
+    return built
+
+
+class Worker:
+    """What runs in a worker process; BentoML makes one and calls its hooks."""
+
+    host: ModelHost
+
+    def __init__(self) -> None:
+        self._grpc: GrpcServer | None = None
+
+    @bentoml.on_startup
+    async def start(self) -> None:
+        _share_log()
+        try:
+            await self.host.start()
+            await self._start_grpc()
+        except BaseException as error:
+            logger.critical("%s", explain(error))
+            stop_supervisor()
+            raise
+
+    @bentoml.on_shutdown
+    async def stop(self) -> None:
+        if self._grpc is not None:
+            await self._grpc.stop(_GRPC_GRACE_SECONDS)
+        await self.host.stop()
+
+    async def __is_ready__(self) -> bool:
+        return self.host.ready
+
+    async def _start_grpc(self) -> None:
+        settings = self.host.settings
+        if settings.grpc_port is not None:
+            self._grpc = GrpcServer(self.host, settings.grpc_host, settings.grpc_port)
+            await self._grpc.start()
+            logger.info("V2 gRPC on %s:%d", settings.grpc_host, self._grpc.port)
+
+
+def _share_log() -> None:
+    """Our log goes where BentoML's goes, at its level."""
+    ours, theirs = logging.getLogger("mlctl"), logging.getLogger("bentoml")
+    ours.setLevel(theirs.getEffectiveLevel())
+    ours.handlers = list(theirs.handlers)
+    ours.propagate = False
+
+
+def explain(error: BaseException) -> str:
+    """Why the server does not start, for its log."""
+    if isinstance(error, MlctlError):
+        return f"mlctl does not serve this bundle ({error.code}): {error.message}. {error.hint}"
+    return f"mlctl could not start the model: {error!r}"
+
+
+def stop_supervisor() -> None:
+    """In a worker, end the server that started it; elsewhere there is nothing to end."""
+    if bentoml.server_context.worker_index is not None:
+        os.kill(os.getppid(), signal.SIGTERM)

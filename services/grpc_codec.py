@@ -1,0 +1,113 @@
+"""ModelInfer messages to and from arrays: raw or typed contents in, raw contents out.
+
+Messages are protobuf classes made at run time, so they are typed as Any here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from bundle.tensors import Datatype, Signature
+from services.wire import (
+    Declared,
+    InferRequest,
+    check_outputs,
+    declare,
+    decode_raw,
+    encode_raw,
+    invalid,
+)
+
+_FIELDS: Mapping[Datatype, str] = MappingProxyType(
+    {
+        Datatype.BOOL: "bool_contents",
+        Datatype.INT8: "int_contents",
+        Datatype.INT16: "int_contents",
+        Datatype.INT32: "int_contents",
+        Datatype.INT64: "int64_contents",
+        Datatype.UINT8: "uint_contents",
+        Datatype.UINT16: "uint_contents",
+        Datatype.UINT32: "uint_contents",
+        Datatype.UINT64: "uint64_contents",
+        Datatype.FP32: "fp32_contents",
+        Datatype.FP64: "fp64_contents",
+        Datatype.BYTES: "bytes_contents",
+    }
+)
+
+
+class GrpcCodec:
+    """Decodes requests to one model and encodes its answers."""
+
+    def __init__(self, name: str, version: str, signature: Signature) -> None:
+        self._name = name
+        self._version = version
+        self._inputs = {spec.name: spec for spec in signature.inputs}
+        self._outputs = {spec.name: spec for spec in signature.outputs}
+
+    def decode(self, message: Any) -> InferRequest:
+        """The request in a ModelInferRequest; INVALID_INPUT names the tensor and the reason."""
+        raw = message.raw_input_contents
+        if raw and len(raw) != len(message.inputs):
+            raise invalid(
+                f"raw_input_contents has {len(raw)} elements for {len(message.inputs)} inputs"
+            )
+        inputs: dict[str, np.ndarray] = {}
+        for index, tensor in enumerate(message.inputs):
+            declared = declare(self._inputs, tensor.name, tensor.datatype, tensor.shape)
+            if tensor.name in inputs:
+                raise invalid(f"input {tensor.name!r} is given twice")
+            if raw:
+                inputs[tensor.name] = _from_raw(declared, tensor, raw[index])
+            else:
+                inputs[tensor.name] = _from_contents(declared, tensor.contents)
+        return InferRequest(message.id, inputs, self._requested(message))
+
+    def encode(
+        self, response: type[Any], request: InferRequest, outputs: Mapping[str, np.ndarray]
+    ) -> Any:
+        """The ModelInferResponse to `request`."""
+        message = response(model_name=self._name, model_version=self._version, id=request.id)
+        for name in request.outputs:
+            spec, array = self._outputs[name], outputs[name]
+            message.outputs.add(name=name, datatype=spec.dtype.value, shape=array.shape)
+            message.raw_output_contents.append(encode_raw(spec.dtype, array))
+        return message
+
+    def _requested(self, message: Any) -> Mapping[str, bool]:
+        names = [output.name for output in message.outputs]
+        check_outputs(self._outputs, names)
+        return dict.fromkeys(names or self._outputs, True)
+
+
+def _from_raw(declared: Declared, tensor: Any, data: bytes) -> np.ndarray:
+    if tensor.HasField("contents"):
+        raise invalid(f"tensor {tensor.name!r} has both contents and raw_input_contents")
+    return decode_raw(declared, data)
+
+
+def _from_contents(declared: Declared, contents: Any) -> np.ndarray:
+    spec = declared.spec
+    field = _FIELDS.get(spec.dtype)
+    if field is None:
+        raise invalid(f"tensor {spec.name!r}: {spec.dtype.value} needs raw_input_contents")
+    values = getattr(contents, field)
+    if len(values) != declared.count:
+        raise invalid(
+            f"tensor {spec.name!r}: {field} has {len(values)} elements, "
+            f"expected {declared.count} for shape {list(declared.shape)}"
+        )
+    wanted = np.dtype(spec.dtype.numpy_name)
+    if wanted.kind in "iu" and declared.count:
+        limits = np.iinfo(wanted)
+        if min(values) < limits.min or max(values) > limits.max:
+            raise invalid(
+                f"tensor {spec.name!r}: a value is outside of {limits.min} to {limits.max}"
+            )
+    array = np.empty(declared.count, dtype=wanted)
+    array[:] = values
+    return array.reshape(declared.shape)

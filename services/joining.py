@@ -1,0 +1,51 @@
+"""Running several requests as one batch so that each gets its own answer, or its own error.
+
+Pure: the model is a function. A batch that fails, or that cannot be joined, is halved
+until the request that makes it fail stands alone, so a bad row costs its neighbours time
+but not their answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+
+from services.scorer import join_rows
+
+Arrays = dict[str, np.ndarray]
+Outcome = Arrays | Exception
+_T = TypeVar("_T")
+
+
+def run_joined(
+    run: Callable[[Arrays], Arrays], requests: Sequence[Arrays], rows: Sequence[int]
+) -> list[Outcome]:
+    """One outcome for each of `requests`, which have `rows` rows each, in their order."""
+    if len(requests) == 1:
+        return [_attempt(partial(run, requests[0]))]
+    answers = _attempt(lambda: _divide(run(join_rows(list(requests))), rows))
+    if not isinstance(answers, Exception):
+        return answers
+    middle = len(requests) // 2
+    return [
+        *run_joined(run, requests[:middle], rows[:middle]),
+        *run_joined(run, requests[middle:], rows[middle:]),
+    ]
+
+
+def _attempt(work: Callable[[], _T]) -> _T | Exception:
+    try:
+        return work()
+    except Exception as error:  # noqa: BLE001 - handed to the caller whose request it is
+        return error
+
+
+def _divide(outputs: Arrays, rows: Sequence[int]) -> list[Outcome]:
+    ends = np.cumsum(rows)
+    return [
+        {name: array[end - count : end] for name, array in outputs.items()}
+        for count, end in zip(rows, ends, strict=True)
+    ]

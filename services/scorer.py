@@ -1,0 +1,149 @@
+"""The scorer: what every way of asking a model goes through, online or not.
+
+validate -> session -> check. Inputs are checked against the signature before the
+runtime sees them, so a wrong request costs nothing and is told what was expected.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.manifest import MODEL_NAME, Manifest
+from bundle.tensors import Datatype, TensorSpec
+from bundle.verify import VerifiedBundle
+from services.session import Session, open_session
+from services.settings import Settings
+
+Arrays = Mapping[str, np.ndarray]
+logger = logging.getLogger("mlctl.scorer")
+
+
+class Scorer:
+    """One model behind its signature. `run` is for one thread at a time, `check` for any."""
+
+    def __init__(self, manifest: Manifest, digest: str, session: Session) -> None:
+        self.manifest = manifest
+        self.digest = digest
+        self.name = manifest.name
+        self.signature = manifest.signature
+        self.batched = manifest.signature.batched
+        self.joinable = self.batched and manifest.batching.row_independent
+        self.max_rows = manifest.batching.max_rows
+        self._session = session
+        self._inputs = {spec.name: spec for spec in manifest.signature.inputs}
+        self._dtypes = {
+            spec.name: np.dtype(spec.dtype.numpy_name) for spec in manifest.signature.inputs
+        }
+
+    @classmethod
+    def open(cls, bundle: VerifiedBundle, settings: Settings) -> Scorer:
+        """Load the model of a bundle that was verified."""
+        signature = bundle.manifest.signature
+        for spec in (*signature.inputs, *signature.outputs):
+            if spec.dtype is Datatype.BF16:
+                raise MlctlError(
+                    ErrorCode.UNSUPPORTED_MODEL,
+                    f"tensor {spec.name!r} is BF16, which ONNX Runtime does not exchange",
+                )
+        session = open_session(bundle.path(MODEL_NAME), settings.provider, settings.threads)
+        return cls(bundle.manifest, bundle.digest, session)
+
+    def check(self, inputs: Arrays) -> int:
+        """How many rows `inputs` have (1 for a model without batch dimension).
+
+        INVALID_INPUT names the tensor and what was expected of it.
+        """
+        if inputs.keys() != self._inputs.keys():
+            raise self._wrong_names(inputs)
+        for name, array in inputs.items():
+            self._check_array(self._inputs[name], array)
+        return self._count_rows(inputs)
+
+    def run(self, inputs: Arrays) -> dict[str, np.ndarray]:
+        """All outputs for checked `inputs`, at most `max_rows` rows at a time if rows allow it.
+
+        A failure of the runtime is INTERNAL, without the runtime's text.
+        """
+        if not self.joinable or self._first(inputs).shape[0] <= self.max_rows:
+            return self._run_once(inputs)
+        return join_rows([self._run_once(part) for part in split_rows(inputs, self.max_rows)])
+
+    def _check_array(self, spec: TensorSpec, array: np.ndarray) -> None:
+        if array.dtype != self._dtypes[spec.name]:
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT,
+                f"tensor {spec.name!r}: dtype is {array.dtype}, "
+                f"expected {spec.dtype.numpy_name} ({spec.dtype.value})",
+            )
+        if reason := spec.mismatch(spec.dtype, array.shape):
+            raise MlctlError(ErrorCode.INVALID_INPUT, reason)
+
+    def _count_rows(self, inputs: Arrays) -> int:
+        if not self.batched:
+            return 1
+        first = self._first(inputs)
+        for name, array in inputs.items():
+            if array.shape[0] != first.shape[0]:
+                raise MlctlError(
+                    ErrorCode.INVALID_INPUT,
+                    f"tensor {name!r} has {array.shape[0]} rows, "
+                    f"tensor {next(iter(inputs))!r} has {first.shape[0]}",
+                )
+        if first.shape[0] == 0:
+            raise MlctlError(ErrorCode.INVALID_INPUT, f"tensor {next(iter(inputs))!r} has no rows")
+        return int(first.shape[0])
+
+    def _run_once(self, inputs: Arrays) -> dict[str, np.ndarray]:
+        try:
+            outputs = self._session.run(inputs)
+        except MlctlError:
+            raise
+        except Exception as error:
+            raise MlctlError(
+                ErrorCode.INTERNAL, f"model {self.name!r} failed on these inputs"
+            ) from error
+        rows = self._first(inputs).shape[0] if self.batched else None
+        for spec in self.signature.outputs:
+            self._check_output(spec, outputs, rows)
+        return outputs
+
+    def _check_output(self, spec: TensorSpec, outputs: Arrays, rows: int | None) -> None:
+        array = outputs.get(spec.name)
+        fits = array is not None and spec.mismatch(spec.dtype, array.shape) is None
+        if array is None or not fits or (rows is not None and array.shape[0] != rows):
+            shape = "nothing" if array is None else f"shape {list(array.shape)}"
+            logger.error("output %s: the model gave %s for %s rows", spec.name, shape, rows)
+            raise MlctlError(
+                ErrorCode.INTERNAL,
+                f"model {self.name!r} gave an output {spec.name!r} that is not "
+                "of its signature's shape",
+            )
+
+    def _wrong_names(self, inputs: Arrays) -> MlctlError:
+        expected = ", ".join(repr(name) for name in self._inputs)
+        if missing := [name for name in self._inputs if name not in inputs]:
+            problem = f"input {missing[0]!r} is missing"
+        else:
+            unknown = next(name for name in inputs if name not in self._inputs)
+            problem = f"input {unknown!r} is unknown"
+        return MlctlError(ErrorCode.INVALID_INPUT, f"{problem}; the model's inputs are {expected}")
+
+    @staticmethod
+    def _first(inputs: Arrays) -> np.ndarray:
+        return next(iter(inputs.values()))
+
+
+def join_rows(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """The arrays of `parts` one below the other, by name."""
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def split_rows(arrays: Arrays, size: int) -> Iterator[dict[str, np.ndarray]]:
+    """Consecutive pieces of at most `size` rows."""
+    rows = next(iter(arrays.values())).shape[0]
+    for start in range(0, rows, size):
+        yield {name: array[start : start + size] for name, array in arrays.items()}

@@ -1,0 +1,46 @@
+"""The server's settings: environment variables with the prefix MLCTL_, checked at start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from bundle.errors import ErrorCode, MlctlError
+
+_PREFIX = "MLCTL_"
+_Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+class Settings(BaseSettings):
+    """How to serve one bundle. `grpc_port` unset means no gRPC; times are in their name's unit.
+
+    `max_wait_ms` is how long a busy server may hold a request back to join it with
+    others; an idle server never waits. `deadline_ms` bounds every request, reading included.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix=_PREFIX, env_ignore_empty=True, frozen=True, extra="ignore"
+    )
+
+    bundle: Path | None = None
+    provider: str = "cpu"
+    threads: Annotated[int, Field(ge=1, le=1024)] = 1
+    grpc_host: str = "127.0.0.1"
+    grpc_port: _Port | None = None
+    max_body_bytes: Annotated[int, Field(ge=1, le=(1 << 31) - 1)] = 64 << 20
+    max_queue_rows: Annotated[int, Field(ge=1)] = 4096
+    max_wait_ms: Annotated[float, Field(ge=0, le=60_000)] = 0.0
+    deadline_ms: Annotated[float, Field(gt=0, le=3_600_000)] = 30_000.0
+
+
+def load_settings() -> Settings:
+    """The settings of this process's environment; INVALID_INPUT names the variable at fault."""
+    try:
+        return Settings()
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        variable = _PREFIX + "_".join(str(part) for part in first["loc"]).upper()
+        raise MlctlError(ErrorCode.INVALID_INPUT, f"{variable}: {first['msg']}") from error

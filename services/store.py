@@ -1,0 +1,84 @@
+"""The local Bento store: where it is, and which Bento a tag means.
+
+Read from its files (`bentos/NAME/VERSION/bento.yaml`, `bentos/NAME/latest`): importing
+BentoML takes seconds and fixes its home for the whole process.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.home import bento_home
+
+_LATEST = "latest"
+_TAG = re.compile(r"([a-z0-9](?:[a-z0-9._-]*[a-z0-9])?)(?::([a-z0-9](?:[a-z0-9._-]*[a-z0-9])?))?")
+
+
+@dataclass(frozen=True, slots=True)
+class BentoInfo:
+    """A Bento in the store: `tag` is NAME:VERSION, `path` its directory."""
+
+    tag: str
+    path: Path
+    labels: Mapping[str, str]
+
+
+def find_bento(tag: str) -> BentoInfo:
+    """The Bento that NAME:VERSION, NAME:latest or NAME means.
+
+    BENTO_NOT_FOUND names what is near; INVALID_INPUT if `tag` is not of that form.
+    """
+    match = _TAG.fullmatch(tag)
+    if match is None:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT, f"{tag!r} is not a Bento's tag", "Write it as NAME:VERSION."
+        )
+    folder = _bentos() / match[1]
+    version = match[2] or _LATEST
+    if version == _LATEST:
+        version = _read_latest(folder / _LATEST)
+    path = folder / version
+    if not version or not (path / "bento.yaml").is_file():
+        raise _not_found(tag, match[1])
+    return BentoInfo(f"{match[1]}:{version}", path, _labels(path))
+
+
+def list_bentos() -> list[str]:
+    """The tags of all Bentos in the store, sorted."""
+    found = _bentos().glob("*/*/bento.yaml")
+    return sorted(f"{path.parent.parent.name}:{path.parent.name}" for path in found)
+
+
+def _bentos() -> Path:
+    return bento_home() / "bentos"
+
+
+def _read_latest(path: Path) -> str:
+    """The version that was built last; empty if there is none."""
+    return path.read_text().strip() if path.is_file() else ""
+
+
+def _labels(path: Path) -> Mapping[str, str]:
+    import yaml  # type: ignore[import-untyped]
+
+    try:
+        document = yaml.safe_load((path / "bento.yaml").read_text())
+        labels = document.get("labels") or {}
+        return {str(key): str(value) for key, value in labels.items()}
+    except (yaml.YAMLError, AttributeError) as error:
+        raise MlctlError(
+            ErrorCode.BENTO_NOT_FOUND, f"the Bento {path.parent.name}:{path.name} is damaged"
+        ) from error
+
+
+def _not_found(tag: str, name: str) -> MlctlError:
+    known = list_bentos()
+    near = [one for one in known if one.partition(":")[0] == name]
+    near = near or difflib.get_close_matches(tag, known, n=3, cutoff=0.4)
+    rest = f"; near: {', '.join(near[:5])}" if near else "; the store has none of a similar name"
+    return MlctlError(ErrorCode.BENTO_NOT_FOUND, f"no Bento {tag!r}{rest}")

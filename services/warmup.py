@@ -1,0 +1,72 @@
+"""What is proved before a model takes traffic: its golden answers, and that every batch runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from bundle.clock import Clock
+from bundle.errors import ErrorCode, MlctlError
+from bundle.manifest import GOLDEN_NAME, Evidence
+from bundle.verify import VerifiedBundle
+from services.golden import load_golden
+from services.scorer import Scorer, join_rows, split_rows
+
+# The golden rows are some of those that the evidence was measured on, so its largest error
+# bounds theirs; the slack is for another processor's kernels, which add in another order.
+_SLACK = 1.5
+_FLOAT_NOISE = 1e-4
+
+
+def check_golden(scorer: Scorer, bundle: VerifiedBundle) -> Mapping[str, np.ndarray]:
+    """Run the golden rows and return their inputs.
+
+    PARITY_FAILED unless every output stays within the evidence's `max_abs_error`
+    (times 1.5, plus 1e-4 of the output's largest magnitude) of the recorded one.
+    """
+    inputs, recorded = load_golden(bundle.path(GOLDEN_NAME))
+    rows = scorer.check(inputs)
+    size = scorer.max_rows if scorer.batched else rows
+    parts = split_rows(inputs, size) if scorer.batched else [inputs]
+    answers = join_rows([scorer.run(part) for part in parts])
+    for spec in scorer.signature.outputs:
+        if spec.name not in recorded:
+            raise _failed(spec.name, "it is not among the golden rows")
+        _compare(spec.name, recorded[spec.name], answers[spec.name], bundle.manifest.evidence)
+    return inputs
+
+
+def warm_up(scorer: Scorer, inputs: Mapping[str, np.ndarray], clock: Clock) -> float:
+    """Run every batch size twice with rows of `inputs`; seconds of the slowest second run."""
+    slowest = 0.0
+    for rows in scorer.manifest.batching.buckets if scorer.batched else (1,):
+        batch = _resize(inputs, rows) if scorer.batched else inputs
+        scorer.run(batch)
+        start = clock.monotonic()
+        scorer.run(batch)
+        slowest = max(slowest, clock.monotonic() - start)
+    return slowest
+
+
+def _resize(inputs: Mapping[str, np.ndarray], rows: int) -> dict[str, np.ndarray]:
+    return {name: array[np.arange(rows) % array.shape[0]] for name, array in inputs.items()}
+
+
+def _compare(name: str, want: np.ndarray, have: np.ndarray, evidence: Evidence) -> None:
+    if want.shape != have.shape:
+        raise _failed(name, f"its shape is {list(have.shape)}, recorded {list(want.shape)}")
+    if want.dtype.kind in "Ob":
+        if not np.array_equal(want, have):
+            raise _failed(name, "it differs")
+        return
+    wide_want, wide_have = want.astype(np.float64), have.astype(np.float64)
+    noise = _FLOAT_NOISE * float(np.abs(wide_want).max(initial=0.0))
+    limit = _SLACK * evidence.max_abs_error + noise
+    error = float(np.abs(wide_have - wide_want).max(initial=0.0))
+    if not error <= limit:  # also when it is NaN
+        raise _failed(name, f"it differs by {error:.3g}, more than {limit:.3g}")
+
+
+def _failed(name: str, reason: str) -> MlctlError:
+    return MlctlError(ErrorCode.PARITY_FAILED, f"output {name!r} of the golden rows: {reason}")

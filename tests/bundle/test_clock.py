@@ -1,0 +1,24 @@
+import time
+
+import pytest
+
+from bundle.clock import ManualClock, SystemClock
+
+
+def test_a_manual_clock_moves_only_when_told() -> None:
+    clock = ManualClock(5.0)
+    assert (clock.monotonic(), clock.wall()) == (5.0, 5.0)
+    clock.advance(1.5)
+    assert (clock.monotonic(), clock.wall()) == (6.5, 6.5)
+
+
+def test_a_manual_clock_does_not_run_backwards() -> None:
+    with pytest.raises(ValueError, match="backwards"):
+        ManualClock().advance(-1)
+
+
+def test_the_system_clock_is_the_machines() -> None:
+    clock = SystemClock()
+    before = time.monotonic()
+    assert before <= clock.monotonic() <= time.monotonic()
+    assert abs(clock.wall() - time.time()) < 60

@@ -1,0 +1,43 @@
+import re
+from pathlib import Path
+
+import pytest
+
+from bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
+from docs.generate import error_table_markdown
+
+GRPC_STATUSES = {
+    "CANCELLED", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
+    "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "UNIMPLEMENTED", "INTERNAL",
+    "UNAVAILABLE", "DATA_LOSS",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("code", ErrorCode)
+def test_every_code_has_a_complete_row(code: ErrorCode) -> None:
+    spec = ERROR_TABLE[code]
+    assert spec.meaning.endswith(".")
+    assert spec.hint.endswith((".", ")."))
+    assert 0 < spec.exit_code < 256
+    assert 400 <= spec.http < 600
+    assert spec.grpc in GRPC_STATUSES
+    assert re.fullmatch(r"[a-z_]+", code.value)
+
+
+def test_an_error_carries_the_hint_of_the_table_unless_given_one() -> None:
+    assert MlctlError(ErrorCode.NOT_FOUND, "no x").hint == ERROR_TABLE[ErrorCode.NOT_FOUND].hint
+    assert MlctlError(ErrorCode.NOT_FOUND, "no x", "try y").hint == "try y"
+
+
+def test_an_error_as_a_document() -> None:
+    assert MlctlError(ErrorCode.PORT_TAKEN, "port 80 is taken", "use 81").as_dict() == {
+        "code": "port_taken",
+        "message": "port 80 is taken",
+        "hint": "use 81",
+        "exit_code": 8,
+    }
+
+
+def test_the_published_table_is_current() -> None:
+    page = Path(__file__).parents[2] / "docs" / "errors.md"
+    assert page.read_text() == error_table_markdown(), "run `python -m docs.generate`"

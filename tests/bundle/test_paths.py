@@ -1,0 +1,51 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.paths import check_relative, refuse_link, resolve_inside
+
+ESCAPES = [
+    "", "/etc/passwd", "..", "../x", "a/../../x", "./x", "a//b", "a/", "a\\b", "a\x00b", "a\nb",
+    "%2e%2e/x", "x;v=1", "C:x", "a/./b", "x" * 600, "a\x7f",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+def test_names_that_could_escape_are_refused(name: str) -> None:
+    with pytest.raises(MlctlError, match="is refused") as caught:
+        check_relative(name)
+    assert caught.value.code is ErrorCode.PATH_UNSAFE
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "a/b/c.bin", ".hidden", "ünïcode", "a b"])
+def test_plain_names_resolve_under_the_root(tmp_path: Path, name: str) -> None:
+    assert resolve_inside(tmp_path, name) == tmp_path / name
+
+
+def test_a_link_on_the_way_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "link").symlink_to(tmp_path / "outside")
+    with pytest.raises(MlctlError, match="symbolic link"):
+        resolve_inside(root, "link/file")
+
+
+def test_a_hard_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x")
+    os.link(tmp_path / "a", tmp_path / "b")
+    with pytest.raises(MlctlError, match="hard link"):
+        refuse_link(tmp_path / "b", "b")
+
+
+def test_a_special_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(MlctlError, match="neither a file nor a directory"):
+        refuse_link(tmp_path / "pipe", "pipe")
+
+
+def test_what_does_not_exist_is_no_link(tmp_path: Path) -> None:
+    refuse_link(tmp_path / "nothing", "nothing")
+    assert not (tmp_path / "nothing").exists()

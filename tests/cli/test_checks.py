@@ -1,0 +1,65 @@
+import importlib.metadata
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bundle.home import HOME_VARIABLE
+from bundle.packages import installed_version
+from cli import checks
+from cli.checks import Severity, check_home, check_runtime, run_checks
+
+
+@pytest.fixture
+def distributions(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    def pretend(**versions: str | None) -> None:
+        real = installed_version
+        named = {name.replace("_", "-"): version for name, version in versions.items()}
+        monkeypatch.setattr(
+            checks, "installed_version", lambda name: named[name] if name in named else real(name)
+        )
+
+    return pretend
+
+
+def test_this_machine_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path))
+    findings = {finding.check: finding for finding in run_checks()}
+    assert {name for name, f in findings.items() if f.severity is not Severity.OK} == set()
+    assert importlib.metadata.version("onnxruntime") in findings["runtime"].message
+
+
+def test_no_runtime_is_a_failure_that_names_both_extras(
+    distributions: Callable[..., None],
+) -> None:
+    distributions(onnxruntime=None, onnxruntime_gpu=None)
+    finding = check_runtime()
+    assert finding.severity is Severity.FAIL
+    assert "mlctl[cpu]" in finding.remedy
+    assert "mlctl[gpu]" in finding.remedy
+
+
+def test_two_runtimes_are_a_failure(distributions: Callable[..., None]) -> None:
+    distributions(onnxruntime="1.31.1", onnxruntime_gpu="1.31.1")
+    finding = check_runtime()
+    assert finding.severity is Severity.FAIL
+    assert "overwrite each other" in finding.message
+
+
+def test_a_home_that_is_a_file_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "file"))
+    finding = check_home()
+    assert finding.severity is Severity.FAIL
+    assert "MLCTL_HOME" in finding.remedy
+
+
+def test_a_check_that_breaks_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "file" / "below"))
+    findings = {finding.check: finding for finding in run_checks()}
+    assert findings["registry"].severity is Severity.FAIL
+    assert "NotADirectoryError" in findings["registry"].message
+    assert findings["python"].severity is Severity.OK

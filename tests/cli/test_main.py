@@ -1,0 +1,76 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from bundle import __version__
+from cli.main import COMMANDS, cli
+from docs.generate import commands_markdown
+from tests.support.mlctl import Mlctl
+
+
+def test_help_lists_the_commands_in_the_order_of_the_chain() -> None:
+    result = CliRunner().invoke(cli, ["--help"])
+    assert result.exit_code == 0
+    listed = [line.split()[0] for line in result.output.partition("Commands:")[2].splitlines()[1:]]
+    assert listed == [command.name for command in COMMANDS]
+
+
+def test_the_version_is_the_packages() -> None:
+    assert CliRunner().invoke(cli, ["--version"]).output == f"mlctl, version {__version__}\n"
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_every_command_has_json_and_help(command: click.Command) -> None:
+    assert "as_json" in {parameter.name for parameter in command.params}
+    assert command.help
+    result = CliRunner().invoke(cli, [str(command.name), "--help"])
+    assert result.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("down", "shop"), 3, "shop"),
+        (("status", "shop"), 3, "shop"),
+        (("history", "shop"), 3, "shop"),
+        (("rollback", "shop"), 3, "shop"),
+        (("up", "shop", "digits"), 3, "digits"),
+        (("promote", "shop", "digits", "--steps", "a,b"), 2, "percents"),
+        (("up", "shop", "digits", "--port", "0"), 2, "--port"),
+        (("pull", "digits", "--out", "there"), 3, "digits"),
+        (("build", "digits"), 3, "digits"),
+        (("optimize", "digits", "--data", "missing.npz"), 2, "missing.npz"),
+    ],
+)
+def test_what_is_missing_is_named(
+    tmp_path: Path, arguments: tuple[str, ...], code: int, words: str
+) -> None:
+    result = Mlctl(tmp_path).run(*arguments)
+    assert result.returncode == code, result.stderr
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_the_published_help_is_current() -> None:
+    page = Path(__file__).parents[2] / "docs" / "commands.md"
+    assert page.read_text() == commands_markdown(), "run `python -m docs.generate`"
+
+
+def test_nothing_is_written_to_the_current_directory(tmp_path: Path) -> None:
+    home, here = tmp_path / "home", tmp_path / "here"
+    here.mkdir()
+    mlctl = Mlctl(home)
+    for arguments in (("models",), ("status",), ("doctor",)):
+        done = subprocess.run(
+            [sys.executable, "-m", "cli.main", *arguments],
+            env=mlctl.environment,
+            cwd=here,
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+    assert list(here.iterdir()) == []

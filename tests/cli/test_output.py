@@ -1,0 +1,84 @@
+import json
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from bundle.errors import ErrorCode, MlctlError
+from cli.output import DEBUG_VARIABLE, Output, printable, reporting
+
+
+def run(error: BaseException | None, *args: str) -> Result:
+    @click.command()
+    @reporting
+    def command(output: Output) -> None:
+        if error is not None:
+            raise error
+        if output.as_json:
+            output.document({"answer": 42})
+        else:
+            output.note("thinking")
+            output.line("42")
+
+    return CliRunner().invoke(command, args)
+
+
+def test_results_go_to_stdout_and_notes_to_stderr() -> None:
+    result = run(None)
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "42\n", "thinking\n")
+
+
+def test_json_is_one_document_on_stdout_and_nothing_else() -> None:
+    result = run(None, "--json")
+    assert json.loads(result.stdout) == {"answer": 42}
+    assert result.stderr == ""
+
+
+def test_an_error_shows_its_hint_and_sets_the_exit_code() -> None:
+    result = run(MlctlError(ErrorCode.PORT_TAKEN, "port 80 is taken", "use 81"))
+    assert result.exit_code == 8
+    assert result.stdout == ""
+    assert result.stderr == "Error: port 80 is taken\nHint: use 81\n"
+
+
+def test_an_error_with_json_is_a_document_on_stdout() -> None:
+    result = run(MlctlError(ErrorCode.PORT_TAKEN, "port 80 is taken"), "--json")
+    assert result.exit_code == 8
+    assert json.loads(result.stdout)["error"]["code"] == "port_taken"
+    assert result.stderr == ""
+
+
+def test_ctrl_c_is_an_error_of_its_own() -> None:
+    assert run(KeyboardInterrupt()).exit_code == 130
+
+
+def test_a_missing_package_names_the_extra() -> None:
+    result = run(ModuleNotFoundError("No module named 'torch'", name="torch.nn"))
+    assert result.exit_code == 7
+    assert "pip install 'mlctl[optimize]'" in result.stderr
+
+
+def test_the_unexpected_is_internal_and_shows_its_trace_on_demand(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    quiet = run(ValueError("odd"))
+    assert quiet.exit_code == 1
+    assert "Traceback" not in quiet.stderr
+    assert "ValueError: odd" in quiet.stderr
+    monkeypatch.setenv(DEBUG_VARIABLE, "1")
+    assert "Traceback" in run(ValueError("odd")).stderr
+
+
+def test_a_wrong_option_is_clicks_own_error() -> None:
+    assert run(None, "--nonsense").exit_code == 2
+
+
+def test_control_characters_do_not_reach_the_terminal() -> None:
+    assert printable("a\x1b[31mb\nc\x07") == "a\ufffd[31mb\nc\ufffd"
+
+
+def test_a_table_in_a_pipe_is_not_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    cells = [str(number) * 30 for number in range(6)]
+    Output(as_json=False).table([f"column {number}" for number in range(6)], [cells])
+    printed = capsys.readouterr().out
+    assert [cell for cell in cells if cell not in printed] == []

@@ -1,0 +1,133 @@
+"""The command that promotes is only a client: interrupted or killed, the traffic stays safe."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from rollout.launcher import free_ports
+from services.packaging import build_bento
+from tests.support.bundles import make_bundle
+from tests.support.mlctl import Mlctl
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.slow
+
+# No step can end: there is no traffic, and no data never passes a gate.
+ENDLESS = ("--steps", "50,100", "--min-requests", "1000000")
+
+
+@dataclass(frozen=True, slots=True)
+class Tiny:
+    """A deployment of one tiny Bento, with another one to promote."""
+
+    mlctl: Mlctl
+    port: int
+    live: str
+    candidate: str
+
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.mlctl.json("status", "tiny")["deployments"][0]
+        return found
+
+    def answers(self) -> bool:
+        ready = httpx.get(f"http://127.0.0.1:{self.port}/v2/health/ready", trust_env=False)
+        return ready.status_code == 200
+
+    def start_promotion(self) -> subprocess.Popen[str]:
+        """A promotion that is under way, with its command still following."""
+        process = subprocess.Popen(
+            self.mlctl.command("promote", "tiny", self.candidate, *ENDLESS),
+            env=self.mlctl.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        wait_until(self.exposed, timeout=60, what="the candidate has half of the traffic")
+        return process
+
+    def exposed(self) -> bool:
+        rollout = self.status()["rollout"]
+        return rollout is not None and rollout["phase"] == "shift"
+
+    def roll_back(self) -> dict[str, Any]:
+        taken_back: dict[str, Any] = self.mlctl.json("rollback", "tiny")
+        return taken_back
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tiny]:
+    home = tmp_path_factory.mktemp("tiny")
+    mlctl = Mlctl(home)
+    live, candidate = (build(home, scale) for scale in (2.0, 3.0))
+    port = free_ports(1)[0]
+    mlctl.json("up", "tiny", live, "--port", str(port))
+    try:
+        yield Tiny(mlctl, port, live, candidate)
+    finally:
+        assert mlctl.run("down", "tiny").returncode == 0
+
+
+def build(home: Path, scale: float) -> str:
+    labels = {"mlctl.model": "tiny", "mlctl.version": "1", "mlctl.source": "models:/tiny/1"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BENTOML_HOME", str(home / "bentoml"))
+        return build_bento(make_bundle(home / f"bundle-{scale}", scale=scale), labels).tag
+
+
+def test_ctrl_c_only_stops_following(tiny: Tiny) -> None:
+    process = tiny.start_promotion()
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "goes on" in said
+    assert "mlctl status tiny" in said
+    assert "mlctl rollback tiny" in said
+    assert tiny.exposed()
+    assert tiny.answers()
+    assert tiny.roll_back()["seconds_since_decision"] < 5
+    assert tiny.status()["live"]["bento"] == tiny.live
+
+
+def test_kill_9_of_the_command_changes_nothing(tiny: Tiny) -> None:
+    process = tiny.start_promotion()
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(timeout=30)
+    status = tiny.status()
+    assert status["weights"] == {"blue": 50, "green": 50}
+    assert tiny.answers()
+    second = tiny.mlctl.run("promote", "tiny", tiny.candidate)
+    assert second.returncode == 8
+    assert "under way" in second.stderr
+    assert "mlctl rollback" in second.stderr
+    tiny.roll_back()
+    status = tiny.status()
+    assert status["rollout"] is None
+    assert status["weights"][status["live"]["colour"]] == 100
+
+
+def test_without_a_rollout_there_is_nothing_to_roll_back(tiny: Tiny) -> None:
+    refused = tiny.mlctl.run("rollback", "tiny")
+    assert refused.returncode == 3
+    assert "no rollout of 'tiny' is under way" in refused.stderr
+
+
+def test_down_ends_a_rollout_and_everything_that_was_started(tiny: Tiny) -> None:
+    process = tiny.start_promotion()
+    assert tiny.mlctl.run("down", "tiny").returncode == 0
+    process.communicate(timeout=60)
+    assert process.returncode == 10
+    history = tiny.mlctl.json("history", "tiny")["rollouts"]
+    assert history[0]["outcome"] == "rolled_back"
+    with pytest.raises(httpx.ConnectError):
+        tiny.answers()
+    again = tiny.mlctl.json("up", "tiny", tiny.live, "--port", str(tiny.port))
+    assert again["bento"] == tiny.live

@@ -1,0 +1,145 @@
+"""A server that must not serve ends by itself; one that is told to stop finishes its work."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from bundle.verify import VerifiedBundle, seal
+from services.golden import load_golden, save_golden
+from tests.support.bundles import make_bundle
+from tests.support.serving import Server, free_port, launch, running, stop
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+SERVICE = "services.service:service"
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> VerifiedBundle:
+    return make_bundle(tmp_path / "bundle")
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A copy of what a plain `bentoml build` and `bentoml serve` in the repository see."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    shutil.copy(ROOT / "bentofile.yaml", folder)
+    for package in ("bundle", "services"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / package, folder / package, ignore=ignored)
+    return folder
+
+
+def serve(project: Path, tmp_path: Path, bundle: VerifiedBundle | None = None) -> Server:
+    variables = {"MLCTL_BUNDLE": str(bundle.root)} if bundle else {}
+    home = tmp_path / "bentoml"
+    return launch(SERVICE, tmp_path / "log", cwd=project, bento_home=home, environment=variables)
+
+
+@pytest.fixture
+def ended() -> Iterator[list[Server]]:
+    servers: list[Server] = []
+    yield servers
+    for server in servers:
+        stop(server)
+
+
+def test_one_changed_byte_and_the_server_refuses_to_start(
+    project: Path, tmp_path: Path, bundle: VerifiedBundle, ended: list[Server]
+) -> None:
+    model = bundle.root / "model.onnx"
+    content = bytearray(model.read_bytes())
+    content[len(content) // 2] ^= 1
+    model.write_bytes(content)
+    server = serve(project, tmp_path, bundle)
+    ended.append(server)
+    assert server.process.wait(timeout=60) != 0
+    log = server.log.read_text()
+    assert "file 'model.onnx' does not have the sha256 of the manifest" in log
+    assert "Traceback" not in log
+
+
+def test_other_golden_answers_end_the_whole_server(
+    project: Path, tmp_path: Path, bundle: VerifiedBundle, ended: list[Server]
+) -> None:
+    inputs, outputs = load_golden(bundle.path("golden.npz"))
+    save_golden(bundle.root / "golden.npz", inputs, {"y": outputs["y"] + 1})
+    server = serve(project, tmp_path, seal(bundle.root, bundle.manifest))
+    ended.append(server)
+    server.process.wait(timeout=60)  # instead of starting the worker again and again
+    assert "parity_failed" in server.log.read_text()
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"{server.url}/readyz")
+
+
+def test_sigterm_lets_a_request_in_flight_finish(
+    project: Path, tmp_path: Path, bundle: VerifiedBundle
+) -> None:
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}
+    body = json.dumps({"inputs": [tensor]}).encode()
+    head = (
+        "POST /v2/models/tiny/infer HTTP/1.1\r\nHost: test\r\nExpect: 100-continue\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    with running(serve(project, tmp_path, bundle)) as server:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+            client.sendall(head.encode())
+            assert client.recv(100).startswith(b"HTTP/1.1 100")  # the worker reads the body
+            server.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: not server.is_ready(), 20, "the listener is closed")
+            assert server.process.poll() is None
+            client.sendall(body)
+            answer = b"".join(iter(lambda: client.recv(65536), b""))
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert b'"data":[12.0,14.0,16.0,18.0]' in answer
+        assert server.process.wait(timeout=30) == 0
+
+
+def test_plain_bentoml_build_and_serve_from_the_repository(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = make_bundle(project / "model")
+    home = tmp_path / "bentoml"
+    monkeypatch.setenv("BENTOML_HOME", str(home))
+    monkeypatch.setenv("BENTOML_DO_NOT_TRACK", "True")
+    command = [sys.executable, "-m", "bentoml", "build", "--output", "tag"]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    tag = done.stdout.strip().splitlines()[-1].removeprefix("__tag__:")
+    shutil.rmtree(project / "model")  # the Bento has its own
+    server = launch(tag, tmp_path / "log", cwd=tmp_path, bento_home=home)
+    with running(server):
+        found = httpx.get(f"{server.url}/v2/models/tiny").json()
+        assert found["versions"] == [bundle.digest]
+
+
+def test_a_taken_grpc_port_ends_the_server_and_is_named(
+    project: Path, tmp_path: Path, bundle: VerifiedBundle, ended: list[Server]
+) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", free_port()))
+        other.listen()
+        port = other.getsockname()[1]
+        environment = {"MLCTL_BUNDLE": str(bundle.root), "MLCTL_GRPC_PORT": str(port)}
+        server = launch(
+            SERVICE,
+            tmp_path / "log",
+            cwd=project,
+            bento_home=tmp_path / "bentoml",
+            environment=environment,
+        )
+        ended.append(server)
+        server.process.wait(timeout=60)
+    assert f"gRPC cannot listen on 127.0.0.1:{port}" in server.log.read_text()

@@ -1,0 +1,45 @@
+"""Measured variants with numbers of a test's choice."""
+
+from __future__ import annotations
+
+from optimize.latency import BatchLatency
+from optimize.parity import Parity
+from optimize.variant import Measured, Variant
+
+
+def latency(batch: int, median: float, spread: float = 0.0) -> BatchLatency:
+    return BatchLatency(
+        batch=batch,
+        runs=10,
+        median_ms=median,
+        q1_ms=max(median - spread, 0.0),
+        q3_ms=median + spread,
+        p95_ms=median + 2 * spread,
+    )
+
+
+def variant(
+    recipe: str,
+    *,
+    drop: float | None = 0.0,
+    ms: float = 1.0,
+    spread: float = 0.0,
+    batch_ms: float = 8.0,
+    size: int = 1000,
+    agreement: float | None = 1.0,
+    cosine: float = 1.0,
+) -> Variant:
+    measured = Measured(
+        rows=100,
+        opset=20,
+        size_bytes=size,
+        parity=Parity(0.0, 0.0, cosine, agreement),
+        accuracy=None if drop is None else 0.9 - drop,
+        accuracy_drop=drop,
+        latency=(latency(1, ms, spread), latency(8, batch_ms, spread)),
+    )
+    return Variant(recipe, "fp32", measured)
+
+
+def failed(recipe: str) -> Variant:
+    return Variant(recipe, "int8", None, failure="no kernel")

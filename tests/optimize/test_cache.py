@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bundle.home import state_dir
+from optimize.cache import LIST_NAME, Key, fetch_or_build
+
+KEY: Key = {"kind": "test", "version": 1}
+
+
+class Builder:
+    """Counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, directory: Path) -> None:
+        self.calls += 1
+        (directory / "value.txt").write_text("42")
+
+
+def names() -> set[str]:
+    return {path.name for path in state_dir("cache", "optimize").iterdir()}
+
+
+def test_an_entry_is_built_once_for_each_key(home: Path) -> None:
+    build = Builder()
+    first = fetch_or_build(KEY, build)
+    again = fetch_or_build(KEY, build)
+    other = fetch_or_build({**KEY, "version": 2}, build)
+    assert (first.reused, again.reused, other.reused) == (False, True, False)
+    assert first.root == again.root
+    assert home in first.root.parents
+    assert build.calls == 2
+
+
+@pytest.mark.parametrize("damage", ["alter", "remove", "add", "list", "empty", "shape"])
+def test_a_damaged_entry_is_built_again(home: Path, damage: str) -> None:
+    del home
+    build = Builder()
+    root = fetch_or_build(KEY, build).root
+    match damage:
+        case "alter":
+            (root / "value.txt").write_text("43")
+        case "remove":
+            (root / "value.txt").unlink()
+        case "add":
+            (root / "other.txt").write_text("x")
+        case "list":
+            (root / LIST_NAME).write_text('{"../value.txt": "x"}')
+        case "empty":
+            (root / LIST_NAME).write_bytes(b"")
+        case _:
+            (root / LIST_NAME).write_text("[]")
+    entry = fetch_or_build(KEY, build)
+    assert not entry.reused
+    assert (entry.root / "value.txt").read_text() == "42"
+    assert build.calls == 2
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_what_a_build_raises_passes_and_leaves_nothing(
+    home: Path, error: type[BaseException]
+) -> None:
+    del home
+
+    def build(directory: Path) -> None:
+        (directory / "half.txt").write_text("half")
+        raise error
+
+    with pytest.raises(error):
+        fetch_or_build(KEY, build)
+    assert names() == set()

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from bundle.errors import ErrorCode, MlctlError
+from optimize.choose import Goals, Prefer, choose
+from optimize.variant import Variant
+from tests.optimize.builders import failed, variant
+
+
+def chosen(variants: list[Variant], goals: Goals) -> str | None:
+    return next((item.variant.recipe for item in choose(variants, goals) if item.chosen), None)
+
+
+def reason(item: Variant, goals: Goals) -> str:
+    judged = choose([item], goals)[0]
+    assert not judged.passed
+    return judged.reason
+
+
+@pytest.mark.parametrize(
+    ("item", "goals", "expected"),
+    [
+        (variant("a", drop=0.02), Goals(), "accuracy drop 0.02 is over the limit 0.01"),
+        (variant("a", drop=None, cosine=0.5), Goals(), "centred cosine 0.5 is under the limit"),
+        (variant("a", drop=None, agreement=0.5), Goals(), "agreement 0.5 is under the limit 0.99"),
+        (variant("a", ms=5.0), Goals(max_p95_ms=4.0), "p95 latency in ms 5 is over the limit 4"),
+        (
+            variant("a", size=3_000_000),
+            Goals(max_size_mb=2.0),
+            "size in MB 3 is over the limit 2",
+        ),
+        (failed("a"), Goals(), "failed: no kernel"),
+    ],
+)
+def test_a_missed_gate_is_told_with_value_and_limit(
+    item: Variant, goals: Goals, expected: str
+) -> None:
+    assert expected in reason(item, goals)
+
+
+@pytest.mark.parametrize(
+    "name", ["max_accuracy_drop", "max_p95_ms", "max_size_mb", "min_agreement"]
+)
+@pytest.mark.parametrize("value", [math.inf, math.nan, -1.0])
+def test_a_limit_that_is_no_limit_is_refused(name: str, value: float) -> None:
+    with pytest.raises(MlctlError, match=f"{name} = .* is out of range") as caught:
+        Goals(**{name: value})  # type: ignore[arg-type]
+    assert caught.value.code is ErrorCode.INVALID_INPUT
+
+
+def test_a_limit_that_is_just_met_passes() -> None:
+    assert chosen([variant("a", drop=0.01)], Goals()) == "a"
+
+
+def test_with_labels_agreement_is_no_gate() -> None:
+    assert chosen([variant("a", agreement=0.1, cosine=0.1)], Goals()) == "a"
+
+
+def test_outputs_without_classes_are_judged_by_cosine_alone() -> None:
+    assert chosen([variant("a", drop=None, agreement=None)], Goals()) == "a"
+
+
+def test_each_preference_has_its_winner() -> None:
+    variants = [
+        variant("quick", ms=1.0, batch_ms=16.0, size=30),
+        variant("wide", ms=2.0, batch_ms=4.0, size=20),
+        variant("small", ms=3.0, batch_ms=32.0, size=10),
+    ]
+    assert chosen(variants, Goals(prefer=Prefer.LATENCY)) == "quick"
+    assert chosen(variants, Goals(prefer=Prefer.THROUGHPUT)) == "wide"
+    assert chosen(variants, Goals(prefer=Prefer.SIZE)) == "small"
+
+
+def test_what_noise_cannot_separate_is_settled_by_size() -> None:
+    variants = [
+        variant("big", ms=1.0, spread=0.2, size=100),
+        variant("small", ms=1.3, spread=0.2, size=10),
+        variant("slow", ms=9.0, spread=0.2, size=1),
+    ]
+    judged = choose(variants, Goals())
+    assert [item.chosen for item in judged] == [False, True, False]
+    assert "noise cannot separate its latency from big" in judged[1].reason
+
+
+def test_a_few_percent_are_noise_and_more_are_not() -> None:
+    small = variant("small", ms=1.04, size=10)
+    assert chosen([variant("big", ms=1.0, size=100), small], Goals()) == "small"
+    small = variant("small", ms=1.06, size=10)
+    judged = choose([variant("big", ms=1.0, size=100), small], Goals())
+    assert judged[0].chosen
+    assert judged[1].reason == "passes, but big wins by latency"
+
+
+def test_nothing_is_chosen_when_nothing_passes() -> None:
+    judged = choose([failed("a"), variant("b", drop=0.5)], Goals())
+    assert not any(item.passed or item.chosen for item in judged)

@@ -1,0 +1,103 @@
+"""The pipeline on a model that is registered as ONNX, with the in-memory registry."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bundle.errors import MlctlError
+from bundle.home import HOME_VARIABLE
+from bundle.verify import verify
+from optimize.choose import Goals, Prefer
+from optimize.pipeline import OptimizeResult, optimize
+from optimize.seal import batching
+from registry.memory import MemoryCatalog
+from tests.support.bundles import expected
+from tests.support.sources import save_rows
+
+PROJECT = Path(__file__).parents[2]
+GOALS = Goals(prefer=Prefer.SIZE)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    rows = np.random.default_rng(1).standard_normal((64, 4), dtype=np.float32)
+    return save_rows(tmp_path / "rows.npz", {"x": rows})
+
+
+def run(catalog: MemoryCatalog, data: Path) -> OptimizeResult:
+    return optimize("tiny", data, catalog=catalog, goals=GOALS)
+
+
+def test_it_is_published_with_metrics_and_a_table(onnx_catalog: MemoryCatalog, data: Path) -> None:
+    result = run(onnx_catalog, data)
+    assert result.source_accuracy is None
+    assert verify(result.bundle.root).digest == result.published.digest
+    report = onnx_catalog.reports[0]
+    assert report.verdict.startswith("chosen: ")
+    assert report.metrics["fp32/relative_l2"] == 0.0
+    assert report.metrics["fp32/batch32_median_ms"] > 0
+    assert [row["recipe"] for row in report.table] == ["fp32", "fp16", "int8-cpu"]
+    assert report.table[2]["verdict"] == "refused"
+
+
+def test_damage_in_any_cached_file_changes_nothing(
+    onnx_catalog: MemoryCatalog, data: Path, home: Path
+) -> None:
+    digest = run(onnx_catalog, data).digest
+    graphs = sorted((home / "cache" / "optimize").glob("*/model.onnx"))
+    assert len(graphs) == 3
+    for answers in (home / "cache" / "optimize").glob("*/answers.npz"):
+        answers.write_bytes(answers.read_bytes()[:-1])
+    (home / "bundles" / digest / "golden.npz").write_bytes(b"")
+    again = run(onnx_catalog, data)
+    assert again.digest == digest
+    assert verify(again.bundle.root, digest)
+
+
+def test_importing_and_optimizing_onnx_needs_no_torch(
+    onnx_catalog: MemoryCatalog, data: Path, home: Path
+) -> None:
+    del onnx_catalog
+    code = f"""
+import os, sys, json
+os.environ[{HOME_VARIABLE!r}] = {str(home)!r}
+from pathlib import Path
+from optimize.pipeline import optimize
+from registry.memory import MemoryCatalog
+from tests.support.sources import onnx_source
+before = sorted({{"torch", "mlflow", "onnx", "onnxruntime"}} & set(sys.modules) - {{"onnx"}})
+catalog = MemoryCatalog([onnx_source(Path({str(home)!r}) / "again")])
+result = optimize("tiny", Path({str(data)!r}), catalog=catalog)
+print(json.dumps([before, "torch" in sys.modules, result.digest]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=True
+    )
+    before, torch_loaded, digest = json.loads(done.stdout)
+    assert before == []
+    assert not torch_loaded
+    assert len(digest) == 64
+    assert done.stderr == ""
+
+
+def test_the_signature_must_fit_the_graph(onnx_catalog: MemoryCatalog, tmp_path: Path) -> None:
+    with pytest.raises(MlctlError, match="no array for input 'x'"):
+        run(onnx_catalog, save_rows(tmp_path / "z.npz", {"z": np.zeros((9, 4), np.float32)}))
+
+
+def test_golden_answers_are_those_of_the_formula(onnx_catalog: MemoryCatalog, data: Path) -> None:
+    from services.golden import load_golden
+
+    inputs, outputs = load_golden(run(onnx_catalog, data).bundle.path("golden.npz"))
+    np.testing.assert_allclose(outputs["y"], expected(inputs["x"]), rtol=1e-5, atol=1e-5)
+
+
+def test_buckets_follow_row_independence() -> None:
+    assert batching(row_independent=True).buckets == (1, 2, 4, 8, 16, 32)
+    assert batching(row_independent=False).buckets == (1,)

@@ -1,0 +1,316 @@
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.files import sha256_file
+from bundle.verify import verify
+from optimize.choose import Goals, Prefer
+from optimize.data import Rows
+from optimize.events import Event, Stage, Status
+from optimize.pipeline import NothingPassedError, OptimizeResult, optimize
+from optimize.recipes import RECIPES
+from optimize.recipes.base import Precision, save_graph
+from registry.mlflow_catalog import MlflowCatalog
+from services.golden import load_golden
+from services.session import open_session
+from tests.optimize.conftest import ROWS, images, vectors
+from tests.support.sources import save_rows
+from tests.support.torch_models import CLASSES
+
+pytestmark = pytest.mark.slow
+
+
+@dataclass
+class Recorder:
+    """A progress that remembers."""
+
+    events: list[Event] = field(default_factory=list)
+
+    def event(self, event: Event) -> None:
+        self.events.append(event)
+
+    def statuses(self, stage: Stage) -> list[Status]:
+        return [event.status for event in self.events if event.stage is stage]
+
+
+@pytest.fixture
+def digits_data(tmp_path: Path, catalog: MlflowCatalog) -> Path:
+    """Rows of the digits model, labelled with its own answers, so that its accuracy is 1."""
+    from optimize.reference import load_reference
+
+    reference = load_reference(catalog.resolve("Digits"))
+    labels = reference.run({"x": images()})["logits"].argmax(axis=1)
+    return save_rows(tmp_path / "eval.npz", {"x": images(), "labels": labels})
+
+
+def run(
+    uri: str, data: Path, catalog: MlflowCatalog, *, allow_pickle: bool = False
+) -> OptimizeResult:
+    goals = Goals(prefer=Prefer.SIZE)
+    return optimize(uri, data, catalog=catalog, goals=goals, allow_pickle=allow_pickle)
+
+
+def refusal(uri: str, data: Path, catalog: MlflowCatalog) -> MlctlError:
+    with pytest.raises(MlctlError) as caught:
+        run(uri, data, catalog, allow_pickle=True)
+    return caught.value
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> Path:
+    return save_rows(tmp_path / "pairs.npz", {"x": vectors()})
+
+
+def test_three_variants_are_measured_and_one_is_registered_back(
+    catalog: MlflowCatalog,
+    digits_data: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    recorder = Recorder()
+    result = optimize(
+        "models:/Digits/1",
+        digits_data,
+        catalog=catalog,
+        goals=Goals(max_accuracy_drop=0.2, prefer=Prefer.SIZE),
+        progress=recorder,
+    )
+    assert capfd.readouterr() == ("", "")
+    by_recipe = {item.variant.recipe: item for item in result.judged}
+    assert list(by_recipe) == ["fp32", "fp16", "int8-cpu"]
+    sizes = []
+    for item in result.judged:
+        measured = item.variant.measured
+        assert measured is not None, item.reason
+        assert [batch.batch for batch in measured.latency] == [1, 8, 32]
+        assert measured.rows == ROWS - ROWS // 4
+        assert measured.accuracy is not None
+        sizes.append(measured.size_bytes)
+    assert sizes[1] < sizes[0]
+    assert result.source_accuracy == 1.0
+    assert result.chosen.variant.recipe == min(
+        by_recipe, key=lambda r: sizes[list(by_recipe).index(r)]
+    )
+    assert recorder.statuses(Stage.PUBLISH) == [Status.STARTED, Status.FINISHED]
+
+    source = catalog.resolve("Digits/1")
+    published = catalog.find_optimized("Digits/1")
+    assert published == result.published
+    bundle = catalog.fetch_bundle(published, tmp_path / "fetched")
+    assert bundle.digest == result.digest
+    assert bundle.manifest.name == "digits"
+    assert bundle.manifest.source.uri == "models:/Digits/1"
+    assert bundle.manifest.source.sha256 == source.sha256
+    assert bundle.manifest.batching.buckets == (1, 2, 4, 8, 16, 32)
+    assert bundle.manifest.evidence.rows == ROWS - ROWS // 4
+
+
+def test_a_rerun_takes_everything_from_the_cache_and_gives_the_same_digest(
+    catalog: MlflowCatalog, digits_data: Path
+) -> None:
+    first = run("Digits", digits_data, catalog)
+    recorder = Recorder()
+    again = optimize(
+        "Digits", digits_data, catalog=catalog, goals=Goals(prefer=Prefer.SIZE), progress=recorder
+    )
+    assert recorder.statuses(Stage.EXPORT) == [Status.STARTED, Status.CACHED]
+    assert recorder.statuses(Stage.VARIANT) == [Status.STARTED, Status.CACHED] * 3
+    assert again.digest == first.digest
+    assert again.published == first.published
+    shutil.rmtree(first.bundle.root)
+    assert run("Digits", digits_data, catalog).digest == first.digest
+
+
+def test_every_graph_is_the_same_when_made_again(
+    catalog: MlflowCatalog, digits_data: Path, optimize_home: Path
+) -> None:
+    def graphs() -> dict[str, str]:
+        models = [item.variant.model for item in run("Digits", digits_data, catalog).judged]
+        return {path.name: sha256_file(path / "model.onnx") for path in models if path}
+
+    first = graphs()
+    assert len(first) == 3
+    shutil.rmtree(optimize_home / "cache" / "optimize")
+    assert graphs() == first
+
+
+def test_the_golden_rows_hold_the_source_models_answers(
+    catalog: MlflowCatalog, digits_data: Path
+) -> None:
+    result = optimize("Digits", digits_data, catalog=catalog, goals=Goals(), recipes=RECIPES[:1])
+    inputs, outputs = load_golden(result.bundle.path("golden.npz"))
+    assert inputs["x"].shape == (32, 1, 8, 8)
+    assert outputs["logits"].shape == (32, CLASSES)
+    answers = open_session(result.bundle.path("model.onnx")).run(inputs)["logits"]
+    stated = result.bundle.manifest.evidence.max_abs_error
+    assert np.abs(answers - outputs["logits"]).max() <= stated + 1e-6
+    assert verify(result.bundle.root, result.digest) == result.bundle
+
+
+def test_evidence_tells_every_variant_and_no_path(
+    catalog: MlflowCatalog, digits_data: Path, optimize_home: Path
+) -> None:
+    result = run("Digits", digits_data, catalog)
+    text = result.bundle.path("evidence.json").read_text()
+    evidence = json.loads(text)
+    assert [item["recipe"] for item in evidence["variants"]] == ["fp32", "fp16", "int8-cpu"]
+    assert [item["chosen"] for item in evidence["variants"]].count(True) == 1
+    assert evidence["source"]["uri"] == "models:/Digits/1"
+    assert evidence["data"]["labelled"] is True
+    assert evidence["goals"]["prefer"] == "size"
+    graph = result.bundle.path("model.onnx").read_bytes()
+    for place in (str(optimize_home), str(Path.cwd())):
+        assert place not in text
+        assert place.encode() not in graph
+
+
+def test_nothing_passing_is_an_error_with_the_table(
+    catalog: MlflowCatalog, digits_data: Path
+) -> None:
+    with pytest.raises(NothingPassedError, match=r"p95 latency in ms .* over the limit") as caught:
+        optimize("Digits", digits_data, catalog=catalog, goals=Goals(max_p95_ms=1e-9))
+    assert caught.value.code is ErrorCode.NOTHING_PASSED
+    assert len(caught.value.judged) == 3
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A recipe that fails, or whose graph answers with NaN."""
+
+    name: str
+    precision: Precision = "fp16"
+    version: int = 1
+
+    def build(self, source: Path, directory: Path, calibration: Rows) -> None:
+        del calibration
+        if self.name == "raises":
+            raise RuntimeError("no kernel for this\nand a long trace")
+        model = onnx.load(str(source))
+        for tensor in model.graph.initializer:
+            if tensor.data_type == onnx.TensorProto.FLOAT:
+                array = onnx.numpy_helper.to_array(tensor)
+                tensor.CopyFrom(
+                    onnx.numpy_helper.from_array(np.full_like(array, np.nan), tensor.name)
+                )
+        save_graph(model, directory)
+
+
+def test_a_failing_recipe_is_recorded_and_the_others_go_on(
+    catalog: MlflowCatalog, digits_data: Path
+) -> None:
+    result = optimize(
+        "Digits",
+        digits_data,
+        catalog=catalog,
+        recipes=(Broken("raises"), Broken("nans"), *RECIPES[:1]),
+    )
+    reasons = {item.variant.recipe: item.reason for item in result.judged}
+    assert reasons["raises"] == "failed: no kernel for this"
+    assert "NaN" in reasons["nans"]
+    assert result.chosen.variant.recipe == "fp32"
+
+
+def test_rows_that_influence_each_other_are_served_alone(
+    catalog: MlflowCatalog, pairs: Path
+) -> None:
+    goals = Goals(prefer=Prefer.LATENCY)
+    result = optimize("mixing", pairs, catalog=catalog, goals=goals, recipes=RECIPES[:1])
+    batching = result.bundle.manifest.batching
+    assert not batching.row_independent
+    assert (batching.max_rows, batching.buckets) == (1, (1,))
+    _, outputs = load_golden(result.bundle.path("golden.npz"))
+    assert np.abs(outputs["logits"]).max() == 0.0
+
+
+def test_unlabelled_transformer_shapes_get_dynamic_int8(
+    catalog: MlflowCatalog, tmp_path: Path
+) -> None:
+    rows = np.random.default_rng(3).standard_normal((32, 6, 16), dtype=np.float32)
+    result = run("linear", save_rows(tmp_path / "rows.npz", {"inputs": rows}), catalog)
+    int8 = next(item.variant for item in result.judged if item.variant.recipe == "int8-cpu")
+    assert int8.measured is not None
+    assert int8.measured.accuracy is None
+    assert int8.model is not None
+    kinds = {node.op_type for node in onnx.load(str(int8.model / "model.onnx")).graph.node}
+    assert "DynamicQuantizeLinear" in kinds
+    assert result.bundle.manifest.evidence.agreement is None
+
+
+def test_several_inputs_and_outputs_keep_their_names(
+    catalog: MlflowCatalog, tmp_path: Path
+) -> None:
+    random = np.random.default_rng(4)
+    rows: dict[str, np.ndarray] = {
+        "ids": random.integers(0, 11, (16, 5), dtype=np.int64),
+        "mask": np.ones((16, 5), np.float32),
+    }
+    result = run("tokens", save_rows(tmp_path / "tokens.npz", rows), catalog)
+    reasons = {item.variant.recipe: item.reason for item in result.judged}
+    assert "no convolution or matrix product" in reasons["int8-cpu"]
+    inputs, outputs = load_golden(result.bundle.path("golden.npz"))
+    assert inputs.keys() == rows.keys()
+    assert outputs.keys() == {"pooled", "count"}
+
+
+def test_a_pickled_model_is_refused_or_marked_in_the_manifest(
+    catalog: MlflowCatalog, pairs: Path
+) -> None:
+    with pytest.raises(MlctlError) as caught:
+        run("shifting", pairs, catalog)
+    assert caught.value.code is ErrorCode.PICKLE_REFUSED
+    result = run("shifting", pairs, catalog, allow_pickle=True)
+    assert result.bundle.manifest.source.pickle_allowed
+
+
+def test_data_dependent_control_flow_is_refused_with_advice(
+    catalog: MlflowCatalog, pairs: Path
+) -> None:
+    error = refusal("branching", pairs, catalog)
+    assert error.code is ErrorCode.EXPORT_FAILED
+    assert "control flow depends on the values" in error.message
+    assert "torch.cond" in error.hint
+
+
+def test_a_batch_size_baked_in_by_a_loop_is_refused(catalog: MlflowCatalog, pairs: Path) -> None:
+    error = refusal("looping", pairs, catalog)
+    assert error.code is ErrorCode.EXPORT_FAILED
+    assert "became fixed at" in error.message
+
+
+def test_nan_answers_of_the_source_model_are_refused(
+    catalog: MlflowCatalog, tmp_path: Path
+) -> None:
+    rows = vectors()
+    rows[-20:] *= -1
+    error = refusal("poisoned", save_rows(tmp_path / "x.npz", {"x": rows}), catalog)
+    assert error.code is ErrorCode.UNSUPPORTED_MODEL
+    assert "NaN" in error.message
+
+
+def test_an_output_without_a_row_for_each_row_is_refused(
+    catalog: MlflowCatalog, pairs: Path
+) -> None:
+    error = refusal("doubling", pairs, catalog)
+    assert error.code is ErrorCode.EXPORT_FAILED
+    assert "has shape [2, 3] for 1 input rows" in error.message
+
+
+def test_labels_without_scores_are_refused(catalog: MlflowCatalog, tmp_path: Path) -> None:
+    rows = np.ones((16, 6, 16), np.float32)
+    data = save_rows(tmp_path / "x.npz", {"x": rows, "y": np.zeros(16, np.int64)})
+    error = refusal("linear", data, catalog)
+    assert error.code is ErrorCode.INVALID_INPUT
+    assert "one score for each class" in error.message
+
+
+def test_labels_beyond_the_classes_are_refused(catalog: MlflowCatalog, tmp_path: Path) -> None:
+    data = save_rows(tmp_path / "x.npz", {"x": images(), "y": np.arange(ROWS)})
+    assert f"the model has {CLASSES} classes" in refusal("Digits", data, catalog).message

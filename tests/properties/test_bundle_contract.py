@@ -1,0 +1,49 @@
+"""What holds for every bundle: paths stay inside, any single byte changed is noticed."""
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.manifest import parse_manifest
+from bundle.paths import resolve_inside
+from bundle.verify import seal, verify
+from tests.support.manifests import small_manifest
+
+
+@given(st.text(max_size=40))
+def test_a_resolved_path_is_inside_the_root(name: str) -> None:
+    root = Path(tempfile.gettempdir()).resolve() / "mlctl-no-such-root"
+    try:
+        path = resolve_inside(root, name)
+    except MlctlError as error:
+        assert error.code is ErrorCode.PATH_UNSAFE
+        return
+    assert path.is_relative_to(root)
+    assert ".." not in path.parts
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_a_manifest_or_a_named_error(content: bytes) -> None:
+    with pytest.raises(MlctlError) as caught:
+        parse_manifest(content)
+    assert caught.value.code in (ErrorCode.MANIFEST_INVALID, ErrorCode.MANIFEST_VERSION_UNKNOWN)
+
+
+@given(st.binary(min_size=1, max_size=64), st.data())
+def test_any_changed_byte_is_noticed(content: bytes, data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, len(content) - 1))
+    flip = data.draw(st.integers(1, 255))
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        (root / "model.onnx").write_bytes(content)
+        seal(root, small_manifest())
+        changed = bytearray(content)
+        changed[at] ^= flip
+        (root / "model.onnx").write_bytes(changed)
+        with pytest.raises(MlctlError) as caught:
+            verify(root)
+    assert caught.value.code is ErrorCode.FILE_ALTERED

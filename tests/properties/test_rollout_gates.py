@@ -1,0 +1,111 @@
+"""What must hold for every series of counters."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout import eprocess, gates, machine
+from rollout.counts import Counts, Totals, Window
+from rollout.gates import Action, Evidence
+from rollout.machine import Look, Phase, Progress
+from rollout.model import Outcome, RolloutSpec
+
+SPEC = RolloutSpec(
+    steps=(10, 50, 100),
+    step_seconds=3,
+    min_requests=20,
+    max_p99_ms=50.0,
+    max_error_rate=0.05,
+    warmup_seconds=0,
+    bake_seconds=3,
+    deadline_seconds=100,
+)
+
+
+@st.composite
+def counts(draw: st.DrawFn, harmless: bool = False) -> Counts:
+    n = draw(st.integers(0, 500))
+    timed = draw(st.integers(0, n))
+    if harmless:
+        return Counts(n, 0, timed, 0, 0)
+    parts = (draw(st.integers(0, limit)) for limit in (n, timed, timed))
+    errors, slow, tail = parts
+    return Counts(n, errors, timed, slow, tail)
+
+
+windows = st.builds(Window, counts(), counts())
+harmless = st.builds(Window, counts(harmless=True), counts())
+looks = st.builds(Look, st.none() | windows, healthy=st.booleans(), alive=st.just(value=True))
+
+
+@given(st.lists(windows, max_size=30), st.integers(0, 2**31))
+def test_evidence_stays_finite_and_is_a_function_of_its_ticks(
+    ticks: list[Window], seed: int
+) -> None:
+    first = second = Evidence(seed=seed)
+    for window in ticks:
+        first = gates.fold(first, window, SPEC)
+        second = gates.fold(second, window, SPEC)
+    assert first == second
+    assert all(math.isfinite(value) for value in first.log_values(SPEC).values())
+
+
+@given(st.lists(harmless, max_size=30))
+def test_a_candidate_without_a_fault_is_never_rolled_back(ticks: list[Window]) -> None:
+    evidence = Evidence(seed=1)
+    for window in ticks:
+        evidence = gates.fold(evidence, window, SPEC)
+        assert gates.harm(evidence, SPEC) is None
+
+
+@given(counts(), counts(), st.integers(0, 2**31))
+def test_a_side_without_hits_is_never_worse(ours: Counts, theirs: Counts, seed: int) -> None:
+    sign = eprocess.thinned_sign((0, ours.requests), (theirs.errors, theirs.requests), (seed,))
+    assert sign in (-1, 0)
+
+
+@given(st.lists(looks, max_size=60))
+def test_whatever_is_seen_the_machine_keeps_its_promises(series: list[Look]) -> None:
+    """Steps rise by one, no step is taken without its requests, and a rollback is final."""
+    progress = machine.move(Progress(phase=Phase.WARM), machine.Signal.NEXT_STEP, 0.0)
+    weights = [machine.candidate_weight(progress, SPEC)]
+    for second, look in enumerate(series, start=1):
+        if progress.phase not in machine.EXPOSED:
+            break
+        now = float(second)
+        progress = machine.absorb(progress, look, SPEC, now)
+        verdict = machine.judge(progress, look, SPEC, now)
+        if verdict.action is Action.ADVANCE:
+            assert progress.step_requests >= SPEC.min_requests
+            assert look.window is not None or progress.step_ticks >= gates.MIN_TICKS
+        if progress.phase is Phase.BAKE and verdict.action is Action.ADVANCE:
+            assert gates.unproved(progress.evidence, SPEC) is None
+        progress = machine.obey(progress, verdict, SPEC, now)
+        weights.append(machine.candidate_weight(progress, SPEC))
+    allowed = {0: {0}, 10: {0, 10, 50}, 50: {0, 50, 100}, 100: {0, 100}}
+    assert all(after in allowed[before] for before, after in pairwise(weights))
+    if progress.phase is Phase.ROLLBACK:
+        assert weights[-1] == 0
+        assert progress.planned in (Outcome.ROLLED_BACK, Outcome.INCONCLUSIVE)
+        assert progress.ruling is not None
+
+
+totals = st.builds(
+    lambda parts: Totals(parts[2] + parts[0], parts[0], parts[2], (parts[1], parts[2])),
+    st.tuples(*[st.integers(0, 1000)] * 3).map(sorted),
+)
+
+
+@given(totals, totals)
+def test_a_difference_undoes_an_addition(before: Totals, tick: Totals) -> None:
+    assert before.plus(tick).minus(before) == tick
+
+
+@given(totals, st.floats(0.1, 100.0), st.floats(0.1, 100.0))
+def test_a_higher_limit_finds_no_more_slow_requests(part: Totals, low: float, high: float) -> None:
+    low, high = sorted((low, high))
+    assert part.slower_than(low, (10.0, 50.0)) >= part.slower_than(high, (10.0, 50.0)) >= 0

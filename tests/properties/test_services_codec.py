@@ -1,0 +1,114 @@
+"""Any tensor survives the wire in every form that can carry it; any bytes are refused politely."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+from hypothesis import given, settings
+from hypothesis.extra import numpy as hnp
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.tensors import Datatype, Signature, TensorSpec
+from services.codec import V2Codec
+from services.grpc_codec import GrpcCodec
+from services.jsondata import BINARY_ONLY
+from services.v2_messages import methods
+from services.wire import InferRequest, encode_raw
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> tuple[Datatype, np.ndarray]:
+    dtype = draw(st.sampled_from(list(Datatype)))
+    shape = draw(hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=4))
+    if dtype is Datatype.BYTES:
+        count = int(np.prod(shape))
+        texts = draw(st.lists(st.text(max_size=5), min_size=count, max_size=count))
+        values = np.empty(count, dtype=object)
+        values[:] = [text.encode() for text in texts]
+        return dtype, values.reshape(shape)
+    wanted = np.dtype(dtype.numpy_name)
+    elements = hnp.from_dtype(wanted, allow_nan=False, allow_infinity=False)
+    return dtype, draw(hnp.arrays(wanted, shape, elements=elements))
+
+
+def signature_of(dtype: Datatype, array: np.ndarray) -> Signature:
+    spec = TensorSpec(name="t", dtype=dtype, shape=(-1,) * array.ndim)
+    return Signature(inputs=(spec,), outputs=(spec,))
+
+
+def same(left: np.ndarray, right: np.ndarray) -> bool:
+    return left.dtype == right.dtype and left.shape == right.shape and bool((left == right).all())
+
+
+@given(tensors(), st.booleans())
+@settings(deadline=None)
+def test_http_answers_are_read_back_as_requests(
+    tensor: tuple[Datatype, np.ndarray], binary: bool
+) -> None:
+    dtype, array = tensor
+    binary = binary or dtype in BINARY_ONLY
+    codec = V2Codec("m", "v", signature_of(dtype, array))
+    encoded = codec.encode(InferRequest("", {}, {"t": binary}), {"t": array})
+    cut = len(encoded.body) if encoded.header_length is None else encoded.header_length
+    document = json.loads(encoded.body[:cut])
+    head = json.dumps({"inputs": document["outputs"]}).encode()
+    found = codec.decode(head + encoded.body[cut:], len(head) if binary else None)
+    assert same(found.inputs["t"], array)
+
+
+@given(tensors())
+@settings(deadline=None)
+def test_grpc_raw_contents_are_read_back(tensor: tuple[Datatype, np.ndarray]) -> None:
+    dtype, array = tensor
+    message: Any = methods()["ModelInfer"].request(raw_input_contents=[encode_raw(dtype, array)])
+    message.inputs.add(name="t", datatype=dtype.value, shape=array.shape)
+    decoded = GrpcCodec("m", "v", signature_of(dtype, array)).decode(message)
+    assert same(decoded.inputs["t"], array)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["inputs", "name", "datatype", "shape", "data", "parameters", "t"]),
+            inner,
+        )
+    ),
+    max_leaves=8,
+)
+TENSOR = st.fixed_dictionaries(
+    {},
+    optional={
+        "name": st.just("t") | JSON,
+        "datatype": st.sampled_from(list(Datatype)) | JSON,
+        "shape": st.lists(st.integers(-1, 3), max_size=3) | JSON,
+        "data": JSON,
+        "parameters": st.fixed_dictionaries({}, optional={"binary_data_size": JSON}) | JSON,
+    },
+)
+REQUEST = st.fixed_dictionaries(
+    {"inputs": st.lists(TENSOR, max_size=2) | JSON}, optional={"outputs": JSON, "id": JSON}
+)
+
+
+@given(
+    st.sampled_from(list(Datatype)),
+    st.binary(max_size=40) | REQUEST.map(lambda document: json.dumps(document).encode()),
+    st.none() | st.integers(0, 60),
+)
+@settings(deadline=None, max_examples=300)
+def test_nothing_but_invalid_input_comes_of_any_body(
+    dtype: Datatype, body: bytes, header_length: int | None
+) -> None:
+    codec = V2Codec("m", "v", signature_of(dtype, np.zeros((1, 1))))
+    try:
+        request = codec.decode(body, header_length)
+    except MlctlError as error:
+        assert error.code is ErrorCode.INVALID_INPUT
+        assert error.message
+    else:
+        assert request.inputs.keys() <= {"t"}

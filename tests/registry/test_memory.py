@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bundle.errors import MlctlError
+from registry.catalog import Catalog, Champions, PublishReport
+from registry.memory import MemoryCatalog
+from tests.support.bundles import make_bundle
+from tests.support.sources import onnx_source
+
+
+def test_the_twin_behaves_like_the_registry(tmp_path: Path) -> None:
+    twin = MemoryCatalog(
+        [onnx_source(tmp_path / "1"), onnx_source(tmp_path / "10", version="10", pickled=True)]
+    )
+    catalog: Catalog = twin
+    champions: Champions = twin
+    assert catalog.resolve("tiny/1").version == "1"
+    assert catalog.resolve("tiny", allow_pickle=True).version == "10"
+    with pytest.raises(MlctlError, match="stored as a pickle"):
+        catalog.resolve("tiny/10")
+    with pytest.raises(MlctlError, match="did you mean 'tiny'"):
+        catalog.resolve("tin")
+
+    bundle = make_bundle(tmp_path / "bundle")
+    published = catalog.publish(bundle, catalog.resolve("tiny/1"), PublishReport("chosen"))
+    again = catalog.publish(bundle, catalog.resolve("tiny/1"), PublishReport("chosen"))
+    assert published == again == champions.find_by_digest(bundle.digest)
+    assert champions.write_champion(bundle.digest) == published
+    assert catalog.resolve("tiny@champion").version == "1"
+    with pytest.raises(MlctlError, match="has the digest"):
+        champions.find_by_digest("0" * 64)

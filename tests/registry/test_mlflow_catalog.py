@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from bundle.verify import VerifiedBundle, verify
+from registry.catalog import Flavor, PublishReport, artifacts_sha256
+from registry.mlflow_catalog import MlflowCatalog
+from tests.support.bundles import make_bundle
+
+pytestmark = pytest.mark.slow
+
+REPORT = PublishReport(
+    verdict="chosen: the smallest that passes",
+    params={"prefer": "size"},
+    metrics={"fp32/accuracy": 0.99, "int8-cpu/accuracy": 0.98},
+    table=[{"recipe": "fp32", "accuracy": 0.99}, {"recipe": "int8-cpu", "accuracy": None}],
+)
+
+
+def refused(code: ErrorCode, text: str, catalog: MlflowCatalog) -> str:
+    with pytest.raises(MlctlError) as caught:
+        catalog.resolve(text)
+    assert caught.value.code is code
+    return caught.value.message
+
+
+def test_a_version_is_resolved_by_number_alias_and_newest(catalog: MlflowCatalog) -> None:
+    by_alias = catalog.resolve("models:/digits@candidate")
+    assert by_alias == catalog.resolve("digits/1")
+    assert by_alias.uri == "models:/digits/1"
+    assert by_alias.flavor is Flavor.PT2
+    assert not by_alias.pickle_allowed
+    assert by_alias.run_id
+    assert by_alias.signature == Signature(
+        inputs=(TensorSpec(name="x", dtype=Datatype.FP32, shape=(DYNAMIC, 1, 8, 8)),),
+        outputs=(TensorSpec(name="logits", dtype=Datatype.FP32, shape=(DYNAMIC, 4)),),
+    )
+    assert artifacts_sha256(by_alias.artifacts) == by_alias.sha256
+    newest = catalog.resolve("digits")
+    assert newest.version == "2"
+    assert newest.sha256 != by_alias.sha256
+
+
+def test_a_damaged_copy_of_the_artifacts_is_fetched_again(catalog: MlflowCatalog) -> None:
+    source = catalog.resolve("digits/1")
+    (source.artifacts / "MLmodel").write_text("damaged")
+    again = catalog.resolve("digits/1")
+    assert again == source
+    assert artifacts_sha256(again.artifacts) == source.sha256
+
+
+def test_what_is_missing_is_named_with_what_exists(catalog: MlflowCatalog) -> None:
+    code = ErrorCode.MODEL_NOT_FOUND
+    assert "did you mean 'digits'" in refused(code, "digit@candidate", catalog)
+    assert "did you mean 'candidate'" in refused(code, "digits@candidat", catalog)
+    assert "its aliases: candidate" in refused(code, "digits@zzz", catalog)
+    assert "its versions: 1, 2" in refused(code, "digits/99", catalog)
+
+
+def test_a_pickle_is_refused_unless_allowed(catalog: MlflowCatalog) -> None:
+    assert "models:/branchy/1" in refused(ErrorCode.PICKLE_REFUSED, "branchy", catalog)
+    source = catalog.resolve("branchy", allow_pickle=True)
+    assert source.flavor is Flavor.PICKLE
+    assert source.pickle_allowed
+
+
+def test_what_was_optimized_already_is_not_a_source(catalog: MlflowCatalog) -> None:
+    message = refused(ErrorCode.UNSUPPORTED_MODEL, "digits-optimized/1", catalog)
+    assert "digits-optimized" in message
+
+
+def test_publishing_records_lineage_and_is_idempotent(
+    catalog: MlflowCatalog, tmp_path: Path
+) -> None:
+    source = catalog.resolve("digits/1")
+    bundle = make_bundle(tmp_path / "bundle", name="digits")
+    published = catalog.publish(bundle, source, REPORT)
+    assert catalog.publish(bundle, source, REPORT) == published
+    assert published.name == "digits-optimized"
+    assert published.digest == bundle.digest
+    assert published.source_uri == "models:/digits/1"
+
+    import mlflow
+
+    client = mlflow.MlflowClient()
+    run = client.get_run(published.run_id)
+    assert run.data.tags["mlflow.parentRunId"] == source.run_id
+    assert run.data.metrics == REPORT.metrics
+    assert run.data.params["recipe"] == "fp32"
+    tags = client.get_model_version(published.name, published.version).tags
+    assert tags["mlctl.digest"] == bundle.digest
+    assert tags["mlctl.source_sha256"] == source.sha256
+    assert tags["mlctl.precision"] == "fp32"
+    assert tags["mlctl.verdict"] == REPORT.verdict
+    assert "variants.json" in {file.path for file in client.list_artifacts(published.run_id)}
+
+
+@pytest.fixture
+def two_bundles(catalog: MlflowCatalog, tmp_path: Path) -> tuple[VerifiedBundle, VerifiedBundle]:
+    """One optimized version of each version of `digits`."""
+    first = make_bundle(tmp_path / "first", name="digits", scale=3.0)
+    second = make_bundle(tmp_path / "second", name="digits", scale=4.0)
+    catalog.publish(first, catalog.resolve("digits/1"), PublishReport("chosen"))
+    catalog.publish(second, catalog.resolve("digits/2"), PublishReport("chosen"))
+    return first, second
+
+
+def test_optimized_versions_are_found_through_their_source(
+    catalog: MlflowCatalog, two_bundles: tuple[VerifiedBundle, VerifiedBundle]
+) -> None:
+    first, second = two_bundles
+    assert catalog.find_optimized("digits").digest == second.digest
+    assert catalog.find_optimized("digits/2").digest == second.digest
+    assert catalog.find_optimized("digits-optimized").digest == second.digest
+    by_alias = catalog.find_optimized("digits@candidate")
+    assert by_alias.digest == first.digest
+    assert catalog.find_optimized(by_alias.uri) == by_alias
+    assert catalog.find_by_digest(first.digest) == by_alias
+
+
+def test_a_model_that_was_never_optimized_says_how(catalog: MlflowCatalog) -> None:
+    with pytest.raises(MlctlError, match="no optimized version of models:/branchy") as caught:
+        catalog.find_optimized("branchy")
+    assert "mlctl optimize models:/branchy" in caught.value.hint
+    with pytest.raises(MlctlError, match="did you mean 'branchy'"):
+        catalog.find_optimized("branch")
+    with pytest.raises(MlctlError, match="has the digest"):
+        catalog.find_by_digest("f" * 64)
+    with pytest.raises(MlctlError, match="hexadecimal"):
+        catalog.find_by_digest("' or name like '%")
+
+
+def test_the_champion_is_written_on_both_sides(
+    catalog: MlflowCatalog, two_bundles: tuple[VerifiedBundle, VerifiedBundle]
+) -> None:
+    first, second = two_bundles
+    for bundle in (first, second, second):
+        published = catalog.write_champion(bundle.digest)
+        assert catalog.find_optimized("digits-optimized@champion") == published
+        assert catalog.resolve("digits@champion").version == published.source_version
+    row = next(row for row in catalog.list_models() if row.digest == second.digest)
+    assert row.aliases == ("champion",)
+    assert row.source_uri == "models:/digits/2"
+
+
+def test_every_version_is_listed_newest_first(catalog: MlflowCatalog) -> None:
+    rows = [row for row in catalog.list_models() if row.name == "digits"]
+    assert [row.version for row in rows] == ["2", "1"]
+    assert "candidate" in rows[1].aliases
+    assert rows[0].digest is None
+
+
+def test_an_alias_of_a_missing_version_is_refused(catalog: MlflowCatalog) -> None:
+    with pytest.raises(MlctlError, match="no version 77"):
+        catalog.set_alias("digits", "champion", "77")
+
+
+def test_a_fetched_bundle_is_verified(
+    catalog: MlflowCatalog,
+    two_bundles: tuple[VerifiedBundle, VerifiedBundle],
+    tmp_path: Path,
+) -> None:
+    published = catalog.find_by_digest(two_bundles[0].digest)
+    target = tmp_path / "new" / "fetched"
+    fetched = catalog.fetch_bundle(published, target)
+    assert fetched == verify(target, two_bundles[0].digest)
+    assert {path.name for path in target.parent.iterdir()} == {"fetched"}
+
+
+def test_a_bundle_altered_in_the_registry_is_refused(
+    catalog: MlflowCatalog, tmp_path: Path
+) -> None:
+    bundle = make_bundle(tmp_path / "bundle", name="digits", scale=5.0)
+    other = make_bundle(tmp_path / "other", name="digits", scale=6.0)
+    published = catalog.publish(bundle, catalog.resolve("digits/1"), PublishReport("chosen"))
+    stored = _stored_bundle(published.run_id)
+    with (stored / "model.onnx").open("ab") as file:
+        file.write(b"\0")
+    _refuse_fetch(catalog, bundle.digest, tmp_path / "fetched", ErrorCode.FILE_ALTERED)
+    shutil.rmtree(stored)
+    shutil.copytree(other.root, stored)
+    _refuse_fetch(catalog, bundle.digest, tmp_path / "fetched", ErrorCode.DIGEST_MISMATCH)
+
+
+def _stored_bundle(run_id: str) -> Path:
+    import mlflow
+
+    uri: str = mlflow.get_run(run_id).info.artifact_uri
+    return Path(uri.removeprefix("file://")) / "bundle"
+
+
+def _refuse_fetch(catalog: MlflowCatalog, digest: str, target: Path, code: ErrorCode) -> None:
+    with pytest.raises(MlctlError) as caught:
+        catalog.fetch_bundle(catalog.find_by_digest(digest), target)
+    assert caught.value.code is code
+    assert not target.exists()

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import pytest
+
+from bundle.errors import ErrorCode, MlctlError
+from registry.names import (
+    ModelRef,
+    bundle_name,
+    near_names,
+    optimized_name,
+    parse_ref,
+    printable,
+    suggestion,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("models:/digits@candidate", ModelRef("digits", alias="candidate")),
+        ("models:/digits/3", ModelRef("digits", version="3")),
+        ("digits@candidate", ModelRef("digits", alias="candidate")),
+        ("digits/3", ModelRef("digits", version="3")),
+        ("digits", ModelRef("digits")),
+        ("My Model.v2", ModelRef("My Model.v2")),
+    ],
+)
+def test_every_form_is_read(text: str, expected: ModelRef) -> None:
+    assert parse_ref(text) == expected
+    assert parse_ref(str(expected)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("", "name"),
+        ("models:/", "name"),
+        ("digits@", "alias"),
+        ("digits/", "version"),
+        ("digits/latest", "version"),
+        ("digits/0", "version"),
+        ("digits/1/2", "version"),
+        ("a/b@c", "name"),
+        ("x' or name like '%", "name"),
+        ("../etc", "name"),
+        ("runs:/abc/model", "name"),
+    ],
+)
+def test_a_wrong_reference_names_its_part(text: str, part: str) -> None:
+    with pytest.raises(MlctlError, match=f"is not a {part}") as caught:
+        parse_ref(text)
+    assert caught.value.code is ErrorCode.INVALID_INPUT
+    assert "NAME@alias" in caught.value.hint
+
+
+def test_the_optimized_name_is_the_same_when_taken_twice() -> None:
+    assert optimized_name("digits") == "digits-optimized"
+    assert optimized_name("digits-optimized") == "digits-optimized"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("digits", "digits"), ("My Model", "my-model"), ("_x_", "x"), ("A" * 90, "a" * 63)],
+)
+def test_bundle_names_fit_their_pattern(name: str, expected: str) -> None:
+    assert bundle_name(name) == expected
+
+
+def test_a_name_without_letters_has_no_bundle_name() -> None:
+    with pytest.raises(MlctlError, match="no letters"):
+        bundle_name("...")
+
+
+def test_suggestions_are_near_then_all_then_none() -> None:
+    assert near_names("digit", ["digits", "weather"]) == ("digits",)
+    assert "did you mean 'digits'?" in suggestion("digit", ["digits"], "registered models")
+    assert suggestion("zzz", ["b", "a"], "registered models") == "registered models: a, b"
+    assert suggestion("zzz", [], "registered models") == "registered models: none"
+
+
+def test_foreign_text_cannot_move_the_terminal() -> None:
+    assert "\x1b" not in printable("\x1b[2Jred")
+    assert "\x1b" not in suggestion("digits", ["digits\x1b[2J"], "models")

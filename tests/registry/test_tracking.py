@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.home import HOME_VARIABLE
+from registry.mlflow_catalog import MlflowCatalog
+from registry.tracking import PICKLE_VARIABLE, TRACKING_VARIABLE, configure_tracking, tracking_uri
+
+PROJECT = Path(__file__).parents[2]
+
+_LOG_A_RUN = """
+from registry.tracking import configure_tracking
+configure_tracking()
+import mlflow
+with mlflow.start_run() as run:
+    mlflow.log_text("evidence", "note.txt")
+print(run.info.artifact_uri)
+"""
+
+
+def test_the_default_store_is_under_the_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
+    monkeypatch.delenv(TRACKING_VARIABLE, raising=False)
+    assert tracking_uri() == f"sqlite:///{tmp_path}/home/mlflow.db"
+    monkeypatch.setenv(TRACKING_VARIABLE, "http://example.test")
+    assert tracking_uri() == "http://example.test"
+
+
+@pytest.mark.slow
+def test_nothing_lands_in_the_current_directory(registry_home: Path, tmp_path: Path) -> None:
+    environment = {
+        **{name: value for name, value in os.environ.items() if name != TRACKING_VARIABLE},
+        HOME_VARIABLE: str(registry_home),
+        "PYTHONPATH": str(PROJECT),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", _LOG_A_RUN],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert list(tmp_path.iterdir()) == []
+    assert done.stdout.strip().startswith((registry_home / "mlartifacts").as_uri())
+
+
+def test_the_environment_is_left_as_found_and_pickle_is_off(
+    catalog: MlflowCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del catalog
+    monkeypatch.delenv(PICKLE_VARIABLE, raising=False)
+    configure_tracking()
+    assert TRACKING_VARIABLE not in os.environ
+    assert os.environ[PICKLE_VARIABLE] == "false"
+
+
+def test_an_unreachable_server_is_a_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(TRACKING_VARIABLE, "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with pytest.raises(MlctlError, match="the MLflow registry failed") as caught:
+        MlflowCatalog().list_models()
+    assert caught.value.code is ErrorCode.REGISTRY_UNAVAILABLE
+    assert "MLFLOW_TRACKING_URI" in caught.value.hint

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from typing import Any
+
+from rollout.envoy_config import LATENCY_EDGES_MS
+from rollout.envoy_stats import parse_stats, parse_weights
+from rollout.model import Colour
+
+GRPC = "grpc.inference.GRPCInferenceService.ModelInfer"
+
+
+def histogram(name: str, within_first: int, within_all: int) -> dict[str, Any]:
+    counts = [within_first, *[within_all] * (len(LATENCY_EDGES_MS) - 1)]
+    buckets = [
+        {"upper_bound": edge, "interval": 0, "cumulative": n}
+        for edge, n in zip(LATENCY_EDGES_MS, counts, strict=True)
+    ]
+    return {"name": name, "buckets": buckets}
+
+
+def stats(*values: tuple[str, int], histograms: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:
+    entries: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in values]
+    return {"stats": [*entries, {"histograms": list(histograms)}]}
+
+
+def test_http_and_grpc_are_counted_together() -> None:
+    reading = parse_stats(
+        stats(
+            ("cluster.green-first-http.upstream_rq_completed", 10),
+            ("cluster.green-first-grpc.upstream_rq_completed", 5),
+            histograms=(
+                histogram("cluster.green-first-http.upstream_rq_time", 4, 10),
+                histogram("cluster.green-first-grpc.upstream_rq_time", 1, 5),
+            ),
+        )
+    )
+    green = reading.totals[Colour.GREEN]
+    assert (green.requests, green.timed, green.within[0]) == (15, 15, 5)
+    assert reading.totals[Colour.BLUE].requests == 0
+
+
+def test_a_protocol_that_was_never_used_adds_nothing() -> None:
+    histograms = (histogram("cluster.green-first-http.upstream_rq_time", 4, 10),)
+    assert parse_stats(stats(histograms=histograms)).totals[Colour.GREEN].timed == 10
+
+
+def test_what_counts_as_an_error() -> None:
+    reading = parse_stats(
+        stats(
+            ("cluster.green-first-http.upstream_rq_5xx", 1),
+            ("cluster.green-first-http.upstream_rq_retry", 2),
+            ("cluster.green-first-http.upstream_rq_rx_reset", 4),
+            (f"cluster.green-first-grpc.{GRPC}.13", 8),
+            (f"cluster.green-first-grpc.{GRPC}.14", 16),
+            (f"cluster.green-first-grpc.{GRPC}.0", 100),
+            (f"cluster.green-first-grpc.{GRPC}.3", 100),
+        )
+    )
+    assert reading.totals[Colour.GREEN].errors == 31
+
+
+def test_what_blames_the_caller_is_no_error_but_counted() -> None:
+    reading = parse_stats(
+        stats(
+            ("cluster.green-first-http.upstream_rq_4xx", 1),
+            (f"cluster.green-first-grpc.{GRPC}.3", 2),
+            (f"cluster.green-first-grpc.{GRPC}.5", 4),
+            (f"cluster.green-first-grpc.{GRPC}.12", 8),
+            (f"cluster.green-first-grpc.{GRPC}.13", 16),
+        )
+    )
+    assert reading.totals[Colour.GREEN].client_errors == 15
+
+
+def test_what_envoy_let_go_without_an_answer_was_abandoned() -> None:
+    values = [
+        ("cluster.green-http.upstream_cx_destroy_local_with_active_rq", 5),
+        ("cluster.green-grpc.upstream_rq_tx_reset", 2),
+        ("cluster.green-http.upstream_rq_cancelled", 1),
+        ("cluster.green-first-http.upstream_rq_timeout", 2),
+    ]
+    assert parse_stats(stats(*values)).totals[Colour.GREEN].abandoned == 6
+    assert parse_stats(stats(values[-1])).totals[Colour.GREEN].abandoned == 0
+
+
+def test_a_colour_is_healthy_when_both_protocols_are() -> None:
+    values = [(f"cluster.blue-{p}.membership_healthy", 1) for p in ("http", "grpc")]
+    values += [("cluster.green-http.membership_healthy", 1)]
+    values += [("cluster.green-grpc.membership_healthy", 0)]
+    reading = parse_stats(stats(*values))
+    assert reading.healthy == {Colour.BLUE: True, Colour.GREEN: False}
+
+
+def test_requests_in_flight_are_the_processes_own() -> None:
+    values = [(f"cluster.blue-{p}.upstream_rq_active", 2) for p in ("http", "grpc")]
+    assert parse_stats(stats(*values)).active == {Colour.BLUE: 4, Colour.GREEN: 0}
+
+
+def test_weights_before_any_route() -> None:
+    assert parse_weights({}) is None
+    assert parse_weights({"configs": []}) is None
+    assert parse_weights({"configs": [{"route_config": {"name": "deployment"}}]}) is None
+
+
+def test_a_weight_of_zero_is_absent_from_the_dump() -> None:
+    clusters = [{"name": "blue-first-grpc", "weight": 100}, {"name": "green-first-grpc"}]
+    route = {"route": {"weighted_clusters": {"clusters": clusters}}}
+    dump = {"configs": [{"route_config": {"virtual_hosts": [{"routes": [route]}]}}]}
+    assert parse_weights(dump) == {Colour.BLUE: 100, Colour.GREEN: 0}

@@ -1,0 +1,250 @@
+"""Verdicts on counters, with the simulations that bound how often they are wrong (seeded)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from rollout import eprocess, gates
+from rollout.counts import Counts, Window
+from rollout.gates import Action, Evidence, Gate
+from rollout.model import RolloutSpec
+
+SPEC = RolloutSpec(max_p99_ms=50.0, max_error_rate=0.01)
+
+
+def same(n: int = 100, errors: int = 0, slow: int = 0, tail: int = 0) -> Counts:
+    return Counts(n, errors, n, slow, tail)
+
+
+def folded(ticks: int, candidate: Counts, live: Counts, spec: RolloutSpec = SPEC) -> Evidence:
+    evidence = Evidence(seed=1)
+    for _ in range(ticks):
+        evidence = gates.fold(evidence, Window(candidate, live), spec)
+    return evidence
+
+
+def test_nothing_seen_is_neither_harm_nor_proof() -> None:
+    assert gates.harm(Evidence(), SPEC) is None
+    held = gates.unproved(Evidence(), SPEC)
+    assert held is not None
+    assert (held.action, held.gate) == (Action.HOLD, Gate.PROOF)
+
+
+def test_a_tick_without_candidate_requests_changes_nothing() -> None:
+    evidence = folded(3, same(), same())
+    assert gates.fold(evidence, Window(Counts(), same()), SPEC) == evidence
+
+
+def test_errors_beyond_the_limit_name_value_limit_and_n() -> None:
+    verdict = gates.harm(folded(3, same(errors=20), same(errors=20)), SPEC)
+    assert verdict is not None
+    assert (verdict.action, verdict.gate) == (Action.ROLLBACK, Gate.ERRORS_VS_LIMIT)
+    assert (verdict.value, verdict.limit, verdict.n) == (0.2, 0.01, 300)
+    assert "60 of 300" in verdict.why
+
+
+def test_slow_requests_beyond_one_percent() -> None:
+    verdict = gates.harm(folded(3, same(slow=20), same()), SPEC)
+    assert verdict is not None
+    assert verdict.gate is Gate.LATENCY_VS_LIMIT
+    assert verdict.limit == 0.01
+
+
+def test_one_pause_does_not_fire_an_absolute_gate() -> None:
+    """Half of one tick slow is overwhelming evidence per request, yet one single event."""
+    evidence = folded(5, same(), same())
+    evidence = gates.fold(evidence, Window(same(slow=50), same()), SPEC)
+    assert eprocess.log_mean(evidence.latency_vs_limit) > math.log(1 / SPEC.alpha)
+    assert gates.harm(evidence, SPEC) is None
+
+
+def test_worse_than_live_within_the_limit_is_found() -> None:
+    spec = RolloutSpec(max_error_rate=0.3)
+    verdict = gates.harm(folded(15, same(errors=20), same(errors=1), spec), spec)
+    assert verdict is not None
+    assert verdict.gate is Gate.ERRORS_VS_LIVE
+    assert verdict.n == 1500
+
+
+def test_a_difference_below_the_practical_margin_is_not_harm() -> None:
+    spec = RolloutSpec(max_error_rate=0.3, margin=0.5)
+    assert gates.harm(folded(40, same(errors=5), same(errors=0), spec), spec) is None
+
+
+def test_a_candidate_that_hangs_is_found_without_a_single_answer() -> None:
+    evidence = folded(15, Counts(abandoned=5), same())
+    verdict = gates.harm(evidence, SPEC)
+    assert verdict is not None
+    assert (verdict.gate, verdict.value, verdict.n) == (Gate.ERRORS_VS_LIVE, 1.0, 75)
+    assert "given up" in verdict.why
+
+
+def test_clients_that_are_impatient_with_both_do_not_count_against_the_candidate() -> None:
+    def impatient(n: int) -> Traffic:
+        def draw(generator: np.random.Generator) -> Counts:
+            lost = int(generator.binomial(n, 0.3))
+            return Counts(n - lost, 0, n - lost, abandoned=lost)
+
+        return draw
+
+    assert share_rolled_back(impatient(10), impatient(190), SPEC) <= SPEC.alpha
+
+
+def test_client_errors_count_only_against_live() -> None:
+    refusing, fine = Counts(100, 0, 100, client_errors=100), same()
+    verdict = gates.harm(folded(15, refusing, fine), SPEC)
+    assert verdict is not None
+    assert verdict.gate is Gate.CLIENT_ERRORS_VS_LIVE
+    assert gates.harm(folded(15, refusing, refusing), SPEC) is None
+
+
+def test_what_looks_worse_than_live_goes_no_further() -> None:
+    """In the bake live has no requests: what it did before is what there is to compare with."""
+    before = folded(3, same(), same())
+    for bad, gate in (
+        (Counts(10, 0, 10, abandoned=90), Gate.ERRORS_VS_LIVE),
+        (Counts(100, 0, 100, client_errors=90), Gate.CLIENT_ERRORS_VS_LIVE),
+    ):
+        held = gates.doubtful(gates.fold(before, Window(bad, Counts()), SPEC), SPEC)
+        assert held is not None
+        assert (held.action, held.gate) == (Action.HOLD, gate)
+    assert gates.doubtful(folded(3, same(errors=0), Counts()), SPEC) is None
+
+
+def test_a_candidate_that_begins_to_hang_in_the_bake_is_found() -> None:
+    evidence = folded(20, same(), same())
+    for _ in range(20):
+        evidence = gates.fold(evidence, Window(same(), Counts()), SPEC)
+    assert gates.harm(evidence, SPEC) is None
+    ticks = 0
+    while gates.harm(evidence, SPEC) is None:
+        ticks += 1
+        evidence = gates.fold(evidence, Window(Counts(abandoned=50), Counts()), SPEC)
+    verdict = gates.harm(evidence, SPEC)
+    assert verdict is not None
+    assert verdict.gate is Gate.ERRORS_VS_LIVE
+    assert gates.MIN_BAD_TICKS < ticks <= 60
+
+
+def test_in_the_bake_impatient_clients_do_not_count_against_the_candidate() -> None:
+    rolled_back = 0
+    for seed in range(200):
+        generator = np.random.default_rng(seed)
+        evidence = Evidence(seed=seed)
+        for tick in range(150):
+            lost = int(generator.binomial(50, 0.2))
+            theirs = Counts(450 - lost, abandoned=int(generator.binomial(450, 0.2)))
+            window = Window(Counts(50 - lost, abandoned=lost), theirs if tick < 5 else Counts())
+            evidence = gates.fold(evidence, window, SPEC)
+            if gates.harm(evidence, SPEC) is not None:
+                rolled_back += 1
+                break
+    assert rolled_back / 200 <= SPEC.alpha
+
+
+def test_noise_around_the_live_share_does_not_hold() -> None:
+    live = Counts(900, 0, 900, abandoned=100)
+    assert gates.doubtful(folded(1, Counts(84, 0, 84, abandoned=16), live), SPEC) is None
+    assert gates.doubtful(folded(1, Counts(80, 0, 80, abandoned=20), live), SPEC) is not None
+
+
+def test_a_longer_tail_than_live_is_found() -> None:
+    spec = RolloutSpec(max_p99_ms=None)
+    verdict = gates.harm(folded(15, same(tail=15), same(tail=1), spec), spec)
+    assert verdict is not None
+    assert verdict.gate is Gate.LATENCY_VS_LIVE
+
+
+def test_proof_needs_both_limits_kept() -> None:
+    assert gates.unproved(folded(10, same(), same()), SPEC) is None
+    held = gates.unproved(folded(10, same(slow=1), same()), SPEC)
+    assert held is not None
+    assert "slow" in held.why
+
+
+def test_no_latency_limit_needs_no_latency_proof() -> None:
+    spec = RolloutSpec(max_p99_ms=None)
+    assert gates.unproved(folded(10, same(slow=100), same(), spec), spec) is None
+
+
+Traffic = Callable[[np.random.Generator], Counts]
+
+
+def rolled_back_at(
+    candidate: Traffic, live: Traffic, ticks: int, seed: int, spec: RolloutSpec
+) -> int | None:
+    generator = np.random.default_rng(seed)
+    evidence = Evidence(seed=seed)
+    for tick in range(ticks):
+        window = Window(candidate(generator), live(generator))
+        evidence = gates.fold(evidence, window, spec)
+        if gates.harm(evidence, spec) is not None:
+            return tick + 1
+    return None
+
+
+def steady(n: int, error: float, tail: float) -> Traffic:
+    def draw(generator: np.random.Generator) -> Counts:
+        slow = int(generator.binomial(n, tail))
+        return Counts(n, int(generator.binomial(n, error)), n, slow, slow)
+
+    return draw
+
+
+def with_pauses(n: int) -> Traffic:
+    """1 % of the ticks have half of their requests slow: garbage collection, a straggler."""
+
+    def draw(generator: np.random.Generator) -> Counts:
+        slow = int(generator.binomial(n, 0.005))
+        if generator.random() < 0.01:
+            slow = n // 2
+        return Counts(n, int(generator.binomial(n, 0.002)), n, slow, slow)
+
+    return draw
+
+
+def share_rolled_back(candidate: Traffic, live: Traffic, spec: RolloutSpec) -> float:
+    runs = 200
+    hits = [rolled_back_at(candidate, live, 150, seed, spec) for seed in range(runs)]
+    return sum(hit is not None for hit in hits) / runs
+
+
+def test_equal_revisions_are_rolled_back_at_most_alpha_of_the_time() -> None:
+    """A look after each of 150 ticks, a 5 % canary, rates close to the limits."""
+    a_and_a = share_rolled_back(steady(10, 0.008, 0.008), steady(190, 0.008, 0.008), SPEC)
+    assert a_and_a <= SPEC.alpha
+
+
+def test_equal_revisions_with_private_pauses_are_not_rolled_back_against_live() -> None:
+    spec = RolloutSpec(max_p99_ms=None, max_error_rate=0.01)
+    assert share_rolled_back(with_pauses(10), with_pauses(190), spec) <= spec.alpha
+
+
+def test_a_tail_of_20_percent_is_found_within_a_dozen_ticks() -> None:
+    spec = RolloutSpec(max_p99_ms=None)
+    candidate, live = steady(10, 0.0, 0.2), steady(190, 0.0, 0.01)
+    found = [rolled_back_at(candidate, live, 60, seed, spec) for seed in range(40)]
+    assert all(tick is not None for tick in found)
+    assert float(np.median([tick for tick in found if tick is not None])) <= 15
+
+
+def test_errors_of_5_percent_against_a_limit_of_1_are_found_in_a_few_hundred_requests() -> None:
+    candidate, live = steady(20, 0.05, 0.0), steady(180, 0.001, 0.0)
+    found = [rolled_back_at(candidate, live, 100, seed, SPEC) for seed in range(40)]
+    assert all(tick is not None for tick in found)
+    assert float(np.median([tick for tick in found if tick is not None])) <= 15
+
+
+def test_a_candidate_at_the_limit_is_hardly_ever_proved() -> None:
+    wrong = 0
+    for seed in range(200):
+        generator = np.random.default_rng(seed)
+        evidence = Evidence(seed=seed)
+        for _ in range(100):
+            counts = Counts(20, int(generator.binomial(20, 0.01)), 20, 0, 0)
+            evidence = gates.fold(evidence, Window(counts, Counts()), SPEC)
+        wrong += gates.unproved(evidence, SPEC) is None
+    assert wrong / 200 <= SPEC.alpha

@@ -1,0 +1,51 @@
+"""The demo is the product's promise: it runs from a fresh directory, and its numbers hold."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.mlctl import Mlctl
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def is_orphan(process: psutil.Process) -> bool:
+    """Whether a process belongs to a demo whose directory is gone: one that has ended."""
+    try:
+        home = re.search(r"/\S*/mlctl-demo-[^/\s]+", " ".join(process.cmdline()))
+    except psutil.Error:
+        return False
+    return home is not None and not Path(home[0]).exists()
+
+
+def test_the_whole_story(tmp_path: Path) -> None:
+    summary = Mlctl(tmp_path).json("demo", timeout=580)
+
+    for variants in summary["variants"].values():
+        assert [each["recipe"] for each in variants] == ["fp32", "fp16", "int8-cpu"]
+        assert sum(each["chosen"] for each in variants) == 1
+        assert all(each["measured"]["accuracy"] > 0.9 for each in variants)
+
+    phases = {phase["name"]: phase for phase in summary["phases"]}
+    assert all(phase["sent"] > 0 for phase in phases.values())
+    # The proof before the last step alone needs hundreds of answers of the candidate.
+    assert phases["promotion of the better version"]["sent"] > 500
+    broken = phases.pop("promotion of the broken version")
+    # Only the broken version's own share may have failed, and only until it was caught.
+    assert 0 < broken["failed"] < broken["sent"] * 0.1
+    assert {phase["failed"] for phase in phases.values()} == {0}
+
+    assert summary["champion"] == "models:/digits-optimized/2"
+    rollback = summary["rollback"]
+    assert rollback["outcome"] == "rolled_back"
+    assert rollback["verdict"]["gate"].startswith("errors")
+    assert rollback["verdict"]["n"] > 0
+    assert rollback["restored"] - rollback["exposed"] < 30
+
+    left = [process.pid for process in psutil.process_iter() if is_orphan(process)]
+    assert left == []
+    assert list(tmp_path.iterdir()) == []

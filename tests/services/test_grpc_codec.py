@@ -1,0 +1,72 @@
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bundle.errors import MlctlError
+from bundle.tensors import Datatype, Signature, TensorSpec
+from services.grpc_codec import GrpcCodec
+from services.v2_messages import methods
+
+SIGNATURE = Signature(
+    inputs=tuple(
+        TensorSpec(name=dtype.value, dtype=dtype, shape=(-1,))
+        for dtype in (Datatype.INT8, Datatype.FP32, Datatype.BYTES, Datatype.FP16)
+    ),
+    outputs=(TensorSpec(name="y", dtype=Datatype.FP32, shape=(-1, 2)),),
+)
+CODEC = GrpcCodec("m", "v", SIGNATURE)
+
+
+def request(*tensors: tuple[str, list[int], dict[str, Any]], raw: list[bytes] | None = None) -> Any:
+    message = methods()["ModelInfer"].request(id="9", raw_input_contents=raw or [])
+    for name, shape, contents in tensors:
+        tensor = message.inputs.add(name=name, datatype=name, shape=shape)
+        for field, values in contents.items():
+            getattr(tensor.contents, field).extend(values)
+    return message
+
+
+def test_typed_contents() -> None:
+    decoded = CODEC.decode(
+        request(
+            ("INT8", [2], {"int_contents": [-1, 2]}),
+            ("FP32", [1], {"fp32_contents": [0.5]}),
+            ("BYTES", [2], {"bytes_contents": [b"a", b"\xff"]}),
+        )
+    )
+    assert decoded.inputs["INT8"].dtype == np.int8
+    assert decoded.inputs["INT8"].tolist() == [-1, 2]
+    assert decoded.inputs["FP32"].tolist() == [0.5]
+    assert decoded.inputs["BYTES"].tolist() == [b"a", b"\xff"]
+    assert decoded.id == "9"
+
+
+def test_raw_contents_and_answer() -> None:
+    message = request(("FP16", [1], {}), raw=[np.array([2], "<f2").tobytes()])
+    decoded = CODEC.decode(message)
+    assert decoded.inputs["FP16"].tolist() == [2]
+    answer = CODEC.encode(
+        methods()["ModelInfer"].response, decoded, {"y": np.array([[1, 2]], np.float32)}
+    )
+    assert (answer.model_name, answer.model_version, answer.id) == ("m", "v", "9")
+    assert list(answer.outputs[0].shape) == [1, 2]
+    assert answer.raw_output_contents == [np.array([1, 2], "<f4").tobytes()]
+
+
+@pytest.mark.parametrize(
+    ("message", "complaint"),
+    [
+        (request(("FP32", [2], {"fp32_contents": [1]})), "1 elements, expected 2"),
+        (request(("FP32", [1], {"fp64_contents": [1]})), "fp32_contents has 0"),
+        (request(("INT8", [1], {"int_contents": [300]})), "outside of -128 to 127"),
+        (request(("FP16", [1], {})), "needs raw_input_contents"),
+        (request(("FP32", [1], {}), raw=[b"", b""]), "2 elements for 1 inputs"),
+        (request(("FP32", [1], {"fp32_contents": [1]}), raw=[b"\0" * 4]), "both contents"),
+        (request(("FP32", [1], {"fp32_contents": [1]}), ("FP32", [1], {})), "given twice"),
+        (request(("FP64", [1], {})), "'FP64' is unknown"),
+    ],
+)
+def test_what_is_wrong_is_named(message: Any, complaint: str) -> None:
+    with pytest.raises(MlctlError, match=complaint):
+        CODEC.decode(message)

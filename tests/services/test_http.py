@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+
+from bundle.verify import VerifiedBundle
+from services.batcher import QueueFullError
+from services.batching import Answer
+from services.host import ModelHost
+from services.http import V2App
+from services.settings import Settings
+
+Client = httpx.AsyncClient
+INFER = "/v2/models/tiny/infer"
+REQUEST = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
+LIMIT = 10_000
+
+
+def with_client(
+    bundle: VerifiedBundle, use: Callable[[Client, ModelHost], Awaitable[None]]
+) -> CollectorRegistry:
+    """Run `use` against the application of a started host."""
+    registry = CollectorRegistry()
+
+    async def main() -> None:
+        host = ModelHost(bundle, Settings(max_body_bytes=LIMIT), registry=registry)
+        await host.start()
+        transport = httpx.ASGITransport(V2App(host))
+        async with Client(transport=transport, base_url="http://test") as client:
+            await use(client, host)
+        await host.stop()
+
+    asyncio.run(main())
+    return registry
+
+
+def counted(registry: CollectorRegistry, outcome: str) -> float | None:
+    labels = {"model": "tiny", "protocol": "http", "outcome": outcome}
+    return registry.get_sample_value("mlctl_requests_total", labels)
+
+
+def test_health_and_metadata(bundle: VerifiedBundle) -> None:
+    async def use(client: Client, host: ModelHost) -> None:
+        for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/tiny/ready"):
+            assert (await client.get(path)).status_code == 200
+        assert (await client.get("/v2")).json()["extensions"] == ["binary_tensor_data"]
+        for path in ("/v2/models/tiny", f"/v2/models/tiny/versions/{bundle.digest}"):
+            assert (await client.get(path)).json() == {
+                "name": "tiny",
+                "versions": [bundle.digest],
+                "platform": "onnxruntime_onnx",
+                "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}],
+                "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 4]}],
+            }
+        await host.stop()
+        for path in ("/v2/health/ready", "/v2/models/tiny/ready"):
+            assert (await client.get(path)).status_code == 503
+        assert (await client.get("/v2/health/live")).status_code == 200
+        refused = await client.post(INFER, json=REQUEST)
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"] == "1"
+
+    with_client(bundle, use)
+
+
+def test_infer_with_and_without_version(bundle: VerifiedBundle) -> None:
+    async def use(client: Client, _host: ModelHost) -> None:
+        for path in (INFER, f"/v2/models/tiny/versions/{bundle.digest}/infer"):
+            answer = await client.post(path, json=REQUEST)
+            assert answer.status_code == 200
+            assert answer.json()["model_version"] == bundle.digest
+            assert answer.json()["outputs"][0]["data"] == [12, 14, 16, 18]
+            assert answer.headers["server-timing"].startswith("queue;dur=")
+
+    assert counted(with_client(bundle, use), "ok") == 2
+
+
+def test_binary_both_ways(bundle: VerifiedBundle) -> None:
+    async def use(client: Client, _host: ModelHost) -> None:
+        tensor = {"name": "x", "datatype": "FP32", "shape": [1, 4]}
+        document = {
+            "inputs": [{**tensor, "parameters": {"binary_data_size": 16}}],
+            "parameters": {"binary_data_output": True},
+        }
+        head = json.dumps(document).encode()
+        answer = await client.post(
+            INFER,
+            content=head + np.array([1, 2, 3, 4], "<f4").tobytes(),
+            headers={"Inference-Header-Content-Length": str(len(head))},
+        )
+        size = int(answer.headers["inference-header-content-length"])
+        assert np.frombuffer(answer.content[size:], "<f4").tolist() == [12, 14, 16, 18]
+
+    with_client(bundle, use)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/v2/nothing", 404, "not_found"),
+        ("GET", "/v2/models", 404, "not_found"),
+        ("GET", "/v2/models/other", 404, "model_not_found"),
+        ("GET", "/v2/models/tiny/versions/1", 404, "model_not_found"),
+        ("GET", "/v2/models/tiny/what", 404, "not_found"),
+        ("POST", "/v2/models/other/infer", 404, "model_not_found"),
+        ("POST", "/v2/models/tiny/versions/1/infer", 404, "model_not_found"),
+        ("POST", "/v2/models/tiny/a/b/infer", 404, "not_found"),
+        ("GET", INFER, 405, "method_not_allowed"),
+        ("POST", "/v2/health/live", 405, "method_not_allowed"),
+        ("POST", INFER, 400, "invalid_input"),
+    ],
+)
+def test_errors_have_their_status_and_code(
+    bundle: VerifiedBundle, method: str, path: str, status: int, code: str
+) -> None:
+    async def use(client: Client, _host: ModelHost) -> None:
+        answer = await client.request(method, path)
+        assert (answer.status_code, answer.json()["code"]) == (status, code)
+        assert answer.json()["error"]
+        assert ("allow" in answer.headers) == (status == 405)
+
+    with_client(bundle, use)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"content-type": "text/csv"}, 415),
+        ({"content-encoding": "gzip"}, 415),
+        ({"inference-header-content-length": "-1"}, 400),
+        ({"inference-header-content-length": "9" * 30}, 400),
+        ({"content-type": "Application/JSON; charset=utf-8"}, 200),
+    ],
+)
+def test_headers_are_checked(bundle: VerifiedBundle, headers: dict[str, str], status: int) -> None:
+    async def use(client: Client, _host: ModelHost) -> None:
+        content = json.dumps(REQUEST).encode()
+        assert (await client.post(INFER, content=content, headers=headers)).status_code == status
+
+    with_client(bundle, use)
+
+
+def test_bodies_are_limited_as_declared_and_as_streamed(bundle: VerifiedBundle) -> None:
+    pieces: list[int] = []
+
+    async def stream() -> AsyncIterator[bytes]:
+        for piece in range(1000):
+            pieces.append(piece)
+            yield b" " * 1000
+
+    async def use(client: Client, _host: ModelHost) -> None:
+        declared = await client.post(INFER, content=b" " * (LIMIT + 1))
+        assert declared.status_code == 413
+        streamed = await client.post(INFER, content=stream())
+        assert streamed.status_code == 413
+        assert streamed.json()["code"] == "payload_too_large"
+
+    registry = with_client(bundle, use)
+    assert len(pieces) < 20
+    assert counted(registry, "payload_too_large") == 2
+
+
+def test_a_body_that_never_ends_meets_the_deadline(bundle: VerifiedBundle) -> None:
+    async def stall() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.Event().wait()
+
+    async def use(client: Client, host: ModelHost) -> None:
+        host.settings = Settings(deadline_ms=50)
+        answer = await client.post(INFER, content=stall())
+        assert answer.status_code == 504
+        assert answer.json()["code"] == "deadline_exceeded"
+
+    with_client(bundle, use)
+
+
+def test_a_full_queue_names_the_seconds_to_wait(
+    bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def use(client: Client, host: ModelHost) -> None:
+        def full(*_arguments: Any) -> None:
+            raise QueueFullError(8, 8, 2.3)
+
+        monkeypatch.setattr(host, "infer", full)
+        answer = await client.post(INFER, json=REQUEST)
+        assert answer.status_code == 503
+        assert answer.headers["retry-after"] == "3"
+
+    with_client(bundle, use)
+
+
+def test_an_unexpected_failure_shows_nothing_of_the_inside(
+    bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def use(client: Client, host: ModelHost) -> None:
+        def broken(*_arguments: Any) -> None:
+            raise RuntimeError("/srv/secret")
+
+        monkeypatch.setattr(host, "infer", broken)
+        answer = await client.post(INFER, json=REQUEST)
+        assert answer.status_code == 500
+        assert "secret" not in answer.text
+
+    assert counted(with_client(bundle, use), "internal") == 1
+
+
+def test_a_client_that_leaves_withdraws_its_request(
+    bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Any] = []
+    asked: list[asyncio.Future[Answer]] = []
+
+    async def use(_client: Client, host: ModelHost) -> None:
+        def never(*_arguments: Any) -> asyncio.Future[Answer]:
+            asked.append(asyncio.get_running_loop().create_future())
+            return asked[-1]
+
+        async def receive() -> dict[str, Any]:
+            if asked:
+                return {"type": "http.disconnect"}
+            return {"type": "http.request", "body": json.dumps(REQUEST).encode()}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        monkeypatch.setattr(host, "infer", never)
+        scope = {"type": "http", "method": "POST", "path": INFER, "headers": []}
+        await asyncio.wait_for(V2App(host)(scope, receive, send), 20)
+
+    registry = with_client(bundle, use)
+    assert asked[0].cancelled()
+    assert sent == []
+    assert counted(registry, "gone") == 1

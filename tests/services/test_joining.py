@@ -1,0 +1,47 @@
+import numpy as np
+
+from services.joining import Arrays, run_joined
+
+
+def request(*values: float) -> Arrays:
+    return {"x": np.array(values)}
+
+
+class Model:
+    def __init__(self) -> None:
+        self.batches: list[list[float]] = []
+
+    def run(self, inputs: Arrays) -> Arrays:
+        self.batches.append(inputs["x"].tolist())
+        if (inputs["x"] < 0).any():
+            raise ValueError("negative")
+        return {"y": inputs["x"] * 10}
+
+
+def test_each_request_gets_its_own_rows() -> None:
+    model = Model()
+    outcomes = run_joined(model.run, [request(1, 2), request(3), request(4, 5)], [2, 1, 2])
+    answers = [outcome["y"].tolist() for outcome in outcomes if isinstance(outcome, dict)]
+    assert answers == [[10, 20], [30], [40, 50]]
+    assert model.batches == [[1, 2, 3, 4, 5]]
+
+
+def test_a_bad_request_fails_alone() -> None:
+    requests = [request(1), request(2), request(-3), request(4), request(5)]
+    outcomes = run_joined(Model().run, requests, [1] * 5)
+    assert [isinstance(outcome, ValueError) for outcome in outcomes] == [
+        False, False, True, False, False,
+    ]  # fmt: skip
+    assert [o["y"].tolist() for o in outcomes if isinstance(o, dict)] == [[10], [20], [40], [50]]
+
+
+def test_requests_that_cannot_be_joined_are_run_apart() -> None:
+    wide = {"x": np.array([[6.0, 7.0]])}
+    outcomes = run_joined(Model().run, [request(1), wide], [1, 1])
+    assert [o["y"].tolist() for o in outcomes if isinstance(o, dict)] == [[10], [[60, 70]]]
+
+
+def test_a_request_alone_is_run_as_it_is() -> None:
+    model = Model()
+    run_joined(model.run, [request(7, 8)], [2])
+    assert model.batches == [[7, 8]]

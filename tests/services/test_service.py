@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.verify import VerifiedBundle
+from services.service_bundle import digest_file, find_bundle
+from services.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+# BentoML's own code calls what its dependencies have deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def seam(store_home: Path) -> Any:
+    """services.bento, imported where BentoML's own imports may warn and its home is not ours."""
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        patch.setenv("BENTOML_HOME", str(store_home))
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return importlib.import_module("services.bento")
+
+
+def test_the_variable_wins_over_the_folder_beside(bundle: VerifiedBundle, tmp_path: Path) -> None:
+    assert find_bundle(Settings(bundle=bundle.root), tmp_path).digest == bundle.digest
+    assert find_bundle(Settings(bundle=None), bundle.root).digest == bundle.digest
+
+
+@pytest.mark.parametrize("written", [b"0" * 64, b"", b"\xff\xfe"])
+def test_the_bundle_beside_must_be_the_one_of_its_digest_file(
+    bundle: VerifiedBundle, written: bytes
+) -> None:
+    digest_file(bundle.root).write_text(bundle.digest + "\n")
+    assert find_bundle(Settings(bundle=None), bundle.root).digest == bundle.digest
+    digest_file(bundle.root).write_bytes(written)
+    with pytest.raises(MlctlError) as caught:
+        find_bundle(Settings(bundle=None), bundle.root)
+    assert caught.value.code is ErrorCode.DIGEST_MISMATCH
+    assert find_bundle(Settings(bundle=bundle.root), bundle.root).digest == bundle.digest
+
+
+def test_no_bundle_says_how_to_get_one(tmp_path: Path) -> None:
+    with pytest.raises(MlctlError) as caught:
+        find_bundle(Settings(bundle=None), tmp_path / "model")
+    assert caught.value.code is ErrorCode.MANIFEST_INVALID
+    assert "mlctl pull NAME --out model" in caught.value.hint
+    assert "MLCTL_BUNDLE" in caught.value.hint
+
+
+def test_predict_has_one_typed_argument_for_each_input(seam: Any, bundle: VerifiedBundle) -> None:
+    service = seam.build_service(bundle, Settings())
+    assert service.name == "tiny"
+    (route,) = service.schema()["routes"]
+    assert route["route"] == "/predict"
+    assert route["batchable"] is False
+    assert route["input"]["properties"]["x"]["dtype"] == "float32"
+
+
+def test_our_application_is_in_front(seam: Any, bundle: VerifiedBundle) -> None:
+    assert isinstance(seam.build_service(bundle, Settings()).to_asgi(), seam.Front)
+
+
+def test_importing_without_a_bundle_exits_with_the_reason(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import services.service"],
+        cwd=ROOT,
+        env={**os.environ, "MLCTL_BUNDLE": str(tmp_path), "BENTOML_HOME": str(tmp_path / "home")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == MlctlError(ErrorCode.MANIFEST_INVALID, "").spec.exit_code
+    assert "there is no bundle" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_importing_loads_neither_torch_nor_mlflow(bundle: VerifiedBundle, tmp_path: Path) -> None:
+    code = "import sys, services.service; assert not {'torch', 'mlflow'} & set(sys.modules)"
+    subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "MLCTL_BUNDLE": str(bundle.root), "BENTOML_HOME": str(tmp_path)},
+        check=True,
+    )
+
+
+def test_the_reason_names_code_and_hint(seam: Any) -> None:
+    error = MlctlError(ErrorCode.FILE_ALTERED, "file 'a' is not the one")
+    assert "file_altered" in seam.explain(error)
+    assert error.hint in seam.explain(error)
+    assert "boom" in seam.explain(RuntimeError("boom"))

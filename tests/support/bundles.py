@@ -1,0 +1,87 @@
+"""A real, tiny, sealed bundle: an ONNX model whose answers a test can compute by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from bundle.manifest import (
+    EVIDENCE_NAME,
+    GOLDEN_NAME,
+    MODEL_NAME,
+    Batching,
+    Evidence,
+    Manifest,
+    Source,
+    Variant,
+)
+from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from bundle.verify import VerifiedBundle, seal
+from services.golden import save_golden
+
+OPSET = 20
+
+
+def expected(x: np.ndarray, *, scale: float = 2.0, row_independent: bool = True) -> np.ndarray:
+    """What the tiny model answers: `x * scale` plus a sum over each row (or over each column)."""
+    total = x.sum(axis=1 if row_independent else 0, keepdims=True)
+    answer: np.ndarray = (x * np.float32(scale) + total).astype(np.float32)
+    return answer
+
+
+def make_bundle(
+    root: Path,
+    *,
+    name: str = "tiny",
+    scale: float = 2.0,
+    features: int = 4,
+    row_independent: bool = True,
+) -> VerifiedBundle:
+    """Write and seal a bundle at `root`: input `x` and output `y`, FP32 [-1, features]."""
+    root.mkdir(parents=True, exist_ok=True)
+    onnx.save(_model(scale, features, row_independent), str(root / MODEL_NAME))
+    x = np.arange(8 * features, dtype=np.float32).reshape(8, features) / np.float32(10)
+    y = expected(x, scale=scale, row_independent=row_independent)
+    save_golden(root / GOLDEN_NAME, {"x": x}, {"y": y})
+    (root / EVIDENCE_NAME).write_text(json.dumps({"variants": [{"recipe": "fp32"}]}))
+    return seal(root, _manifest(name, features, row_independent))
+
+
+def _manifest(name: str, features: int, row_independent: bool) -> Manifest:
+    x, y = (TensorSpec(name=side, dtype=Datatype.FP32, shape=(DYNAMIC, features)) for side in "xy")
+    return Manifest(
+        schema_version=1,
+        name=name,
+        source=Source(uri=f"models:/{name}/1", version="1", run_id="run", sha256="0" * 64),
+        signature=Signature(inputs=(x,), outputs=(y,)),
+        variant=Variant(recipe="fp32", precision="fp32", target="cpu", opset=OPSET),
+        batching=Batching(max_rows=32, buckets=(1, 8, 32), row_independent=row_independent),
+        evidence=Evidence(rows=8, max_abs_error=1e-5, relative_l2=1e-6),
+    )
+
+
+def _model(scale: float, features: int, row_independent: bool) -> onnx.ModelProto:
+    nodes = [
+        helper.make_node("Mul", ["x", "scale"], ["scaled"]),
+        helper.make_node("ReduceSum", ["x", "axis"], ["total"], keepdims=1),
+        helper.make_node("Add", ["scaled", "total"], ["y"]),
+    ]
+    shape: list[str | int | None] = ["rows", features]
+    graph = helper.make_graph(
+        nodes,
+        "tiny",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
+        [
+            helper.make_tensor("scale", TensorProto.FLOAT, [], [scale]),
+            helper.make_tensor("axis", TensorProto.INT64, [1], [1 if row_independent else 0]),
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)])
+    model.ir_version = 10
+    onnx.checker.check_model(model)
+    return model

@@ -1,0 +1,150 @@
+"""A small real HTTP server that stands in for a served Bento in the rollout tests.
+
+It answers what the rollout asks of a Bento (/readyz, /v2/health/ready, /v2/models/NAME with
+its digest, infer), and a V2 gRPC ModelInfer when MLCTL_GRPC_PORT is set. Its behaviour is in
+the tag: `NAME:DIGEST12?delay=0.05&fail=0.3&slow=0.5&refuse=1&ready=never` as URL
+query parameters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl
+
+import grpc
+import uvicorn
+
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+_GRPC = {500: grpc.StatusCode.INTERNAL, 404: grpc.StatusCode.NOT_FOUND}
+
+
+@dataclass(frozen=True, slots=True)
+class Behaviour:
+    """How the server answers: `delay` seconds for a share `slow`, errors for a share `fail`.
+
+    A share `refuse` of the other requests is told that the caller is wrong.
+    """
+
+    name: str
+    digest: str
+    delay: float = 0.0
+    slow: float = 1.0
+    fail: float = 0.0
+    refuse: float = 0.0
+    ready: str = "yes"
+
+    @classmethod
+    def parse(cls, tag: str) -> Behaviour:
+        plain, _, query = tag.partition("?")
+        name, _, short = plain.partition(":")
+        options = dict(parse_qsl(query))
+        return cls(
+            name=name,
+            digest=short.ljust(64, "0"),
+            delay=float(options.get("delay", 0.0)),
+            slow=float(options.get("slow", 1.0)),
+            fail=float(options.get("fail", 0.0)),
+            refuse=float(options.get("refuse", 0.0)),
+            ready=options.get("ready", "yes"),
+        )
+
+    async def act(self) -> int:
+        """Wait as told; the HTTP status of this request."""
+        if self.delay and random.random() < self.slow:
+            await asyncio.sleep(self.delay)
+        if random.random() < self.fail:
+            return 500
+        return 404 if random.random() < self.refuse else 200
+
+
+class FakeApp:
+    """The ASGI application."""
+
+    def __init__(self, behaviour: Behaviour) -> None:
+        self._behaviour = behaviour
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+            return
+        await self._drain(receive)
+        status, body = await self._answer(scope["path"])
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _answer(self, path: str) -> tuple[int, bytes]:
+        behaviour = self._behaviour
+        if path in ("/readyz", "/v2/health/ready"):
+            return (503 if behaviour.ready == "never" else 200), b"{}"
+        if path == f"/v2/models/{behaviour.name}":
+            body = f'{{"name": "{behaviour.name}", "versions": ["{behaviour.digest}"]}}'
+            return 200, body.encode()
+        if path.endswith("/infer"):
+            status = await behaviour.act()
+            return status, f'{{"model_version": "{behaviour.digest}"}}'.encode()
+        return 404, b"{}"
+
+    @staticmethod
+    async def _drain(receive: Receive) -> None:
+        while (await receive()).get("more_body"):
+            continue
+
+    @staticmethod
+    async def _lifespan(receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await send({"type": "lifespan.shutdown.complete"})
+
+
+async def serve(behaviour: Behaviour, host: str, port: int, grpc_port: int | None) -> None:
+    """Serve until SIGTERM."""
+    server = grpc.aio.server()
+
+    async def infer(request: bytes, context: Any) -> bytes:
+        if status := _GRPC.get(await behaviour.act()):
+            await context.abort(status, "told to fail")
+        return request
+
+    method = grpc.unary_unary_rpc_method_handler(infer)  # type: ignore[no-untyped-call]
+    handler = grpc.method_handlers_generic_handler(  # type: ignore[no-untyped-call]
+        "inference.GRPCInferenceService", {"ModelInfer": method}
+    )
+    server.add_generic_rpc_handlers((handler,))
+    if grpc_port is not None:
+        server.add_insecure_port(f"{host}:{grpc_port}")
+    await server.start()
+    config = uvicorn.Config(
+        FakeApp(behaviour), host=host, port=port, log_level="warning", timeout_graceful_shutdown=5
+    )
+    await uvicorn.Server(config).serve()
+    await server.stop(1.0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("tag")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, required=True)
+    arguments = parser.parse_args()
+    behaviour = Behaviour.parse(arguments.tag)
+    print(f"fake bento {arguments.tag} starts", flush=True)
+    if behaviour.ready == "crash":
+        sys.exit("fake bento was told to crash")
+    grpc_port = os.environ.get("MLCTL_GRPC_PORT")
+    asyncio.run(
+        serve(behaviour, arguments.host, arguments.port, int(grpc_port) if grpc_port else None)
+    )
+
+
+if __name__ == "__main__":
+    main()
