@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import re
+import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 _CHUNK = 1 << 20
+_SCRATCH = re.compile(r"\.scratch-(\d+)-")
 
 
 def sha256_file(path: Path) -> str:
@@ -42,3 +47,30 @@ def fsync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def scratch_directory(parent: Path) -> Iterator[Path]:
+    """An empty directory in `parent`, gone with the block unless it was renamed.
+
+    What killed processes left of theirs is removed first.
+    """
+    for path in parent.iterdir():
+        match = _SCRATCH.match(path.name)
+        if match and not _is_running(int(match[1])):
+            shutil.rmtree(path, ignore_errors=True)
+    scratch = Path(tempfile.mkdtemp(dir=parent, prefix=f".scratch-{os.getpid()}-"))
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -29,6 +29,8 @@ MANIFEST_NAME = "manifest.json"
 MODEL_NAME = "model.onnx"
 GOLDEN_NAME = "golden.npz"
 EVIDENCE_NAME = "evidence.json"
+TRANSFORM_FOLDER = "transform"
+TRANSFORM_NAME = f"{TRANSFORM_FOLDER}/transform.py"
 MAX_MANIFEST_BYTES = 4 << 20
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -84,19 +86,29 @@ class Batching(_Value):
 
 
 class Evidence(_Value):
-    """The measured numbers behind the choice, against the source model.
+    """The proved numbers behind the choice, against the source model.
 
     `max_abs_error` and `relative_l2` compare outputs with the source model's on
-    held-out rows; `agreement` is the share of rows with the same top class, and
-    `accuracy` the share that equals its label (both null where they do not apply).
+    held-out rows; `agreement` is the share of rows with the same top class. `score` is
+    the task `metric` on labelled rows, `drop` how much worse than the source model's it
+    is, and `drop_high` the upper bound of its confidence interval (all null where they
+    do not apply).
     """
 
     rows: PositiveInt
-    accuracy: FiniteFloat | None = None
-    accuracy_drop: FiniteFloat | None = None
+    metric: Annotated[str, Field(max_length=256)] | None = None
+    score: FiniteFloat | None = None
+    drop: FiniteFloat | None = None
+    drop_high: FiniteFloat | None = None
     agreement: FiniteFloat | None = None
     max_abs_error: NonNegative
     relative_l2: NonNegative
+
+
+class Transform(_Value):
+    """User code around the model, whose file itself takes and gives `model_signature`."""
+
+    model_signature: Signature
 
 
 class FileEntry(_Value):
@@ -108,7 +120,11 @@ class FileEntry(_Value):
 
 
 class Manifest(_Value):
-    """The whole manifest. `files` is sorted by path and never lists the manifest itself."""
+    """The whole manifest. `files` is sorted by path and never lists the manifest itself.
+
+    `signature` is what clients see. With a `transform` it is what the code in the folder
+    transform/ takes and gives, and may differ from the model's own.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", title="mlctl bundle manifest")
 
@@ -116,6 +132,7 @@ class Manifest(_Value):
     name: Name
     source: Source
     signature: Signature
+    transform: Transform | None = None
     variant: Variant
     batching: Batching
     evidence: Evidence
@@ -130,9 +147,27 @@ class Manifest(_Value):
             raise ValueError(f"files must not list {MANIFEST_NAME}")
         return self
 
+    @model_validator(mode="after")
+    def _transform_is_told_and_listed(self) -> Self:
+        listed = any(entry.path == TRANSFORM_NAME for entry in self.files)
+        if self.files and listed != (self.transform is not None):
+            raise ValueError(f"the field transform and the file {TRANSFORM_NAME} need each other")
+        if self.signature.batched != self.model_signature.batched:
+            raise ValueError("signature and transform.model_signature: only one has a batch size")
+        return self
+
+    @property
+    def model_signature(self) -> Signature:
+        """What the model file takes and gives: `signature`, unless a transform is around it."""
+        return self.signature if self.transform is None else self.transform.model_signature
+
     def canonical(self) -> bytes:
         """The bytes that the digest is taken of, and that are written to disk."""
-        return canonical_json(self.model_dump(mode="json"))
+        document = self.model_dump(mode="json")
+        if self.transform is None:
+            # Left out, so that bundles without one keep the digest that they always had.
+            del document["transform"]
+        return canonical_json(document)
 
     @property
     def digest(self) -> str:

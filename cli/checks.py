@@ -87,6 +87,33 @@ def check_runtime() -> Finding:
     return Finding("runtime", Severity.OK, f"onnxruntime {cpu or gpu} offers {providers}")
 
 
+def check_tensorrt() -> Finding:
+    """TensorRT finds a GPU, and is the one that the runtime's provider was built for."""
+    from services.tensorrt.installed import provider_problem, tensorrt_version
+    from services.tensorrt.probe import probe_device
+
+    version = tensorrt_version()
+    if version is None:
+        return Finding("tensorrt", Severity.OK, "not installed (optional)")
+    probe = probe_device()
+    if probe.device is None:
+        return Finding(
+            "tensorrt",
+            Severity.WARN,
+            f"TensorRT {version} cannot be used: {probe.reason}",
+            "It needs an NVIDIA GPU, its driver, and a TensorRT made for that driver's CUDA.",
+        )
+    device = f"TensorRT {version} on {probe.device.name}, driver {probe.device.driver}"
+    if problem := provider_problem():
+        return Finding(
+            "tensorrt",
+            Severity.WARN,
+            f"{device}: the provider tensorrt-raw only, since {problem}",
+            "pip install 'mlctl[trt-ep]' for the provider tensorrt",
+        )
+    return Finding("tensorrt", Severity.OK, device)
+
+
 def _package_check(
     name: str, distributions: tuple[str, ...], extra: str, purpose: str
 ) -> Callable[[], Finding]:
@@ -128,6 +155,7 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     check_registry,
     check_bento_store,
     check_runtime,
+    check_tensorrt,
     _package_check("optimize", ("torch", "onnxscript", "mlflow"), "optimize", "mlctl optimize"),
     _package_check(
         "serve", ("bentoml", "grpcio", "uvloop", "httptools"), "serve", "mlctl build and serve"

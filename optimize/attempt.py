@@ -1,59 +1,156 @@
-"""Making and measuring one variant, through the cache; a failure becomes its result."""
+"""Making and measuring one variant, through the cache; a failure becomes its result.
+
+Model and measurement are cached apart: another goal or metric costs no new model,
+unless the recipe searches for that goal.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bundle.clock import Clock
 from bundle.manifest import MODEL_NAME
-from optimize.cache import Entry, Key, fetch_or_build, versions
+from optimize.cache import Entry, Key, fetch_or_build, hash_key, versions
 from optimize.checks import check_graph
 from optimize.events import Event, Progress, Stage, Status
 from optimize.evidence import conditions
 from optimize.exported import Exported
-from optimize.judge import measure_variant
+from optimize.goals import Goals
+from optimize.importer import check_importable
+from optimize.judge import QualityMeter, measure_variant
+from optimize.place import Place
 from optimize.recipes import Recipe
-from optimize.variant import Variant, load_measured, save_measured
+from optimize.recipes.base import Calibrator, Target, Workbench
+from optimize.variant import (
+    Measured,
+    Variant,
+    load_details,
+    load_measured,
+    save_details,
+    save_measured,
+)
 from registry.quiet import first_line
 
 
-def make_variant(recipe: Recipe, exported: Exported, progress: Progress, clock: Clock) -> Variant:
-    """Build, check and measure `recipe`'s variant, or take it from the cache.
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What all recipes of one run have in common."""
 
-    What goes wrong with the recipe is the variant's `failure`; errors of the disk pass
-    through.
-    """
-    progress.event(Event(Stage.VARIANT, Status.STARTED, recipe.name))
-    try:
-        entry = variant_entry(recipe, exported, clock)
-    except OSError:
-        raise
-    except Exception as error:  # noqa: BLE001 - whatever a recipe's library raises is its reason
-        reason = first_line(error)
-        progress.event(Event(Stage.VARIANT, Status.FAILED, recipe.name, reason))
-        return Variant(recipe.name, recipe.precision, None, failure=reason)
-    status = Status.CACHED if entry.reused else Status.FINISHED
-    progress.event(Event(Stage.VARIANT, status, recipe.name))
-    return Variant(recipe.name, recipe.precision, load_measured(entry.root), entry.root)
+    exported: Exported
+    goals: Goals
+    place: Place
+    calibrator: Calibrator
+    progress: Progress
+    clock: Clock
 
+    def make_variant(self, recipe: Recipe) -> Variant:
+        """Build, check and measure `recipe`'s variant, or take it from the cache.
 
-def variant_entry(recipe: Recipe, exported: Exported, clock: Clock) -> Entry:
-    """The cache entry with the variant's model and its numbers."""
+        What goes wrong with the recipe is the variant's `failure`; errors of the disk
+        pass through.
+        """
+        self._tell(recipe, Status.STARTED)
+        try:
+            model = fetch_or_build(
+                self.model_key(recipe), lambda directory: self._build(recipe, directory)
+            )
+            entry = self._measure(recipe, model)
+        except OSError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a recipe's library raises is its reason
+            variant = Variant(recipe.name, recipe.precision, None, failure=first_line(error))
+            self._tell(recipe, Status.FAILED, variant)
+            return variant
+        variant = Variant(recipe.name, recipe.precision, load_measured(entry.root), model.root)
+        self._tell(recipe, Status.CACHED if entry.reused else Status.FINISHED, variant)
+        return variant
 
-    def build(directory: Path) -> None:
-        recipe.build(exported.graph, directory, exported.calibration)
-        opset = check_graph(directory / MODEL_NAME, exported.source.signature, None)
-        save_measured(measure_variant(directory, opset, exported.baseline, clock), directory)
+    def model_key(self, recipe: Recipe) -> Key:
+        """What the variant's graph depends on."""
+        return {
+            "kind": "model",
+            "export": self.exported.key,
+            "recipe": recipe.name,
+            "version": recipe.version,
+            "calibrator": self.calibrator.value,
+            "libraries": versions("onnx", "onnxruntime", "onnxruntime-gpu"),
+            **(self._search_key() if recipe.tuned else {}),
+        }
 
-    return fetch_or_build(_key(recipe, exported), build)
+    def measure_key(self, recipe: Recipe) -> Key:
+        """What the variant's numbers depend on."""
+        place = self.place
+        return {
+            "kind": "measure",
+            "model": hash_key(self.model_key(recipe)),
+            "target": place.target.value,
+            "provider": place.provider,
+            "metric": self._metric,
+            "processor": str(conditions()["processor"]),
+            "checker": versions("tensorrt-rtx-cu13") if place.target is Target.TENSORRT else "",
+        }
 
+    @property
+    def _metric(self) -> str | None:
+        metric = self.exported.baseline.metric
+        return None if metric is None else metric.name
 
-def _key(recipe: Recipe, exported: Exported) -> Key:
-    return {
-        "kind": "variant",
-        "export": exported.key,
-        "recipe": recipe.name,
-        "version": recipe.version,
-        "processor": str(conditions()["processor"]),
-        "libraries": versions("onnx", "onnxruntime", "onnxruntime-gpu"),
-    }
+    def _search_key(self) -> Key:
+        return {"metric": self._metric, **self.goals.accuracy_only()}
+
+    def _build(self, recipe: Recipe, directory: Path) -> None:
+        details = recipe.build(self.exported.graph, directory, self._bench(recipe))
+        save_details(details, directory)
+
+    def _measure(self, recipe: Recipe, model: Entry) -> Entry:
+        def build(directory: Path) -> None:
+            save_measured(self._measured(model.root), directory)
+
+        return fetch_or_build(self.measure_key(recipe), build)
+
+    def _measured(self, root: Path) -> Measured:
+        opset = check_graph(root / MODEL_NAME, self.exported.signature, None)
+        importer = None
+        if self.place.target is Target.TENSORRT:
+            verdict = check_importable(root / MODEL_NAME, self.exported.signature)
+            if verdict.refused:
+                raise ValueError(f"TensorRT does not take it: {verdict.words}")
+            importer = verdict.words
+        measured = measure_variant(
+            root, opset, load_details(root), self.exported.baseline, self.place, self.clock
+        )
+        return replace(measured, importer=importer)
+
+    def _bench(self, recipe: Recipe) -> Workbench:
+        exported = self.exported
+        baseline = exported.baseline
+        return Workbench(
+            calibration=exported.calibration,
+            quality=QualityMeter(
+                exported.graph,
+                exported.calibration,
+                baseline.batching.max_rows,
+                baseline.metric,
+                self.goals,
+            ),
+            store=self._store,
+            step=self._step(recipe),
+            calibrator=self.calibrator,
+        )
+
+    def _store(self, key: Key, build: Callable[[Path], None]) -> Path:
+        return fetch_or_build({**key, "export": self.exported.key}, build).root
+
+    def _step(self, recipe: Recipe) -> Callable[[str, int, int], None]:
+        def step(what: str, done: int, total: int) -> None:
+            event = Event(Stage.VARIANT, Status.WORKING, recipe.name, what, done, total)
+            self.progress.event(event)
+
+        return step
+
+    def _tell(self, recipe: Recipe, status: Status, variant: Variant | None = None) -> None:
+        detail = "" if variant is None else variant.failure or ""
+        event = Event(Stage.VARIANT, status, recipe.name, detail, variant=variant)
+        self.progress.event(event)

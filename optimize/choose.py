@@ -1,19 +1,16 @@
-"""The gates and the choice: pure, with a reason in words for every variant.
+"""The choice: pure, with a reason in words for every variant.
 
-With labels the gate is the drop in accuracy; without, it is centred cosine and, where
-the output is a row of scores, agreement of the top class. Among those that pass, the
-best by the preferred number wins; what noise cannot separate from it (within 5 %, or
-with overlapping quartiles) is a tie, which the smaller file wins.
+Among those that meet the goals, the best by the preferred number wins; what noise
+cannot separate from it (within 5 %, or with overlapping quartiles) is a tie, which the
+smaller file wins.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
-from enum import StrEnum
+from dataclasses import dataclass
 
-from bundle.errors import ErrorCode, MlctlError
+from optimize.goals import Goals, Prefer, accuracy_faults, over
 from optimize.latency import BatchLatency
 from optimize.variant import Measured, Variant
 
@@ -24,41 +21,15 @@ MEGABYTE = 1_000_000
 TIE = 0.05
 
 
-class Prefer(StrEnum):
-    """What to choose by, among the variants that pass."""
-
-    LATENCY = "latency"
-    THROUGHPUT = "throughput"
-    SIZE = "size"
-
-
-@dataclass(frozen=True, slots=True)
-class Goals:
-    """The limits of a variant. `min_agreement` and `min_centred_cosine` only without labels."""
-
-    max_accuracy_drop: float = 0.01
-    max_p95_ms: float | None = None
-    max_size_mb: float | None = None
-    min_agreement: float = 0.99
-    min_centred_cosine: float = 0.98
-    prefer: Prefer = Prefer.LATENCY
-
-    def __post_init__(self) -> None:
-        """INVALID_INPUT for a limit that is negative or no finite number."""
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, int | float) and not 0 <= value < math.inf:
-                raise MlctlError(
-                    ErrorCode.INVALID_INPUT,
-                    f"{field.name} = {value!r} is out of range: give a finite number, 0 or more",
-                )
-
-
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A variant with its verdict; `reason` tells it to a person."""
+    """A variant with its verdict; `reason` tells it to a person.
+
+    `accurate` is the part of the verdict that no clock has a say in.
+    """
 
     variant: Variant
+    accurate: bool
     passed: bool
     chosen: bool
     reason: str
@@ -69,20 +40,20 @@ def choose(variants: Sequence[Variant], goals: Goals) -> tuple[Judged, ...]:
     faults = {variant.recipe: _fault(variant, goals) for variant in variants}
     passing = [variant for variant in variants if faults[variant.recipe] is None]
     best, why = _best(passing, goals.prefer) if passing else (None, "")
-    return tuple(
-        _judge(variant, faults[variant.recipe], best, why, goals.prefer) for variant in variants
-    )
+    return tuple(_judge(variant, faults[variant.recipe], best, why, goals) for variant in variants)
 
 
 def _judge(
-    variant: Variant, fault: str | None, best: Variant | None, why: str, prefer: Prefer
+    variant: Variant, fault: str | None, best: Variant | None, why: str, goals: Goals
 ) -> Judged:
+    measured = variant.measured
+    accurate = measured is not None and next(_inaccuracies(measured, goals), None) is None
     if fault is not None or best is None:
-        return Judged(variant, passed=False, chosen=False, reason=fault or "")
+        return Judged(variant, accurate, passed=False, chosen=False, reason=fault or "")
     if variant is best:
-        return Judged(variant, passed=True, chosen=True, reason=f"chosen: {why}")
-    reason = f"passes, but {best.recipe} wins by {prefer.value}"
-    return Judged(variant, passed=True, chosen=False, reason=reason)
+        return Judged(variant, accurate, passed=True, chosen=True, reason=f"chosen: {why}")
+    reason = f"passes, but {best.recipe} wins by {goals.prefer.value}"
+    return Judged(variant, accurate, passed=True, chosen=False, reason=reason)
 
 
 def _fault(variant: Variant, goals: Goals) -> str | None:
@@ -93,34 +64,36 @@ def _fault(variant: Variant, goals: Goals) -> str | None:
 
 
 def _faults(measured: Measured, goals: Goals) -> Iterator[str]:
-    parity = measured.parity
-    if measured.accuracy_drop is not None:
-        if measured.accuracy_drop > goals.max_accuracy_drop:
-            yield _over("accuracy drop", measured.accuracy_drop, goals.max_accuracy_drop)
-    else:
-        if parity.centred_cosine < goals.min_centred_cosine:
-            yield _under("centred cosine", parity.centred_cosine, goals.min_centred_cosine)
-        if parity.agreement is not None and parity.agreement < goals.min_agreement:
-            yield _under("agreement", parity.agreement, goals.min_agreement)
-    if goals.max_p95_ms is not None and measured.p95_ms > goals.max_p95_ms:
-        yield _over("p95 latency in ms", measured.p95_ms, goals.max_p95_ms)
+    yield from _inaccuracies(measured, goals)
+    if goals.max_p95_ms is not None:
+        if not measured.latency:
+            yield "its latency was not measured, because its target is not on this machine"
+        elif measured.p95_ms > goals.max_p95_ms:
+            yield over("p95 latency in ms", measured.p95_ms, goals.max_p95_ms)
     size = measured.size_bytes / MEGABYTE
     if goals.max_size_mb is not None and size > goals.max_size_mb:
-        yield _over("size in MB", size, goals.max_size_mb)
+        yield over("size in MB", size, goals.max_size_mb)
 
 
-def _over(what: str, value: float, limit: float) -> str:
-    return f"{what} {value:.4g} is over the limit {limit:.4g}"
-
-
-def _under(what: str, value: float, limit: float) -> str:
-    return f"{what} {value:.4g} is under the limit {limit:.4g}"
+def _inaccuracies(measured: Measured, goals: Goals) -> Iterator[str]:
+    """The gate looks at the bound of the drop and not at the drop: few rows prove little."""
+    drop = None if measured.score is None else measured.score.drop
+    for fault in accuracy_faults(measured.parity, None if drop is None else drop.high, goals):
+        if drop is not None and fault.startswith("accuracy drop"):
+            yield f"{fault} (upper bound; {drop.value:.4g} on these {measured.rows} rows)"
+        else:
+            yield fault
 
 
 def _best(passing: Sequence[Variant], prefer: Prefer) -> tuple[Variant, str]:
     """The winner and why; every variant of `passing` is measured."""
     if prefer is Prefer.SIZE:
         return min(passing, key=_size), "the smallest that passes"
+    if not all(variant.measured and variant.measured.latency for variant in passing):
+        return min(passing, key=_size), (
+            "the smallest that passes; latency was not measured, because the target is "
+            "not on this machine"
+        )
     fastest = min(passing, key=lambda variant: _cost(variant, prefer)[1])
     _, median, third_quartile = _cost(fastest, prefer)
     ceiling = max(third_quartile, median * (1 + TIE))
@@ -130,7 +103,9 @@ def _best(passing: Sequence[Variant], prefer: Prefer) -> tuple[Variant, str]:
     if len(tied) == 1:
         return winner, f"the {goal} that passes"
     others = ", ".join(variant.recipe for variant in tied if variant is not winner)
-    return winner, f"noise cannot separate its {prefer.value} from {others}; the smaller file wins"
+    return winner, (
+        f"a tie: noise cannot separate its {prefer.value} from {others}; the smaller file wins"
+    )
 
 
 def _cost(variant: Variant, prefer: Prefer) -> tuple[float, float, float]:

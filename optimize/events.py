@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from optimize.choose import Judged
+from optimize.variant import Variant
+
 
 class Stage(StrEnum):
     """The steps of an optimization, in their order."""
@@ -21,6 +24,7 @@ class Status(StrEnum):
     """How a step stands. CACHED is finished without work, FAILED lets the others go on."""
 
     STARTED = "started"
+    WORKING = "working"
     FINISHED = "finished"
     CACHED = "cached"
     FAILED = "failed"
@@ -28,12 +32,20 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A change of one step; `recipe` only in stage VARIANT."""
+    """A change of one step; `recipe` and `variant` (once it is known) only in stage VARIANT.
+
+    WORKING tells that `done` of `total` pieces of the work in `detail` are finished.
+    `judged` is the table, once the choice is made.
+    """
 
     stage: Stage
     status: Status
     recipe: str | None = None
     detail: str = ""
+    done: int = 0
+    total: int = 0
+    variant: Variant | None = None
+    judged: tuple[Judged, ...] = ()
 
 
 class Progress(Protocol):

@@ -1,91 +1,125 @@
-"""The record of an optimization: evidence.json, and the same numbers as the registry takes them.
+"""The records of an optimization: what was proved, and what was measured on top.
 
-It has no timestamp and no path, so that the same measurements give the same digest.
+`evidence.json` travels in the bundle and so is part of its digest: it holds only what
+the same inputs always give, no latency, timestamp or path. `report.json` adds the
+latencies, where they were taken, and the decision in words; it is drawn as
+report.html, and both are attached to the registry's run.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from bundle.manifest import Evidence
 from optimize.cache import versions
-from optimize.choose import Goals, Judged
-from optimize.data import EvalData
-from optimize.judge import Baseline
+from optimize.choose import Judged
+from optimize.exported import Exported
+from optimize.goals import Goals
+from optimize.place import Place
 from optimize.variant import Measured
-from registry.catalog import PublishReport, SourceModel
+from registry.catalog import PublishReport
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+REPORT_NAME = "report.json"
+PAGE_NAME = "report.html"
+
+_LIBRARIES = ("onnx", "onnxruntime", "onnxruntime-gpu", "torch")
 
 
 def evidence_document(
-    source: SourceModel,
-    data: EvalData,
-    baseline: Baseline,
-    goals: Goals,
-    judged: Sequence[Judged],
+    exported: Exported, goals: Goals, place: Place, judged: Sequence[Judged]
 ) -> dict[str, Any]:
-    """The document that says what was tried, on what, and why one variant was chosen."""
+    """What was tried, on what, and what each variant was proved to be."""
+    prepared, baseline = exported.prepared, exported.baseline
+    source, transform = prepared.source, prepared.transform
     return {
         "schema_version": SCHEMA_VERSION,
         "source": {"uri": source.uri, "run_id": source.run_id, "sha256": source.sha256},
         "data": {
-            "sha256": data.sha256,
-            "calibration_rows": data.calibration.count,
-            "held_out_rows": data.held_out.count,
-            "judged_rows": baseline.rows.count,
+            "sha256": prepared.raw.sha256,
+            "rows": prepared.raw.rows,
+            "calibration_rows": prepared.calibration.count,
+            "held_out_rows": prepared.held_out.count,
             "labelled": baseline.rows.labels is not None,
         },
-        "conditions": conditions(),
+        "transform": None if transform is None else transform.sha256,
+        "libraries": versions(*_LIBRARIES),
         "goals": asdict(goals),
+        "target": place.target.value,
         "row_independent": baseline.row_independent,
-        "source_accuracy": baseline.accuracy(),
+        "metric": None if baseline.metric is None else baseline.metric.name,
+        "source_score": baseline.score,
+        "variants": [_proof(item) for item in judged],
+    }
+
+
+def report_document(
+    exported: Exported, goals: Goals, place: Place, judged: Sequence[Judged]
+) -> dict[str, Any]:
+    """The evidence with latencies, their conditions and the reasons: all that a page draws."""
+    return {
+        **evidence_document(exported, goals, place, judged),
+        "conditions": conditions(),
+        "place": {"provider": place.provider, "missing": place.missing},
         "variants": [variant_record(item) for item in judged],
     }
 
 
-def manifest_evidence(measured: Measured) -> Evidence:
+def manifest_evidence(measured: Measured, metric: str | None) -> Evidence:
     """The numbers of the chosen variant that the manifest carries."""
+    score = measured.score
     return Evidence(
         rows=measured.rows,
-        accuracy=measured.accuracy,
-        accuracy_drop=measured.accuracy_drop,
+        metric=None if score is None else metric,
+        score=None if score is None else score.value,
+        drop=None if score is None else score.drop.value,
+        drop_high=None if score is None else score.drop.high,
         agreement=measured.parity.agreement,
         max_abs_error=measured.parity.max_abs_error,
         relative_l2=measured.parity.relative_l2,
     )
 
 
-def publish_report(judged: Sequence[Judged], chosen: Judged, goals: Goals) -> PublishReport:
-    """What the registry shows beside the bundle: metrics as `recipe/number`, and a table."""
+def publish_report(
+    report: Mapping[str, Any], judged: Sequence[Judged], chosen: Judged, page: str
+) -> PublishReport:
+    """What the registry shows beside the bundle: metrics as `recipe/number`, a table, a page."""
     measured = [
         (item.variant.recipe, numbers(item.variant.measured))
         for item in judged
         if item.variant.measured is not None
     ]
+    params = {**report["goals"], "target": report["target"], "metric": report["metric"]}
     return PublishReport(
         verdict=chosen.reason,
-        params={name: str(value) for name, value in asdict(goals).items()},
+        params={name: str(value) for name, value in params.items()},
         metrics={
             f"{recipe}/{name}": value
             for recipe, values in measured
             for name, value in values.items()
         },
         table=[_row(item) for item in judged],
+        files={
+            REPORT_NAME: json.dumps(report, indent=2, sort_keys=True).encode(),
+            PAGE_NAME: page.encode(),
+        },
     )
 
 
 def numbers(measured: Measured) -> dict[str, float]:
     """The numbers of a variant by name; those that do not apply are left out."""
+    score = measured.score
     found: dict[str, float | None] = {
         "size_bytes": float(measured.size_bytes),
-        "accuracy": measured.accuracy,
-        "accuracy_drop": measured.accuracy_drop,
+        "score": None if score is None else score.value,
+        "drop": None if score is None else score.drop.value,
+        "drop_high": None if score is None else score.drop.high,
         "agreement": measured.parity.agreement,
         "max_abs_error": measured.parity.max_abs_error,
         "relative_l2": measured.parity.relative_l2,
@@ -103,12 +137,12 @@ def conditions() -> dict[str, str | int]:
         "processor": _processor(),
         "cores": os.cpu_count() or 1,
         "threads": 1,
-        "libraries": versions("onnx", "onnxruntime", "onnxruntime-gpu", "torch"),
+        "libraries": versions(*_LIBRARIES),
     }
 
 
 def variant_record(item: Judged) -> dict[str, Any]:
-    """One variant as evidence.json and `mlctl optimize --json` tell it."""
+    """One variant as report.json and `mlctl optimize --json` tell it."""
     measured = item.variant.measured
     return {
         "recipe": item.variant.recipe,
@@ -120,11 +154,23 @@ def variant_record(item: Judged) -> dict[str, Any]:
     }
 
 
+def _proof(item: Judged) -> dict[str, Any]:
+    measured = item.variant.measured
+    return {
+        "recipe": item.variant.recipe,
+        "precision": item.variant.precision,
+        "accurate": item.accurate,
+        "chosen": item.chosen,
+        "failure": item.variant.failure,
+        "proof": None if measured is None else measured.proof(),
+    }
+
+
 def _row(item: Judged) -> dict[str, str | float | None]:
     measured = item.variant.measured
     verdict = "chosen" if item.chosen else "passed" if item.passed else "refused"
     values: dict[str, float] = {} if measured is None else numbers(measured)
-    columns = ("accuracy", "accuracy_drop", "agreement", "size_bytes", "batch1_median_ms")
+    columns = ("score", "drop", "drop_high", "agreement", "size_bytes", "batch1_median_ms")
     return {
         "recipe": item.variant.recipe,
         "verdict": verdict,

@@ -1,7 +1,7 @@
 """Torch module to ONNX file by torch's exporter, with its failures told in one sentence.
 
-The graph is stripped of source paths and stack traces, so that the same model gives
-the same file on any machine.
+The graph is stripped of source paths and stack traces, and its values get the
+signature's names, so that the same model gives the same file on any machine.
 """
 
 from __future__ import annotations
@@ -17,44 +17,118 @@ from registry.quiet import first_line, quiet
 OPSET = 20
 
 _DATA_DEPENDENT = ("GuardOnDataDependentSymNode", "DynamicControlFlow", "data-dependent")
+_NO_OPERATOR = "No ONNX function found"
 
 
 def export_torch(module: Any, example: tuple[Any, ...], signature: Signature, path: Path) -> None:
-    """Export `module` to `path`, dynamic where the signature says -1; EXPORT_FAILED otherwise."""
+    """Export `module` to `path`, dynamic where the signature says -1; EXPORT_FAILED otherwise.
+
+    `module` takes the inputs in order and returns a tuple of the outputs, as `adapt` makes it.
+    """
     import torch
 
+    # torch takes a size of 1 for a constant.
+    example = tuple(
+        _widened(tensor, spec.shape) for tensor, spec in zip(example, signature.inputs, strict=True)
+    )
     with quiet():
         try:
-            program = torch.onnx.export(
-                module,
-                example,
-                dynamo=True,
-                opset_version=OPSET,
-                input_names=[spec.name for spec in signature.inputs],
-                output_names=[spec.name for spec in signature.outputs],
-                dynamic_shapes=_dynamic_shapes(signature),
+            traced = torch.export.export(
+                module, example, dynamic_shapes=_dynamic_shapes(signature), strict=False
             )
+            _refuse_fixed(traced, signature)
+            program = torch.onnx.export(traced, (), dynamo=True, opset_version=OPSET)
+        except MlctlError:
+            raise
         except Exception as error:  # the model's own code runs in there
             raise _failed(error) from error
         assert program is not None
         _strip(program.model)
+        _name(program.model.graph, signature)
         program.save(str(path))
 
 
-def _dynamic_shapes(signature: Signature) -> tuple[dict[int, Any], ...]:
+def _widened(tensor: Any, shape: tuple[int, ...]) -> Any:
+    for axis, size in enumerate(shape):
+        if size == DYNAMIC and tensor.shape[axis] == 1:
+            tensor = tensor.repeat_interleave(2, dim=axis)
+    return tensor
+
+
+def _dynamic_shapes(signature: Signature) -> tuple[tuple[dict[int, Any], ...]]:
     """One mapping for each input. AUTO lets the exporter find dimensions that must be equal."""
     from torch.export import Dim
 
-    return tuple(
-        {at: Dim.AUTO for at, size in enumerate(spec.shape) if size == DYNAMIC}
+    inputs = tuple(
+        {axis: Dim.AUTO for axis, size in enumerate(spec.shape) if size == DYNAMIC}
         for spec in signature.inputs
     )
+    return (inputs,)  # the adapter's only parameter is *inputs
+
+
+def _refuse_fixed(traced: Any, signature: Signature) -> None:
+    """EXPORT_FAILED if tracing fixed a dynamic dimension.
+
+    The ONNX file does not tell: its inputs are declared as dynamic as they were asked for.
+    """
+    values = {node.name: node.meta.get("val") for node in traced.graph.nodes}
+    for spec, name in zip(signature.inputs, traced.graph_signature.user_inputs, strict=True):
+        for axis, (asked, size) in enumerate(zip(spec.shape, values[name].shape, strict=True)):
+            if asked == DYNAMIC and isinstance(size, int):
+                raise MlctlError(
+                    ErrorCode.EXPORT_FAILED,
+                    f"dimension {axis} of input {spec.name!r} became fixed at {size}: the model's "
+                    "code depends on its size, for example in a loop",
+                    "Compute over the whole dimension at once, or log the model with that size "
+                    "in its signature; recurrent layers keep the length they were traced with.",
+                )
 
 
 def _strip(model: Any) -> None:
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
     ClearMetadataAndDocStringPass()(model)
+
+
+def _name(graph: Any, signature: Signature) -> None:
+    """Give inputs and outputs their public names, and inner values that have one of them another.
+
+    An embedding layer is the usual case: its output is `embedding`, as the model's may be.
+    """
+    public = [
+        *zip(graph.inputs, (spec.name for spec in signature.inputs), strict=True),
+        *zip(graph.outputs, (spec.name for spec in signature.outputs), strict=True),
+    ]
+    values = list(_values(graph))
+    taken = {value.name for value in values} | {name for _, name in public}
+    names = {name for _, name in public}
+    for value in values:
+        if value.name in names:
+            value.name = _free_name(value.name, taken)
+    for value, name in public:
+        value.name = name
+
+
+def _values(graph: Any) -> Iterator[Any]:
+    """Every value of a graph and of its subgraphs."""
+    from onnx_ir.traversal import RecursiveGraphIterator
+
+    yield from graph.inputs
+    yield from graph.initializers.values()
+    for node in RecursiveGraphIterator(graph):
+        yield from node.outputs
+        for attribute in node.attributes.values():
+            if attribute.type.name == "GRAPH":
+                yield from attribute.value.inputs
+                yield from attribute.value.initializers.values()
+
+
+def _free_name(name: str, taken: set[str]) -> str:
+    number = 1
+    while (candidate := f"{name}.inner{number}") in taken:
+        number += 1
+    taken.add(candidate)
+    return candidate
 
 
 def _failed(error: BaseException) -> MlctlError:
@@ -66,8 +140,13 @@ def _failed(error: BaseException) -> MlctlError:
             "Rewrite that `if` with torch.cond, or a `while` with torch.while_loop.",
         )
     # The innermost cause is the exporter's reason; what wraps it is advice on debugging.
+    reason = first_line(causes[-1])
     return MlctlError(
-        ErrorCode.EXPORT_FAILED, f"the model cannot be exported: {first_line(causes[-1])}"
+        ErrorCode.EXPORT_FAILED,
+        f"the model cannot be exported: {reason}",
+        "Write that operator with torch's own, or log the model in the ONNX flavor."
+        if _NO_OPERATOR in reason
+        else None,
     )
 
 

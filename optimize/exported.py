@@ -11,20 +11,22 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from bundle.clock import Clock
 from bundle.files import write_atomic
 from bundle.manifest import MODEL_NAME
+from bundle.tensors import Signature
 from optimize.cache import Key, fetch_or_build, hash_key, versions
-from optimize.checks import check_finite, check_graph, check_parity, is_row_independent
-from optimize.data import EvalData, Rows, row_count
+from optimize.checks import check_finite, check_graph, check_parity, check_source
+from optimize.data import Rows
 from optimize.export import OPSET
-from optimize.judge import Baseline, labelled_accuracy, run_rows_within
+from optimize.independence import is_row_independent
+from optimize.judge import Baseline, batching, run_rows
+from optimize.prepare import Prepared
 from optimize.reference import load_reference
-from registry.catalog import Flavor, SourceModel
+from registry.catalog import Flavor
 from services.golden import load_golden, save_golden
 from services.session import open_session
 
-VERSION = 1
+VERSION = 3
 EXAMPLE_ROWS = 3
 
 _ANSWERS_NAME = "answers.npz"
@@ -35,14 +37,21 @@ _FACTS_NAME = "facts.json"
 class Exported:
     """A graph that was proved to be the source model's; `key` names it in the cache."""
 
-    source: SourceModel
-    data: EvalData
+    prepared: Prepared
     graph: Path
     opset: int
     baseline: Baseline
-    calibration: Rows
     key: str
     reused: bool
+
+    @property
+    def signature(self) -> Signature:
+        """The graph's tensors."""
+        return self.prepared.source.signature
+
+    @property
+    def calibration(self) -> Rows:
+        return self.prepared.calibration
 
 
 class _Facts(BaseModel):
@@ -50,62 +59,66 @@ class _Facts(BaseModel):
 
     opset: int
     row_independent: bool
-    calibration_rows: int
 
 
-def export_source(source: SourceModel, data: EvalData, clock: Clock) -> Exported:
+def export_source(prepared: Prepared) -> Exported:
     """Export, check and run the source model, or take all that from the cache.
 
     EXPORT_FAILED if the graph is not provably the model; UNSUPPORTED_MODEL if the
-    model itself does not run, or answers with NaN.
+    model itself does not run, or answers with NaN; INVALID_INPUT if the metric does not
+    fit its answers.
     """
-    key = _key(source, data)
-    entry = fetch_or_build(key, lambda directory: _build(directory, source, data, clock))
+    key = export_key(prepared)
+    entry = fetch_or_build(key, lambda directory: _build(directory, prepared))
     facts = _Facts.model_validate_json((entry.root / _FACTS_NAME).read_bytes())
     _, outputs = load_golden(entry.root / _ANSWERS_NAME)
-    rows = data.held_out.head(row_count(outputs))
-    ordered = {spec.name: outputs[spec.name] for spec in source.signature.outputs}
+    ordered = {spec.name: outputs[spec.name] for spec in prepared.source.signature.outputs}
+    baseline = Baseline(prepared.held_out, ordered, facts.row_independent, prepared.metric)
+    _ = baseline.score  # whether the metric fits is known before any work on variants
     return Exported(
-        source=source,
-        data=data,
+        prepared=prepared,
         graph=entry.root / MODEL_NAME,
         opset=facts.opset,
-        baseline=Baseline(rows, ordered, facts.row_independent),
-        calibration=data.calibration.head(facts.calibration_rows),
+        baseline=baseline,
         key=hash_key(key),
         reused=entry.reused,
     )
 
 
-def _key(source: SourceModel, data: EvalData) -> Key:
+def export_key(prepared: Prepared) -> Key:
+    """What the graph and the answers depend on."""
+    transform = prepared.transform
     return {
         "kind": "export",
         "version": VERSION,
-        "source": source.sha256,
-        "data": data.sha256,
+        "source": prepared.source.sha256,
+        "data": prepared.raw.sha256,
+        "calibration_rows": prepared.calibration.count,
+        "held_out_rows": prepared.held_out.count,
+        "transform": None if transform is None else transform.sha256,
         "opset": OPSET,
         "libraries": versions("torch", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu"),
     }
 
 
-def _build(directory: Path, source: SourceModel, data: EvalData, clock: Clock) -> None:
+def _build(directory: Path, prepared: Prepared) -> None:
+    source, held_out = prepared.source, prepared.held_out
     reference = load_reference(source)
-    example = data.calibration.take(np.arange(EXAMPLE_ROWS) % data.calibration.count)
+    check_source(reference, source.signature, held_out)
+    calibration = prepared.calibration
+    example = calibration.take(np.arange(EXAMPLE_ROWS) % calibration.count)
     reference.export(directory, example.inputs)
     graph = directory / MODEL_NAME
     asked = None if source.flavor is Flavor.ONNX else OPSET
     opset = check_graph(graph, source.signature, asked)
-    check_parity(reference, open_session(graph), data.held_out)
-    independent = is_row_independent(reference, data.held_out)
-    batch = Baseline(data.held_out, {}, independent).batch
-    outputs = run_rows_within(reference.run, data.held_out, batch, clock)
-    rows = data.held_out.head(row_count(outputs))
+    check_parity(reference, open_session(graph), source.signature, held_out)
+    independent = is_row_independent(reference, held_out)
+    if prepared.transform is not None:
+        raw = prepared.raw.held_out.inputs
+        prepared.transform.check_pure(raw, reference.run)
+        independent = independent and prepared.transform.is_row_independent(raw, reference.run)
+    outputs = run_rows(reference.run, held_out, batching(independent).max_rows)
     check_finite(outputs)
-    labelled_accuracy(outputs, rows)
-    save_golden(directory / _ANSWERS_NAME, rows.inputs, outputs)
-    facts = _Facts(
-        opset=opset,
-        row_independent=independent,
-        calibration_rows=min(rows.count, data.calibration.count),
-    )
+    save_golden(directory / _ANSWERS_NAME, held_out.head(1).inputs, outputs)
+    facts = _Facts(opset=opset, row_independent=independent)
     write_atomic(directory / _FACTS_NAME, facts.model_dump_json().encode())

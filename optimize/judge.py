@@ -1,4 +1,4 @@
-"""Measuring one variant with the very session that will serve it.
+"""Judging one variant with the very session that will serve it.
 
 Rows are evaluated in batches as large as the server may join them; a model whose
 rows influence each other is evaluated one row at a time.
@@ -6,123 +6,141 @@ rows influence each other is evaluated one row at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from bundle.clock import Clock
-from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import MODEL_NAME
+from bundle.manifest import MODEL_NAME, Batching
 from optimize.data import Rows, Tensors
-from optimize.latency import BATCHES, measure
-from optimize.parity import accuracy, compare, is_scores
-from optimize.recipes.base import DATA_NAME
+from optimize.goals import Goals, accuracy_faults
+from optimize.latency import measure
+from optimize.metrics import Metric, compare_metric
+from optimize.parity import Parity, compare
+from optimize.place import Place
+from optimize.recipes.base import DATA_NAME, TWIN_NAME, Details, Quality
 from optimize.variant import Measured
+from services.scorer import join_rows, split_rows
 from services.session import open_session
 
-MAX_BATCH = 32
+BUCKETS = (1, 2, 4, 8, 16, 32)
+
+# Of what the goals allow, a search on calibration rows uses up this share: it stops right
+# below its limit, and the held-out rows that judge afterwards are other rows.
+SEARCH_SHARE = 0.8
 
 Runner = Callable[[Tensors], dict[str, np.ndarray]]
 
-# A slow model is judged on fewer rows, so that one variant takes seconds and not minutes.
-_ROW_SECONDS = 3.0
-_MIN_ROWS = 32
+
+def batching(row_independent: bool) -> Batching:
+    """The batch sizes to serve with: only single rows if they would influence each other."""
+    buckets = BUCKETS if row_independent else (1,)
+    return Batching(max_rows=buckets[-1], buckets=buckets, row_independent=row_independent)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Baseline:
-    """The source model's answers `outputs` on the held-out `rows`."""
+    """The source model's answers `outputs` on the held-out `rows`; `metric` if they have labels."""
 
     rows: Rows
     outputs: Tensors
     row_independent: bool
+    metric: Metric | None
 
     @property
-    def batch(self) -> int:
-        return MAX_BATCH if self.row_independent else 1
+    def batching(self) -> Batching:
+        return batching(self.row_independent)
 
-    def accuracy(self) -> float | None:
-        """The source model's accuracy; None without labels."""
-        return labelled_accuracy(self.outputs, self.rows)
+    @cached_property
+    def score(self) -> float | None:
+        """The source model's own score; INVALID_INPUT if the metric does not fit its outputs."""
+        if self.metric is None or self.rows.labels is None:
+            return None
+        return self.metric.score(self.outputs, self.rows.labels)
 
 
-def measure_variant(directory: Path, opset: int, baseline: Baseline, clock: Clock) -> Measured:
+def measure_variant(
+    directory: Path, opset: int, details: Details, baseline: Baseline, place: Place, clock: Clock
+) -> Measured:
     """Run the model in `directory` and compare it with the baseline.
 
     ValueError says that its outputs are not finite or differ in form.
     """
-    session = open_session(directory / MODEL_NAME)
-    outputs = run_rows(session.run, baseline.rows, baseline.batch)
-    parity = compare(baseline.outputs, outputs)
-    before, after = baseline.accuracy(), labelled_accuracy(outputs, baseline.rows)
-    drop = None if before is None or after is None else round(before - after, 12)
-    batches = BATCHES if baseline.row_independent else (1,)
+    model = _runnable(directory, place)
+    session = open_session(model, place.provider, batching=baseline.batching)
+    outputs = run_rows(session.run, baseline.rows, baseline.batching.max_rows)
+    parity, score = compare(baseline.outputs, outputs), None
+    if baseline.metric is not None and baseline.rows.labels is not None:
+        score = compare_metric(baseline.metric, baseline.outputs, outputs, baseline.rows.labels)
+    latency = measure(session, baseline.rows, baseline.batching.buckets, clock)
     return Measured(
         rows=baseline.rows.count,
         opset=opset,
         size_bytes=model_size(directory),
         parity=parity,
-        accuracy=after,
-        accuracy_drop=drop,
-        latency=measure(session, baseline.rows, batches, clock),
+        score=score,
+        latency=latency if place.timed else (),
+        details=details,
+        provider=place.provider,
+        emulated=model.name == TWIN_NAME,
     )
+
+
+@dataclass(frozen=True)
+class QualityMeter:
+    """Compares graphs with the fp32 `graph` on calibration rows, for a recipe's search."""
+
+    graph: Path
+    rows: Rows
+    max_rows: int
+    metric: Metric | None
+    goals: Goals
+
+    def __call__(self, directory: Path) -> Quality:
+        outputs = self._answers(directory / MODEL_NAME)
+        parity = compare(self._reference, outputs)
+        drop = self._drop(outputs)
+        fault = next(accuracy_faults(parity, drop, self.goals, SEARCH_SHARE), None)
+        return Quality(parity.relative_l2, fault is None, fault or _words(parity, drop))
+
+    @cached_property
+    def _reference(self) -> dict[str, np.ndarray]:
+        return self._answers(self.graph)
+
+    def _answers(self, model: Path) -> dict[str, np.ndarray]:
+        return run_rows(open_session(model).run, self.rows, self.max_rows)
+
+    def _drop(self, outputs: Tensors) -> float | None:
+        if self.metric is None or self.rows.labels is None:
+            return None
+        before = self.metric.score(self._reference, self.rows.labels)
+        after = self.metric.score(outputs, self.rows.labels)
+        return before - after if self.metric.higher_is_better else after - before
 
 
 def run_rows(run: Runner, rows: Rows, batch: int) -> dict[str, np.ndarray]:
     """The outputs for all rows, computed `batch` rows at a time."""
-    return _joined([run(part.inputs) for part in _batches(rows, batch)])
-
-
-def run_rows_within(run: Runner, rows: Rows, batch: int, clock: Clock) -> dict[str, np.ndarray]:
-    """The outputs for as many of the first rows as a few seconds allow, at least 32 of them."""
-    start = clock.monotonic()
-    parts: list[dict[str, np.ndarray]] = []
-    done = 0
-    for part in _batches(rows, batch):
-        if done >= _MIN_ROWS and clock.monotonic() - start > _ROW_SECONDS:
-            break
-        parts.append(run(part.inputs))
-        done += part.count
-    return _joined(parts)
-
-
-def _batches(rows: Rows, batch: int) -> Iterator[Rows]:
-    for start in range(0, rows.count, batch):
-        yield rows.take(np.arange(start, min(start + batch, rows.count)))
-
-
-def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-def labelled_accuracy(outputs: Tensors, rows: Rows) -> float | None:
-    """Accuracy of the first output against the labels; None if there are none.
-
-    INVALID_INPUT if the output has no score for each class, or a label has no score.
-    """
-    if rows.labels is None:
-        return None
-    name, scores = next(iter(outputs.items()))
-    if not is_scores(scores):
-        raise MlctlError(
-            ErrorCode.INVALID_INPUT,
-            f"labels were given, but output {name!r} of shape {list(scores.shape)} "
-            "does not hold one score for each class",
-            "Leave the labels out: variants are then judged by parity with the source model.",
-        )
-    low, high = int(rows.labels.min()), int(rows.labels.max())
-    if low < 0 or high >= scores.shape[1]:
-        raise MlctlError(
-            ErrorCode.INVALID_INPUT,
-            f"labels range from {low} to {high}, but the model has {scores.shape[1]} classes",
-            "Labels are class numbers, from 0.",
-        )
-    return accuracy(scores, rows.labels)
+    return join_rows([run(part) for part in split_rows(rows.inputs, batch)])
 
 
 def model_size(directory: Path) -> int:
     """Bytes of the model file and its data file."""
     paths = (directory / MODEL_NAME, directory / DATA_NAME)
     return sum(path.stat().st_size for path in paths if path.is_file())
+
+
+def _runnable(directory: Path, place: Place) -> Path:
+    """The variant itself, or its twin where only the CPU is there and has no kernels for it."""
+    twin = directory / TWIN_NAME
+    return directory / MODEL_NAME if place.timed or not twin.is_file() else twin
+
+
+def _words(parity: Parity, drop: float | None) -> str:
+    return (
+        f"centred cosine {parity.centred_cosine:.4g}"
+        if drop is None
+        else f"accuracy drop {drop:.4g}"
+    )

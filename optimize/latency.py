@@ -17,13 +17,11 @@ from bundle.clock import Clock
 from optimize.data import Rows, Tensors
 from services.session import Session
 
-BATCHES = (1, 8, 32)
-
 _WARM_UP_RUNS = 3
 _WARM_UP_SECONDS = 0.1
 _MIN_RUNS = 5
 _MAX_RUNS = 300
-_SECONDS = 0.25
+_SECONDS = 0.15
 _HARD_SECONDS = 1.0
 
 

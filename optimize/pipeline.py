@@ -7,19 +7,23 @@ stops with an error as soon as nothing true can be said about the model any more
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
-from optimize.attempt import make_variant
-from optimize.choose import Goals, Judged, choose
-from optimize.data import EvalData, load_data
+from optimize.attempt import Attempt
+from optimize.choose import Judged, choose
 from optimize.events import Event, Progress, Silent, Stage, Status
-from optimize.evidence import publish_report
+from optimize.evidence import publish_report, report_document
 from optimize.exported import Exported, export_source
-from optimize.recipes import RECIPES, Recipe
+from optimize.goals import Goals
+from optimize.place import find_place
+from optimize.prepare import Options, Prepared, prepare
+from optimize.recipes import Recipe, select
+from optimize.report import report_html
 from optimize.seal import seal_bundle
 from registry.catalog import Catalog, PublishedModel, SourceModel
 from services.runtime import require_onnxruntime
@@ -27,13 +31,17 @@ from services.runtime import require_onnxruntime
 
 @dataclass(frozen=True, slots=True)
 class OptimizeResult:
-    """What came out: every variant with its verdict, the sealed bundle, the registered version."""
+    """What came out: every variant with its verdict, the sealed bundle, the registered version.
+
+    `report` is the self-contained page that was published with it.
+    """
 
     source: SourceModel
     judged: tuple[Judged, ...]
-    source_accuracy: float | None
+    source_score: float | None
     bundle: VerifiedBundle
     published: PublishedModel
+    report: str
 
     @property
     def chosen(self) -> Judged:
@@ -47,52 +55,64 @@ class OptimizeResult:
 class NothingPassedError(MlctlError):
     """No variant meets the goals; `judged` is the table that says why."""
 
-    def __init__(self, judged: tuple[Judged, ...]) -> None:
+    def __init__(self, judged: tuple[Judged, ...], report: str) -> None:
         reasons = "; ".join(f"{item.variant.recipe}: {item.reason}" for item in judged)
         super().__init__(ErrorCode.NOTHING_PASSED, f"no variant meets the goals ({reasons})")
         self.judged = judged
+        self.report = report
 
 
 def optimize(
     uri: str,
-    data: Path,
+    data: str | Path,
     *,
     catalog: Catalog,
     goals: Goals | None = None,
-    allow_pickle: bool = False,
+    options: Options | None = None,
+    recipes: Sequence[Recipe] | None = None,
     progress: Progress | None = None,
     clock: Clock | None = None,
-    recipes: tuple[Recipe, ...] = RECIPES,
 ) -> OptimizeResult:
     """Optimize the registered model `uri` on the rows in `data` and publish the best variant.
 
-    Raises the errors of `Catalog.resolve`, `load_data` and `export_source`, and
-    `NothingPassedError` if no variant meets `goals`.
+    Raises the errors of `prepare` and `export_source`, and `NothingPassedError` if no
+    variant meets `goals`. Without `recipes`, all that are for the target are tried.
     """
     require_onnxruntime()
-    goals, progress, clock = goals or Goals(), progress or Silent(), clock or SystemClock()
-    progress.event(Event(Stage.RESOLVE, Status.STARTED))
-    source = catalog.resolve(uri, allow_pickle=allow_pickle)
-    rows = load_data(data, source.signature)
-    progress.event(Event(Stage.RESOLVE, Status.FINISHED, detail=source.uri))
-    exported = _export(source, rows, progress, clock)
-    variants = [make_variant(recipe, exported, progress, clock) for recipe in recipes]
-    judged = choose(variants, goals)
+    goals, options = goals or Goals(), options or Options()
+    progress, clock = progress or Silent(), clock or SystemClock()
+    recipes = select(None, options.target) if recipes is None else recipes
+    exported = _export(_prepare(uri, data, catalog, options, progress), progress)
+    place = find_place(options.target, exported.graph)
+    attempt = Attempt(exported, goals, place, options.calibrator, progress, clock)
+    judged = choose([attempt.make_variant(recipe) for recipe in recipes], goals)
+    report = report_document(exported, goals, place, judged)
+    page = report_html(report)
     chosen = next((item for item in judged if item.chosen), None)
     if chosen is None:
-        raise NothingPassedError(judged)
+        raise NothingPassedError(judged, page)
     detail = f"{chosen.variant.recipe}, {chosen.reason}"
-    progress.event(Event(Stage.CHOOSE, Status.FINISHED, detail=detail))
-    bundle = seal_bundle(exported, goals, judged, chosen)
+    progress.event(Event(Stage.CHOOSE, Status.FINISHED, detail=detail, judged=judged))
+    bundle = seal_bundle(exported, goals, place, judged, chosen)
     progress.event(Event(Stage.PUBLISH, Status.STARTED))
-    published = catalog.publish(bundle, source, publish_report(judged, chosen, goals))
+    source = exported.prepared.source
+    published = catalog.publish(bundle, source, publish_report(report, judged, chosen, page))
     progress.event(Event(Stage.PUBLISH, Status.FINISHED, detail=published.uri))
-    return OptimizeResult(source, judged, exported.baseline.accuracy(), bundle, published)
+    return OptimizeResult(source, judged, exported.baseline.score, bundle, published, page)
 
 
-def _export(source: SourceModel, rows: EvalData, progress: Progress, clock: Clock) -> Exported:
+def _prepare(
+    uri: str, data: str | Path, catalog: Catalog, options: Options, progress: Progress
+) -> Prepared:
+    progress.event(Event(Stage.RESOLVE, Status.STARTED))
+    prepared = prepare(uri, data, catalog, options)
+    progress.event(Event(Stage.RESOLVE, Status.FINISHED, detail=prepared.source.uri))
+    return prepared
+
+
+def _export(prepared: Prepared, progress: Progress) -> Exported:
     progress.event(Event(Stage.EXPORT, Status.STARTED))
-    exported = export_source(source, rows, clock)
+    exported = export_source(prepared)
     status = Status.CACHED if exported.reused else Status.FINISHED
     baseline = exported.baseline
     joined = "rows are independent" if baseline.row_independent else "rows influence each other"

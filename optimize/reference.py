@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,7 +17,8 @@ import numpy as np
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import MODEL_NAME
 from bundle.tensors import Datatype, Signature
-from optimize.data import Tensors, row_count
+from optimize.adapter import adapt
+from optimize.data import Tensors
 from optimize.export import export_torch
 from optimize.recipes.base import save_graph
 from registry.catalog import Flavor, SourceModel
@@ -26,12 +27,18 @@ from registry.tracking import PICKLE_VARIABLE
 from services.session import Session, open_session
 
 _NOT_IN_TORCH = (Datatype.BYTES, Datatype.BF16)
+_CLASS_HINT = (
+    "Install the package that defines the model's class, or log the model again with "
+    'serialization_format="pt2", which needs no code.'
+)
 
 
 class Reference(Protocol):
     """A source model: it answers like the original, and becomes an ONNX file."""
 
-    def run(self, inputs: Tensors) -> dict[str, np.ndarray]: ...
+    def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
+        """The outputs by name; UNSUPPORTED_MODEL if the model raises on these inputs."""
+        ...
 
     def export(self, directory: Path, example: Tensors) -> None:
         """Write model.onnx into `directory`; EXPORT_FAILED says why it cannot be done."""
@@ -52,10 +59,10 @@ def load_reference(source: SourceModel) -> Reference:
 
 
 class TorchReference:
-    """A torch module, called with one positional tensor for each input of the signature."""
+    """A torch module, called with one tensor for each input of the signature."""
 
     def __init__(self, module: Any, signature: Signature) -> None:
-        self._module = module
+        self._module = adapt(module, signature)
         self._signature = signature
 
     def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
@@ -64,14 +71,12 @@ class TorchReference:
         try:
             with torch.no_grad(), quiet():
                 outputs = self._module(*self._tensors(inputs))
-        except Exception as error:
-            rows = row_count(inputs)
-            raise MlctlError(
-                ErrorCode.UNSUPPORTED_MODEL,
-                f"the source model does not run with {rows} rows: {first_line(error)}",
-                "Log it with a batch dimension of -1 that it really accepts in any size.",
-            ) from error
-        return name_outputs(outputs, [spec.name for spec in self._signature.outputs])
+        except MlctlError:
+            raise
+        except Exception as error:  # the model's own code runs in there
+            raise _does_not_run(inputs, error) from error
+        names = [spec.name for spec in self._signature.outputs]
+        return {name: _array(name, tensor) for name, tensor in zip(names, outputs, strict=True)}
 
     def export(self, directory: Path, example: Tensors) -> None:
         export_torch(self._module, self._tensors(example), self._signature, directory / MODEL_NAME)
@@ -91,7 +96,10 @@ class OnnxReference:
         self._session: Session = open_session(path)
 
     def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
-        return self._session.run(inputs)
+        try:
+            return self._session.run(inputs)
+        except Exception as error:  # onnxruntime has no public root for its exceptions
+            raise _does_not_run(inputs, error) from error
 
     def export(self, directory: Path, example: Tensors) -> None:  # noqa: ARG002 - protocol
         import onnx
@@ -99,22 +107,16 @@ class OnnxReference:
         save_graph(onnx.load(str(self._path)), directory)
 
 
-def name_outputs(outputs: Any, names: list[str]) -> dict[str, np.ndarray]:
-    """What a module returned (tensor, sequence or mapping) as arrays under the signature's names.
-
-    A mapping with exactly these keys is taken by key, all else in order.
-    """
-    if isinstance(outputs, Mapping):
-        values = [outputs[name] for name in names if name in outputs]
-        values = values if len(values) == len(outputs) else list(outputs.values())
-    else:
-        values = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
-    if len(values) != len(names):
+def _array(name: str, tensor: Any) -> np.ndarray:
+    try:
+        array: np.ndarray = tensor.numpy(force=True)
+    except (TypeError, RuntimeError) as error:  # bfloat16, or a sparse layout
         raise MlctlError(
             ErrorCode.UNSUPPORTED_MODEL,
-            f"the model returns {len(values)} tensors, its signature names {len(names)} outputs",
-        )
-    return {name: value.numpy(force=True) for name, value in zip(names, values, strict=True)}
+            f"output {name!r} of the model is no array: {first_line(error)}",
+            "Return it as a dense tensor of float32 or another type that NumPy has.",
+        ) from error
+    return array
 
 
 def _load_torch(source: SourceModel) -> Any:
@@ -125,18 +127,34 @@ def _load_torch(source: SourceModel) -> Any:
     try:
         with quiet(), _pickle_loading(source.pickle_allowed):
             module = mlflow.pytorch.load_model(str(source.model_path), device="cpu")
-    except MlflowException as error:
-        if "pickle" not in str(error):
-            raise
+    except Exception as error:  # a foreign file, read by parsers that trust it
+        if isinstance(error, MlflowException) and "pickle" in str(error):
+            raise MlctlError(
+                ErrorCode.PICKLE_REFUSED, f"{source.uri} holds a pickle inside of its archive"
+            ) from error
         raise MlctlError(
-            ErrorCode.PICKLE_REFUSED, f"{source.uri} holds a pickle inside of its archive"
+            ErrorCode.UNSUPPORTED_MODEL,
+            f"{source.uri} cannot be loaded: {first_line(error)}",
+            _CLASS_HINT if isinstance(error, (ImportError, AttributeError)) else None,
         ) from error
-    except (OSError, RuntimeError, ValueError) as error:
+    if isinstance(module, torch.jit.ScriptModule):
         raise MlctlError(
-            ErrorCode.UNSUPPORTED_MODEL, f"{source.uri} cannot be loaded: {first_line(error)}"
-        ) from error
+            ErrorCode.UNSUPPORTED_MODEL,
+            f"{source.uri} is a TorchScript module, which torch's exporter does not take",
+            "Log the module it was scripted from, or its ONNX form with mlflow.onnx.log_model.",
+        )
     # An exported program has its mode frozen into the graph, and refuses to be asked.
     return module if isinstance(module, torch.fx.GraphModule) else module.eval()
+
+
+def _does_not_run(inputs: Tensors, error: Exception) -> MlctlError:
+    shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in inputs.items())
+    return MlctlError(
+        ErrorCode.UNSUPPORTED_MODEL,
+        f"the source model does not run with inputs of shape {shapes}: {first_line(error)}",
+        "Log it with a signature that has -1 only where it accepts any size, and with an "
+        "input_example of at least two rows: one row fixes the batch size at 1.",
+    )
 
 
 @contextlib.contextmanager

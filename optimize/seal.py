@@ -3,69 +3,60 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from bundle.errors import MlctlError
-from bundle.files import write_atomic
+from bundle.files import scratch_directory, write_atomic
 from bundle.home import state_dir
 from bundle.manifest import (
     EVIDENCE_NAME,
     GOLDEN_NAME,
     MODEL_NAME,
     SCHEMA_VERSION,
-    Batching,
     Manifest,
     Source,
     canonical_json,
 )
 from bundle.manifest import Variant as ManifestVariant
 from bundle.verify import VerifiedBundle, seal, verify
-from optimize.choose import Goals, Judged
+from optimize.choose import Judged
 from optimize.evidence import evidence_document, manifest_evidence
 from optimize.exported import Exported
-from optimize.judge import MAX_BATCH
+from optimize.goals import Goals
+from optimize.place import Place
 from optimize.recipes.base import DATA_NAME
 from registry.names import bundle_name
 from services.golden import save_golden
 
 GOLDEN_ROWS = 32
-BUCKETS = (1, 2, 4, 8, 16, MAX_BATCH)
 
 
 def seal_bundle(
-    exported: Exported, goals: Goals, judged: Sequence[Judged], chosen: Judged
+    exported: Exported, goals: Goals, place: Place, judged: Sequence[Judged], chosen: Judged
 ) -> VerifiedBundle:
     """Seal the chosen variant's files and evidence under the state directory, by digest."""
     model = chosen.variant.model
     assert model is not None
     store = state_dir("bundles")
-    scratch = Path(tempfile.mkdtemp(dir=store, prefix="."))
-    try:
+    with scratch_directory(store) as scratch:
         for name in (MODEL_NAME, DATA_NAME):
             if (model / name).is_file():
                 shutil.copyfile(model / name, scratch / name)
+        transform = exported.prepared.transform
+        if transform is not None:
+            transform.copy_into(scratch)
         _write_golden(exported, scratch / GOLDEN_NAME)
-        evidence = evidence_document(
-            exported.source, exported.data, exported.baseline, goals, judged
-        )
+        evidence = evidence_document(exported, goals, place, judged)
         write_atomic(scratch / EVIDENCE_NAME, canonical_json(evidence))
         scratch.chmod(0o755)
-        sealed = seal(scratch, _manifest(exported, chosen))
+        sealed = seal(scratch, _manifest(exported, place, chosen))
         return _move(sealed, store / sealed.digest)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
-def batching(row_independent: bool) -> Batching:
-    """The batch sizes to serve with: only single rows if they would influence each other."""
-    buckets = BUCKETS if row_independent else (1,)
-    return Batching(max_rows=buckets[-1], buckets=buckets, row_independent=row_independent)
-
-
-def _manifest(exported: Exported, chosen: Judged) -> Manifest:
-    source, variant = exported.source, chosen.variant
+def _manifest(exported: Exported, place: Place, chosen: Judged) -> Manifest:
+    prepared, variant = exported.prepared, chosen.variant
+    source, metric = prepared.source, exported.baseline.metric
     assert variant.measured is not None
     return Manifest(
         schema_version=SCHEMA_VERSION,
@@ -77,23 +68,26 @@ def _manifest(exported: Exported, chosen: Judged) -> Manifest:
             sha256=source.sha256,
             pickle_allowed=source.pickle_allowed,
         ),
-        signature=source.signature,
+        signature=prepared.api_signature,
+        transform=None if prepared.transform is None else prepared.transform.manifest_entry(),
         variant=ManifestVariant(
             recipe=variant.recipe,
             precision=variant.precision,
-            target="cpu",
+            target=place.target.value,
             opset=variant.measured.opset,
         ),
-        batching=batching(exported.baseline.row_independent),
-        evidence=manifest_evidence(variant.measured),
+        batching=exported.baseline.batching,
+        evidence=manifest_evidence(variant.measured, None if metric is None else metric.name),
     )
 
 
 def _write_golden(exported: Exported, path: Path) -> None:
     """Rows to warm up with and to compare with: the answers are the source model's own."""
-    baseline = exported.baseline
-    rows = baseline.rows.head(GOLDEN_ROWS)
+    prepared, baseline = exported.prepared, exported.baseline
+    rows = prepared.raw.held_out.head(GOLDEN_ROWS)
     outputs = {name: array[: rows.count] for name, array in baseline.outputs.items()}
+    if prepared.transform is not None:
+        outputs = prepared.transform.postprocess(outputs)
     save_golden(path, rows.inputs, outputs)
 
 

@@ -68,12 +68,16 @@ class PublishedModel:
 
 @dataclass(frozen=True, slots=True)
 class PublishReport:
-    """What goes into the registry beside the bundle: verdict, parameters, numbers, one table."""
+    """What goes into the registry beside the bundle: verdict, parameters, numbers, one table.
+
+    `files` are attached to the run under their names.
+    """
 
     verdict: str
     params: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     table: Sequence[Mapping[str, str | float | None]] = ()
+    files: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.paths import resolve_inside
-from bundle.tensors import Datatype, Signature, TensorSpec
+from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from registry.catalog import Flavor
 
 _PT2_FILE = "model.pt2"
@@ -66,9 +66,11 @@ def _signature(signature: Any, label: str) -> Signature:
     if signature is None or signature.inputs is None or signature.outputs is None:
         raise _unsupported(label, "it has no signature with inputs and outputs")
     try:
-        return Signature(
+        found = Signature(
             inputs=_specs(signature.inputs, "input"), outputs=_specs(signature.outputs, "output")
         )
+        _check_form(found)
+        return found
     except ValidationError as error:
         reason = error.errors(include_url=False)[0]["msg"]
         raise _unsupported(label, f"its signature is not usable: {reason}") from error
@@ -88,6 +90,21 @@ def _specs(schema: Any, default: str) -> tuple[TensorSpec, ...]:
         )
         for spec in schema.inputs
     )
+
+
+def _check_form(signature: Signature) -> None:
+    """ValueError for what no graph or no server of rows can keep to."""
+    specs = (*signature.inputs, *signature.outputs)
+    if both := {spec.name for spec in signature.inputs} & {spec.name for spec in signature.outputs}:
+        raise ValueError(
+            f"an input and an output are both named {min(both)!r}, which a graph cannot have"
+        )
+    for spec in specs:
+        if spec.shape[:1] != (DYNAMIC,):
+            raise ValueError(
+                f"tensor {spec.name!r} has shape {list(spec.shape)}; its first dimension has to "
+                "be the batch, of any size: -1"
+            )
 
 
 def _unsupported(label: str, reason: str) -> MlctlError:

@@ -6,10 +6,13 @@ run but no version, and the next attempt starts over.
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from bundle.manifest import MODEL_NAME, Manifest
 from bundle.packages import RUNTIMES, installed_version
+from bundle.paths import check_relative
 from bundle.tensors import TensorSpec
 from bundle.verify import VerifiedBundle
 from registry.catalog import (
@@ -46,6 +49,7 @@ def publish_bundle(
         mlflow.log_params({**report.params, "recipe": bundle.manifest.variant.recipe})
         mlflow.log_artifacts(str(bundle.root), BUNDLE_ARTIFACT)
         _log_table(report)
+        _log_files(report)
         model = _log_model(bundle)
         mlflow.log_metrics(dict(report.metrics), model_id=model.model_id)
     registered = mlflow.register_model(model.model_uri, name, tags=tags)
@@ -76,6 +80,16 @@ def _log_table(report: PublishReport) -> None:
         mlflow.log_table(data, TABLE_ARTIFACT)
 
 
+def _log_files(report: PublishReport) -> None:
+    import mlflow
+
+    with tempfile.TemporaryDirectory() as directory:
+        for name, content in report.files.items():
+            path = Path(directory, check_relative(name))
+            path.write_bytes(content)
+            mlflow.log_artifact(str(path))
+
+
 def _log_model(bundle: VerifiedBundle) -> Any:
     import mlflow.onnx
     import onnx
@@ -99,7 +113,7 @@ def _mlflow_signature(manifest: Manifest) -> Any:
     from mlflow.models import ModelSignature
     from mlflow.types import Schema
 
-    signature = manifest.signature
+    signature = manifest.model_signature
     return ModelSignature(
         Schema([_mlflow_spec(spec) for spec in signature.inputs]),
         Schema([_mlflow_spec(spec) for spec in signature.outputs]),

@@ -121,7 +121,7 @@ def _is_whole(bento: BentoInfo, digest: str) -> bool:
     if not beside.is_file() or beside.read_bytes() != digest.encode():
         return False
     return all(
-        _same(file, source / package.name / file.name)
+        _same(file, source / file.relative_to(package.parent))
         for package in _packages()
         for file in _sources(package)
     )
@@ -137,14 +137,15 @@ def _packages() -> list[Path]:
 
 def _sources(package: Path) -> Iterator[Path]:
     for pattern in _SOURCES:
-        yield from package.glob(pattern)
+        yield from package.rglob(pattern)
 
 
 def _stage(stage: Path, bundle: VerifiedBundle) -> None:
     for package in _packages():
-        (stage / package.name).mkdir()
         for source in _sources(package):
-            shutil.copyfile(source, stage / package.name / source.name)
+            copy = stage / source.relative_to(package.parent)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, copy)
     model = stage / MODEL_FOLDER
     shutil.copytree(bundle.root, model)
     verify(model, bundle.digest)

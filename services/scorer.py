@@ -1,7 +1,8 @@
 """The scorer: what every way of asking a model goes through, online or not.
 
-validate -> session -> check. Inputs are checked against the signature before the
-runtime sees them, so a wrong request costs nothing and is told what was expected.
+validate -> preprocess -> session -> check -> postprocess. Inputs are checked against the
+signature before anything else sees them, so a wrong request costs nothing and is told
+what was expected. The two user functions are there only if the bundle has a transform.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import MODEL_NAME, Manifest
 from bundle.tensors import Datatype, TensorSpec
 from bundle.verify import VerifiedBundle
+from services.forms import misfit
 from services.session import Session, open_session
 from services.settings import Settings
+from services.transform import Transform, TransformError, load_transform
 
 Arrays = Mapping[str, np.ndarray]
 logger = logging.getLogger("mlctl.scorer")
@@ -25,7 +28,14 @@ logger = logging.getLogger("mlctl.scorer")
 class Scorer:
     """One model behind its signature. `run` is for one thread at a time, `check` for any."""
 
-    def __init__(self, manifest: Manifest, digest: str, session: Session) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        digest: str,
+        session: Session,
+        transform: Transform | None = None,
+    ) -> None:
+        assert (transform is None) == (manifest.transform is None)
         self.manifest = manifest
         self.digest = digest
         self.name = manifest.name
@@ -34,15 +44,14 @@ class Scorer:
         self.joinable = self.batched and manifest.batching.row_independent
         self.max_rows = manifest.batching.max_rows
         self._session = session
+        self._transform = transform
         self._inputs = {spec.name: spec for spec in manifest.signature.inputs}
-        self._dtypes = {
-            spec.name: np.dtype(spec.dtype.numpy_name) for spec in manifest.signature.inputs
-        }
+        self._model_outputs = manifest.model_signature.outputs
 
     @classmethod
     def open(cls, bundle: VerifiedBundle, settings: Settings) -> Scorer:
-        """Load the model of a bundle that was verified."""
-        signature = bundle.manifest.signature
+        """Load the model, and the transform if there is one, of a bundle that was verified."""
+        signature = bundle.manifest.model_signature
         for spec in (*signature.inputs, *signature.outputs):
             if spec.dtype is Datatype.BF16:
                 raise MlctlError(
@@ -50,7 +59,7 @@ class Scorer:
                     f"tensor {spec.name!r} is BF16, which ONNX Runtime does not exchange",
                 )
         session = open_session(bundle.path(MODEL_NAME), settings.provider, settings.threads)
-        return cls(bundle.manifest, bundle.digest, session)
+        return cls(bundle.manifest, bundle.digest, session, load_transform(bundle))
 
     def check(self, inputs: Arrays) -> int:
         """How many rows `inputs` have (1 for a model without batch dimension).
@@ -66,20 +75,28 @@ class Scorer:
     def run(self, inputs: Arrays) -> dict[str, np.ndarray]:
         """All outputs for checked `inputs`, at most `max_rows` rows at a time if rows allow it.
 
-        A failure of the runtime is INTERNAL, without the runtime's text.
+        A failure of the runtime or of the transform is INTERNAL, without its text; a
+        ValueError of `preprocess` is INVALID_INPUT, with its text.
         """
+        if self._transform is None:
+            return self._infer(inputs)
+        try:
+            # All rows at once, so that a row number in a refusal is the caller's.
+            prepared = self._transform.preprocess(inputs)
+            return self._transform.postprocess(self._infer(prepared))
+        except TransformError as error:
+            raise MlctlError(
+                ErrorCode.INTERNAL, f"the transform of model {self.name!r} failed on these inputs"
+            ) from error
+
+    def _infer(self, inputs: Arrays) -> dict[str, np.ndarray]:
         if not self.joinable or self._first(inputs).shape[0] <= self.max_rows:
             return self._run_once(inputs)
         return join_rows([self._run_once(part) for part in split_rows(inputs, self.max_rows)])
 
-    def _check_array(self, spec: TensorSpec, array: np.ndarray) -> None:
-        if array.dtype != self._dtypes[spec.name]:
-            raise MlctlError(
-                ErrorCode.INVALID_INPUT,
-                f"tensor {spec.name!r}: dtype is {array.dtype}, "
-                f"expected {spec.dtype.numpy_name} ({spec.dtype.value})",
-            )
-        if reason := spec.mismatch(spec.dtype, array.shape):
+    @staticmethod
+    def _check_array(spec: TensorSpec, array: np.ndarray) -> None:
+        if reason := misfit(spec, array):
             raise MlctlError(ErrorCode.INVALID_INPUT, reason)
 
     def _count_rows(self, inputs: Arrays) -> int:
@@ -107,7 +124,7 @@ class Scorer:
                 ErrorCode.INTERNAL, f"model {self.name!r} failed on these inputs"
             ) from error
         rows = self._first(inputs).shape[0] if self.batched else None
-        for spec in self.signature.outputs:
+        for spec in self._model_outputs:
             self._check_output(spec, outputs, rows)
         return outputs
 

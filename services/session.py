@@ -7,7 +7,10 @@ arrays of `bytes` on this side of the seam, whatever the runtime wants.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import contextlib
+import importlib
+import io
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -15,8 +18,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from bundle.errors import ErrorCode, MlctlError
-from bundle.paths import resolve_inside
+from bundle.manifest import Batching
+from services.graph import read_graph
 from services.runtime import require_onnxruntime
+from services.tensorrt.options import EngineOptions
+from services.tensorrt.provider import PROVIDER as TENSORRT
+from services.tensorrt.provider import Providers, prepare_providers
+from services.tensorrt.session import PROVIDER as RAW_TENSORRT
+from services.tensorrt.session import open_engine
 
 _PROVIDERS: Mapping[str, str] = MappingProxyType(
     {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
@@ -62,19 +71,48 @@ class OnnxSession:
         }
 
 
-def open_session(model: Path, provider: str = "cpu", threads: int = 1) -> OnnxSession:
-    """Load the ONNX file `model` on `provider` ("cpu" or "cuda") with `threads` per run.
+def open_session(
+    model: Path,
+    provider: str = "cpu",
+    threads: int = 1,
+    *,
+    batching: Batching | None = None,
+    engine: EngineOptions | None = None,
+) -> Session:
+    """Load the ONNX file `model` on `provider`: cpu, cuda, tensorrt or tensorrt-raw.
 
-    PATH_UNSAFE or FILE_MISSING for external data that is not beside the model,
-    PROVIDER_UNAVAILABLE when the provider cannot be had, UNSUPPORTED_MODEL when the
-    runtime refuses the file.
+    `threads` are those of one run on the CPU. Only the two of TensorRT look at `batching`,
+    for the batch sizes that their engine is built for, and at `engine`; the first time
+    that takes minutes. PATH_UNSAFE or FILE_MISSING for external data that is not beside
+    the model, PROVIDER_UNAVAILABLE when the provider cannot be had, UNSUPPORTED_MODEL
+    when the runtime refuses the file.
     """
+    if provider == RAW_TENSORRT:
+        return open_engine(model, batching, engine or EngineOptions())
     require_onnxruntime()
+    if provider == TENSORRT:
+        chain: Providers = prepare_providers(model, batching, engine or EngineOptions())
+    elif provider in _PROVIDERS:
+        read_graph(model)
+        chain = [(_PROVIDERS[provider], {})]
+    else:
+        known = ", ".join((*_PROVIDERS, TENSORRT, RAW_TENSORRT))
+        raise MlctlError(
+            ErrorCode.PROVIDER_UNAVAILABLE, f"provider {provider!r} is unknown; known: {known}"
+        )
+    return OnnxSession(load_onnx(model, chain, threads), provider)
+
+
+def load_onnx(model: Path, providers: Providers, threads: int) -> Any:
+    """ONNX Runtime's session for `model`; its first provider must be the first asked for."""
     import onnxruntime
 
     runtime: Any = onnxruntime  # it has types, but exports no name explicitly
-    wanted = _available_provider(runtime, provider)
-    check_external_data(model)
+    wanted = providers[0][0]
+    if wanted not in runtime.get_available_providers():
+        raise _unavailable(wanted, "the installed ONNX Runtime was built without it")
+    if wanted != _PROVIDERS["cpu"]:
+        _load_libraries(runtime, wanted)
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -82,7 +120,7 @@ def open_session(model: Path, provider: str = "cpu", threads: int = 1) -> OnnxSe
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 3
     try:
-        inner = runtime.InferenceSession(str(model), options, providers=[wanted])
+        inner = runtime.InferenceSession(str(model), options, providers=list(providers))
     except Exception as error:
         raise MlctlError(
             ErrorCode.UNSUPPORTED_MODEL, f"ONNX Runtime cannot load {model.name}: {error}"
@@ -90,53 +128,15 @@ def open_session(model: Path, provider: str = "cpu", threads: int = 1) -> OnnxSe
     inner.disable_fallback()
     if inner.get_providers()[0] != wanted:
         raise _unavailable(wanted, f"the runtime fell back to {inner.get_providers()[0]}")
-    return OnnxSession(inner, provider)
+    return inner
 
 
-def check_external_data(model: Path) -> None:
-    """Refuse tensors of `model` whose data lies outside of its directory or is missing."""
-    import onnx
-    from onnx.external_data_helper import ExternalDataInfo, uses_external_data
-
-    try:
-        proto = onnx.load(str(model), load_external_data=False)
-    except FileNotFoundError:
-        raise MlctlError(ErrorCode.FILE_MISSING, f"file {model.name!r} is missing") from None
-    except Exception as error:
-        raise MlctlError(
-            ErrorCode.UNSUPPORTED_MODEL, f"{model.name} is not an ONNX model: {error}"
-        ) from error
-    for tensor in _tensors(proto):
-        if uses_external_data(tensor):
-            location = ExternalDataInfo(tensor).location
-            if not resolve_inside(model.parent, location).is_file():
-                raise MlctlError(
-                    ErrorCode.FILE_MISSING, f"external data file {location!r} is missing"
-                )
-
-
-def _tensors(message: Any) -> Iterator[Any]:
-    """Every TensorProto in a message, however deep: initializers, constants, subgraphs."""
-    for field, value in message.ListFields():
-        if field.message_type is None:
-            continue
-        for child in [value] if hasattr(value, "ListFields") else value:
-            if field.message_type.name == "TensorProto":
-                yield child
-            else:
-                yield from _tensors(child)
-
-
-def _available_provider(runtime: Any, provider: str) -> str:
-    wanted = _PROVIDERS.get(provider)
-    if wanted is None:
-        known = ", ".join(_PROVIDERS)
-        raise MlctlError(
-            ErrorCode.PROVIDER_UNAVAILABLE, f"provider {provider!r} is unknown; known: {known}"
-        )
-    if wanted not in runtime.get_available_providers():
-        raise _unavailable(wanted, "the installed ONNX Runtime was built without it")
-    return wanted
+def _load_libraries(runtime: Any, wanted: str) -> None:
+    """Load CUDA, cuDNN and TensorRT from their Python packages, where no linker looks."""
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints which ones it did not find
+        runtime.preload_dlls()
+    if wanted == "TensorrtExecutionProvider":
+        importlib.import_module("tensorrt")
 
 
 def _unavailable(wanted: str, reason: str) -> MlctlError:

@@ -5,13 +5,29 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from bundle.errors import ErrorCode, MlctlError
+from services.tensorrt.options import EngineFlags, EngineOptions, HardwareCompatibility
+from services.tensorrt.profile import Range
 
 _PREFIX = "MLCTL_"
 _Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+def parse_lengths(text: str) -> Range:
+    """A range written as LEAST:USUAL:GREATEST; ValueError if it is not one."""
+    try:
+        least, usual, greatest = map(int, text.split(":"))
+    except ValueError:
+        raise ValueError("write it as LEAST:USUAL:GREATEST, such as 1:128:512") from None
+    return Range(least, usual, greatest)
+
+
+def _check_lengths(text: str) -> str:
+    parse_lengths(text)
+    return text
 
 
 class Settings(BaseSettings):
@@ -19,6 +35,8 @@ class Settings(BaseSettings):
 
     `max_wait_ms` is how long a busy server may hold a request back to join it with
     others; an idle server never waits. `deadline_ms` bounds every request, reading included.
+    The `trt_` ones shape TensorRT's engine; `trt_lengths` is the least, usual and greatest
+    size of every dynamic dimension but the batch.
     """
 
     model_config = SettingsConfigDict(
@@ -34,6 +52,22 @@ class Settings(BaseSettings):
     max_queue_rows: Annotated[int, Field(ge=1)] = 4096
     max_wait_ms: Annotated[float, Field(ge=0, le=60_000)] = 0.0
     deadline_ms: Annotated[float, Field(gt=0, le=3_600_000)] = 30_000.0
+    trt_version_compatible: bool = False
+    trt_hardware_compatibility: HardwareCompatibility = HardwareCompatibility.NONE
+    trt_workspace_mb: Annotated[int, Field(ge=1)] | None = None
+    trt_lengths: Annotated[str, AfterValidator(_check_lengths)] = "1:128:512"
+    trt_build_timeout_s: Annotated[float, Field(gt=0)] = 1800.0
+
+    @property
+    def engine(self) -> EngineOptions:
+        """How TensorRT is to build the model's engine; other providers build none."""
+        workspace = self.trt_workspace_mb
+        flags = EngineFlags(
+            version_compatible=self.trt_version_compatible,
+            hardware_compatibility=self.trt_hardware_compatibility,
+            workspace_bytes=None if workspace is None else workspace << 20,
+        )
+        return EngineOptions(flags, parse_lengths(self.trt_lengths), self.trt_build_timeout_s)
 
 
 def load_settings() -> Settings:

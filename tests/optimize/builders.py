@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from optimize.latency import BatchLatency
+from optimize.metrics import Estimate, MetricResult
 from optimize.parity import Parity
 from optimize.variant import Measured, Variant
 
@@ -28,15 +29,22 @@ def variant(
     size: int = 1000,
     agreement: float | None = 1.0,
     cosine: float = 1.0,
+    bound: float = 0.0,
+    timed: bool = True,
 ) -> Variant:
+    """A measured variant; the upper bound of its `drop` is higher by `bound`."""
+    latencies = (latency(1, ms, spread), latency(8, batch_ms, spread))
+    score = None
+    if drop is not None:
+        estimate = Estimate(drop, drop - bound, drop + bound, 0.95)
+        score = MetricResult(reference=0.9, value=0.9 - drop, drop=estimate)
     measured = Measured(
         rows=100,
         opset=20,
         size_bytes=size,
         parity=Parity(0.0, 0.0, cosine, agreement),
-        accuracy=None if drop is None else 0.9 - drop,
-        accuracy_drop=drop,
-        latency=(latency(1, ms, spread), latency(8, batch_ms, spread)),
+        score=score,
+        latency=latencies if timed else (),
     )
     return Variant(recipe, "fp32", measured)
 

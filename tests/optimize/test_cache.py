@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from bundle.clock import ManualClock
 from bundle.home import state_dir
-from optimize.cache import LIST_NAME, Key, fetch_or_build
+from optimize.cache import LIST_NAME, Key, fetch_or_build, is_cached, records
 
 KEY: Key = {"kind": "test", "version": 1}
 
@@ -49,11 +50,13 @@ def test_a_damaged_entry_is_built_again(home: Path, damage: str) -> None:
         case "add":
             (root / "other.txt").write_text("x")
         case "list":
-            (root / LIST_NAME).write_text('{"../value.txt": "x"}')
+            text = (root / LIST_NAME).read_text()
+            (root / LIST_NAME).write_text(text.replace("value.txt", "../value.txt"))
         case "empty":
             (root / LIST_NAME).write_bytes(b"")
         case _:
             (root / LIST_NAME).write_text("[]")
+    assert not is_cached(KEY)
     entry = fetch_or_build(KEY, build)
     assert not entry.reused
     assert (entry.root / "value.txt").read_text() == "42"
@@ -73,3 +76,18 @@ def test_what_a_build_raises_passes_and_leaves_nothing(
     with pytest.raises(error):
         fetch_or_build(KEY, build)
     assert names() == set()
+
+
+def test_an_entry_tells_its_key_and_its_seconds(home: Path) -> None:
+    clock = ManualClock(5.0)
+
+    def build(directory: Path) -> None:
+        (directory / "value.txt").write_text("42")
+        clock.advance(2.5)
+
+    root = fetch_or_build(KEY, build, clock).root
+    (record,) = records()
+    assert (record.key, record.seconds) == (dict(KEY), 2.5)
+    (root / LIST_NAME).write_text("[]")
+    assert not list(records())
+    assert home in root.parents

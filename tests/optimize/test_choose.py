@@ -5,7 +5,8 @@ import math
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from optimize.choose import Goals, Prefer, choose
+from optimize.choose import choose
+from optimize.goals import Goals, Prefer
 from optimize.variant import Variant
 from tests.optimize.builders import failed, variant
 
@@ -33,6 +34,14 @@ def reason(item: Variant, goals: Goals) -> str:
             "size in MB 3 is over the limit 2",
         ),
         (failed("a"), Goals(), "failed: no kernel"),
+        (
+            variant("a", drop=0.005, bound=0.01),
+            Goals(),
+            "accuracy drop 0.015 is over the limit 0.01 (upper bound; 0.005 on these 100 rows)",
+        ),
+        (variant("a", agreement=0.5), Goals(min_agreement=0.9), "agreement 0.5 is under"),
+        (variant("a", cosine=0.5), Goals(min_centred_cosine=0.9), "centred cosine 0.5 is under"),
+        (variant("a", timed=False), Goals(max_p95_ms=1.0), "latency was not measured"),
     ],
 )
 def test_a_missed_gate_is_told_with_value_and_limit(
@@ -42,7 +51,8 @@ def test_a_missed_gate_is_told_with_value_and_limit(
 
 
 @pytest.mark.parametrize(
-    "name", ["max_accuracy_drop", "max_p95_ms", "max_size_mb", "min_agreement"]
+    "name",
+    ["max_accuracy_drop", "max_p95_ms", "max_size_mb", "min_agreement", "min_centred_cosine"],
 )
 @pytest.mark.parametrize("value", [math.inf, math.nan, -1.0])
 def test_a_limit_that_is_no_limit_is_refused(name: str, value: float) -> None:
@@ -92,6 +102,24 @@ def test_a_few_percent_are_noise_and_more_are_not() -> None:
     judged = choose([variant("big", ms=1.0, size=100), small], Goals())
     assert judged[0].chosen
     assert judged[1].reason == "passes, but big wins by latency"
+
+
+def test_a_share_over_one_is_refused() -> None:
+    with pytest.raises(MlctlError, match="min_agreement = 1.5 is out of range"):
+        Goals(min_agreement=1.5)
+
+
+def test_without_a_latency_the_smallest_wins_and_the_reason_says_why() -> None:
+    variants = [variant("big", size=100, timed=False), variant("small", size=10, timed=False)]
+    judged = choose(variants, Goals())
+    assert [item.chosen for item in judged] == [False, True]
+    assert "latency was not measured" in judged[1].reason
+
+
+def test_accuracy_is_told_apart_from_the_limits_of_a_clock() -> None:
+    slow, wrong = choose([variant("slow", ms=9.0), variant("wrong", drop=0.5)], Goals(max_p95_ms=1))
+    assert (slow.accurate, slow.passed) == (True, False)
+    assert (wrong.accurate, wrong.passed) == (False, False)
 
 
 def test_nothing_is_chosen_when_nothing_passes() -> None:

@@ -1,3 +1,5 @@
+"""Names, checks, sampling and digest of evaluation data, whatever form it comes in."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -6,95 +8,172 @@ import numpy as np
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from optimize.data import MAX_CALIBRATION_ROWS, Rows, load_data, split
+from bundle.tensors import Datatype
+from optimize.data import LabelKind, Rows, Sampling, load_data, read_rows, require_labels, split
+from optimize.metrics import METRICS
+from tests.support.eval_rows import TOKENS, Batches, signature
 from tests.support.sources import save_rows
 
-SIGNATURE = Signature(
-    inputs=(TensorSpec(name="image", dtype=Datatype.FP32, shape=(DYNAMIC, 2)),),
-    outputs=(TensorSpec(name="y", dtype=Datatype.FP32, shape=(DYNAMIC, 3)),),
-)
+SIGNATURE = signature(2)
 X = np.arange(80, dtype=np.float32).reshape(40, 2)
 LABELS = np.repeat(np.arange(4), 10)
+NAN = np.where(np.arange(80).reshape(40, 2) == 35, np.float32(np.nan), X)
 
 
 @pytest.mark.parametrize("key", ["image", "x", "inputs"])
-@pytest.mark.parametrize("label_key", ["labels", "y"])
+@pytest.mark.parametrize("label_key", ["labels", "label", "y"])
 def test_a_single_input_may_be_called_x(tmp_path: Path, key: str, label_key: str) -> None:
     data = load_data(save_rows(tmp_path / "d.npz", {key: X, label_key: LABELS}), SIGNATURE)
-    assert data.calibration.count + data.held_out.count == 40
+    assert data.calibration.count + data.held_out.count == data.rows == 40
     assert data.calibration.count == 10
 
 
-def test_the_split_is_the_same_each_time_and_depends_on_the_content(tmp_path: Path) -> None:
+def test_the_sample_is_the_same_each_time_and_the_digest_tells_content(tmp_path: Path) -> None:
     path = save_rows(tmp_path / "d.npz", {"x": X, "y": LABELS})
-    first, again = load_data(path, SIGNATURE), load_data(path, SIGNATURE)
+    first, again = load_data(path, SIGNATURE), load_data(str(path), SIGNATURE)
     assert first.sha256 == again.sha256
     np.testing.assert_array_equal(first.held_out.inputs["image"], again.held_out.inputs["image"])
+    digests = {first.sha256}
     changed = X.copy()
     changed[0, 0] += 1
-    other = load_data(save_rows(tmp_path / "e.npz", {"x": changed, "y": LABELS}), SIGNATURE)
-    assert other.sha256 != first.sha256
-    unlabelled = load_data(save_rows(tmp_path / "f.npz", {"x": X}), SIGNATURE)
-    assert unlabelled.sha256 != first.sha256
-    assert unlabelled.held_out.labels is None
+    for arrays in ({"x": changed, "y": LABELS}, {"x": X}, {"x": X, "y": LABELS.astype(float)}):
+        digests.add(load_data(save_rows(tmp_path / "e.npz", arrays), SIGNATURE).sha256)
+    digests.add(load_data(path, SIGNATURE, Sampling(held_out_rows=9)).sha256)
+    assert len(digests) == 5
 
 
-def test_both_parts_hold_every_label_in_proportion() -> None:
+@pytest.mark.parametrize("size", [1, 7, 40, 1000])
+def test_chunks_leave_no_trace(size: int) -> None:
+    arrays = {"x": X, "y": LABELS}
+    whole = read_rows(Batches(arrays, 40), SIGNATURE, Sampling())
+    found = read_rows(Batches(arrays, size), SIGNATURE, Sampling())
+    assert found.sha256 == whole.sha256
+    for have, want in ((found.calibration, whole.calibration), (found.held_out, whole.held_out)):
+        np.testing.assert_array_equal(have.inputs["image"], want.inputs["image"])
+        np.testing.assert_array_equal(have.labels, want.labels)  # type: ignore[arg-type]
+
+
+def test_rows_keep_their_labels_and_both_parts_their_proportions() -> None:
+    labels = np.array([0] * 3000 + [1] * 1000)
+    arrays = {"x": np.stack([np.arange(4000), labels], 1).astype(np.float32), "y": labels}
+    data = read_rows(Batches(arrays, 333), SIGNATURE, Sampling(200, 400))
+    assert (data.calibration.count, data.held_out.count) == (200, 400)
+    for rows in (data.calibration, data.held_out):
+        assert rows.labels is not None
+        assert np.bincount(rows.labels).tolist() == [rows.count * 3 // 4, rows.count // 4]
+        np.testing.assert_array_equal(rows.inputs["image"][:, 1], rows.labels)
+    numbers = np.concatenate(
+        [rows.inputs["image"][:, 0] for rows in (data.calibration, data.held_out)]
+    )
+    assert len(np.unique(numbers)) == 600
+
+
+def test_any_first_part_of_a_split_holds_every_label_in_proportion() -> None:
     labels = np.array([0] * 300 + [1] * 100)
-    rows = Rows({"x": np.arange(400)[:, None]}, labels)
-    calibration, held_out = split(rows)
-    assert calibration.labels is not None
-    assert held_out.labels is not None
+    calibration, held_out = split(Rows({"x": np.arange(400)[:, None]}, labels))
     assert calibration.count == 100
-    assert np.bincount(calibration.labels).tolist() == [75, 25]
+    assert held_out.head(100).labels is not None
     assert np.bincount(held_out.head(100).labels).tolist() == [75, 25]  # type: ignore[arg-type]
     np.testing.assert_array_equal(labels[held_out.inputs["x"][:, 0]], held_out.labels)
 
 
-def test_calibration_rows_are_limited() -> None:
-    calibration, held_out = split(Rows({"x": np.zeros((5000, 1))}, None))
-    assert calibration.count == MAX_CALIBRATION_ROWS
-    assert held_out.count == 5000 - MAX_CALIBRATION_ROWS
+def test_the_seed_decides_which_rows_are_taken() -> None:
+    first, second = (split(Rows({"x": X}, None), Sampling(seed=seed))[0] for seed in (1, 2))
+    assert not np.array_equal(first.inputs["x"], second.inputs["x"])
+
+
+@pytest.mark.parametrize("limits", [{"calibration_rows": 0}, {"held_out_rows": 0}, {"seed": -1}])
+def test_a_sampling_of_nothing_is_refused(limits: dict[str, int]) -> None:
+    with pytest.raises(MlctlError, match=f"{next(iter(limits))} = .* is out of range"):
+        Sampling(**limits)
+
+
+def test_quantities_are_kept_as_floats() -> None:
+    targets = np.linspace(0, 1, 80, dtype=np.float32).reshape(40, 2)
+    data = read_rows(Batches({"x": X, "y": targets}, 9), SIGNATURE, Sampling())
+    assert data.held_out.labels is not None
+    assert (data.held_out.labels.shape, data.held_out.labels.dtype) == ((30, 2), np.float64)
+
+
+def test_big_endian_rows_are_the_same_rows() -> None:
+    swapped = {"x": X.astype(">f4"), "y": LABELS.astype(">i4")}
+    data = read_rows(Batches(swapped, 40), SIGNATURE, Sampling())
+    assert data.held_out.inputs["image"].dtype == np.float32
+    plain = read_rows(Batches({"x": X, "y": LABELS}, 40), SIGNATURE, Sampling())
+    assert data.sha256 == plain.sha256
 
 
 @pytest.mark.parametrize(
     ("arrays", "reason"),
     [
-        ({"z": X}, "no array for input 'image' in the data; it has: z"),
+        ({"imagee": X}, "no array for input 'image' in the data; did you mean 'imagee'"),
+        ({"x": X, "lables": LABELS}, "'lables' is neither an input nor labels; .* 'labels'"),
+        ({"x": X, "image": X}, "'x' is neither an input nor labels; the model takes: image"),
+        ({"x": X, "y": LABELS, "label": LABELS}, "given twice: as 'label' and as 'y'"),
         ({"x": X.astype(np.float64)}, "datatype is FP64, expected FP32"),
-        ({"x": X[:, :1]}, r"shape is \[40, 1\], expected \[-1, 2\]"),
+        ({"x": X[:, :1]}, r"shape is \[-1, 1\], expected \[-1, 2\]"),
+        ({"x": X[:, 0]}, r"shape is \[-1\], expected \[-1, 2\]"),
         ({"x": X.astype(np.complex64)}, "has no V2 datatype"),
-        ({"x": X, "y": LABELS[:-1]}, "different numbers of rows: image 40, labels 39"),
-        ({"x": X, "y": LABELS.astype(np.float32)}, "must be integers"),
-        ({"x": X, "y": LABELS[:, None]}, "must be integers of shape"),
+        ({"x": np.array([["a", "b"]] * 9)}, "has no V2 datatype"),
+        ({"x": X, "y": LABELS[:-1]}, "different numbers of rows: x 40, y 39"),
+        (
+            {"x": X, "y": LABELS[:, None]},
+            r"integers of shape \[rows\].* int64 of shape \[rows, 1\]",
+        ),
+        ({"x": X, "y": LABELS.astype("U1")}, "must be integers .* it is str32"),
+        ({"x": X, "y": np.where(LABELS == 3, np.nan, LABELS)}, "'y' has NaN .* in row 30"),
         ({"x": X[:0]}, "has 0 rows, at least 8"),
-        ({"x": np.full((9, 2), np.nan, np.float32)}, "NaN"),
+        ({"x": X[:7]}, "has 7 rows, at least 8"),
+        ({"x": NAN}, "'x' has NaN or infinite values, the first in row 17"),
+        ({"x": (X + 1) * np.float32(np.inf)}, "NaN or infinite values, the first in row 0"),
+        ({"x": np.float32(3)}, "'x' is a single value"),
     ],
 )
 def test_wrong_data_is_named(tmp_path: Path, arrays: dict[str, np.ndarray], reason: str) -> None:
     with pytest.raises(MlctlError, match=reason) as caught:
         load_data(save_rows(tmp_path / "d.npz", arrays), SIGNATURE)
     assert caught.value.code is ErrorCode.INVALID_INPUT
+    assert caught.value.hint
 
 
-def test_a_file_that_is_no_npz_is_named(tmp_path: Path) -> None:
-    with pytest.raises(MlctlError, match="there is no file"):
-        load_data(tmp_path / "none.npz", SIGNATURE)
-    (tmp_path / "text.npz").write_text("hello")
-    with pytest.raises(MlctlError, match="cannot be read"):
-        load_data(tmp_path / "text.npz", SIGNATURE)
-    (tmp_path / "cut.npz").write_bytes(
-        save_rows(tmp_path / "whole.npz", {"x": X}).read_bytes()[:-50]
-    )
-    with pytest.raises(MlctlError, match="cannot be read"):
-        load_data(tmp_path / "cut.npz", SIGNATURE)
-    np.save(tmp_path / "one.npy", X)
-    with pytest.raises(MlctlError, match="a single array"):
-        load_data(tmp_path / "one.npy", SIGNATURE)
+def test_a_row_is_counted_over_all_chunks() -> None:
+    with pytest.raises(MlctlError, match="first in row 17"):
+        read_rows(Batches({"x": NAN}, 5), SIGNATURE, Sampling())
 
 
-def test_pickled_arrays_are_refused(tmp_path: Path) -> None:
-    path = save_rows(tmp_path / "objects.npz", {"x": np.array([{}, 1], dtype=object)})
-    with pytest.raises(MlctlError, match="holds pickled objects"):
-        load_data(path, SIGNATURE)
+def test_several_inputs_go_by_their_own_names(tmp_path: Path) -> None:
+    ids = np.arange(60).reshape(12, 5)
+    data = load_data(save_rows(tmp_path / "t.npz", {"mask": ids % 2, "ids": ids}), TOKENS)
+    taken = data.held_out
+    np.testing.assert_array_equal(taken.inputs["ids"] % 2, taken.inputs["mask"])
+    with pytest.raises(MlctlError, match="no array for input 'ids'"):
+        load_data(save_rows(tmp_path / "u.npz", {"x": ids, "mask": ids}), TOKENS)
+    with pytest.raises(MlctlError, match="datatype is FP64, expected INT64"):
+        load_data(save_rows(tmp_path / "v.npz", {"ids": ids, "mask": ids / 2}), TOKENS)
+
+
+def test_metrics_say_which_labels_they_need() -> None:
+    accuracy, rmse = METRICS["accuracy"], METRICS["rmse"]
+    classes = Rows({"x": X}, LABELS)
+    assert require_labels(classes, accuracy) is LABELS
+    assert require_labels(classes, rmse) is LABELS
+    assert rmse.labels is LabelKind.QUANTITIES
+    for labels, reason in (
+        (None, "needs labels, the data has none"),
+        (LABELS.astype(float), "needs class numbers as labels, the data has float64"),
+        (np.ones(40, np.int64), "all 40 rows have the label 1"),
+    ):
+        with pytest.raises(MlctlError, match=reason) as caught:
+            require_labels(Rows({"x": X}, labels), accuracy)
+        assert caught.value.code is ErrorCode.INVALID_INPUT
+    with pytest.raises(MlctlError, match="metric rmse needs labels"):
+        require_labels(Rows({"x": X}, None), rmse)
+
+
+def test_bool_inputs_and_bool_labels(tmp_path: Path) -> None:
+    arrays = {"x": X > 20, "y": X[:, 0] > 20}
+    wanted = signature(2, dtype=Datatype.BOOL)
+    data = load_data(save_rows(tmp_path / "b.npz", arrays), wanted)
+    assert data.held_out.inputs["image"].dtype == np.bool_
+    assert data.held_out.labels is not None
+    assert set(data.held_out.labels) == {0, 1}

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from optimize.choose import Goals, Prefer, choose
+from optimize.choose import choose
 from optimize.data import Rows, split
+from optimize.goals import Goals, Prefer
 from optimize.parity import compare
 from optimize.variant import Variant
 from tests.optimize.builders import failed, variant
@@ -34,6 +35,7 @@ def variants(draw: st.DrawFn) -> list[Variant]:
         return variant(
             recipe,
             drop=draw(st.none() | st.floats(-0.1, 0.3)),
+            bound=draw(st.floats(0.0, 0.1)),
             ms=draw(numbers),
             spread=draw(st.floats(0.0, 5.0)),
             batch_ms=draw(numbers),
@@ -57,7 +59,8 @@ def test_at_most_one_is_chosen_and_it_passes(found: list[Variant], wanted: Goals
         if item.passed:
             assert measured is not None
             assert wanted.max_p95_ms is None or measured.p95_ms <= wanted.max_p95_ms
-            assert (measured.accuracy_drop or 0.0) <= wanted.max_accuracy_drop
+            score = measured.score
+            assert score is None or score.drop.high <= wanted.max_accuracy_drop
 
 
 @given(variants(), goals)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import fcntl
-import time
 from pathlib import Path
 
 import pytest
@@ -25,8 +24,6 @@ def test_the_daemon_of_a_deployment_that_is_down_leaves() -> None:
     with Journal(places.journal()) as journal:
         journal.create("shop", Ports(1, 2), quick_settings(), revision("tiny:aa"))
         journal.retire("shop")
-        started = time.monotonic()
         assert daemon.main("shop") == 0
-        assert time.monotonic() - started < 5.0
         assert "envoy" not in journal.processes("shop")
     assert places.heartbeat("shop").exists()

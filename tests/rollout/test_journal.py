@@ -17,6 +17,7 @@ from rollout.model import Colour, Outcome, Ports, RolloutSpec, Settings
 from rollout.processes import ProcessRef
 from rollout.schema import connect
 from tests.support.rollouts import revision
+from tests.support.wait import PATIENCE_SECONDS
 
 BLUE, GREEN = revision("tiny:aa"), revision("tiny:bb")
 SPEC = RolloutSpec()
@@ -250,5 +251,5 @@ def test_of_promotes_from_several_processes_one_begins(journal: Journal, tmp_pat
         assert client.stdin is not None
         client.stdin.close()
         client.stdin = None
-    answers = [client.communicate(timeout=60)[0].strip() for client in clients]
+    answers = [client.communicate(timeout=PATIENCE_SECONDS)[0].strip() for client in clients]
     assert sorted(answers) == ["begun", *["rollout_active"] * 5]

@@ -77,7 +77,7 @@ def play(scenario: Scenario, *, inline: bool = False, model: GatedModel | None =
 
 
 async def until(condition: Callable[[], object]) -> None:
-    await asyncio.to_thread(wait_until, condition, 20)
+    await asyncio.to_thread(wait_until, condition)
 
 
 async def error_of(future: asyncio.Future[Answer]) -> ErrorCode:

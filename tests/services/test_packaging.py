@@ -1,17 +1,21 @@
 import shutil
 from pathlib import Path
 
+import httpx
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.home import bento_home
+from bundle.manifest import TRANSFORM_NAME
 from bundle.verify import VerifiedBundle, verify
 from services import packaging
 from services.packaging import BuiltBento, bento_tag, build_bento, pinned_requirements
 from services.service_bundle import find_bundle
 from services.settings import Settings
 from services.store import find_bento
-from tests.support.serving import launch, stop
+from tests.support.serving import launch, running, stop
+from tests.support.transforms import make_text_bundle
+from tests.support.wait import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.slow
 
@@ -32,6 +36,7 @@ def test_it_holds_the_bundle_our_code_and_nothing_heavy(built: BuiltBento) -> No
     source = built.path / "src"
     assert verify(source / "model").digest == built.digest
     assert (source / "services" / "v2.binpb").is_file()
+    assert (source / "services" / "tensorrt" / "__init__.py").is_file()
     assert {path.name for path in source.iterdir()} <= {
         "bentofile.yaml", "bundle", "model", "model.digest", "services", "README.md",
     }  # fmt: skip
@@ -48,6 +53,23 @@ def test_the_same_bundle_is_not_built_twice(
     again = build_bento(shared_bundle, {})
     assert again.reused
     assert again.path == built.path
+
+
+def test_a_transform_travels_with_the_bundle_and_serves(store_home: Path, tmp_path: Path) -> None:
+    bundle = make_text_bundle(tmp_path / "bundle")
+    model = build_bento(bundle, {}).path / "src" / "model"
+    launched = launch("texts:latest", tmp_path / "log", cwd=tmp_path, bento_home=store_home)
+    with running(launched) as server:
+        tensor = {"name": "text", "datatype": "BYTES", "shape": [2], "data": ["one", "two three"]}
+        answers = [
+            httpx.post(f"{server.url}/v2/models/texts/infer", json={"inputs": [{**tensor, **data}]})
+            for data in ({}, {"data": ["one", " "]})
+        ]
+    outputs = {output["name"]: output["data"] for output in answers[0].json()["outputs"]}
+    assert outputs == {"kind": ["small", "large"], "total": [0.5, 2.5]}
+    assert answers[1].status_code == 400
+    assert answers[1].json()["error"] == "row 1: the text has no words"
+    assert verify(model, bundle.digest).path(TRANSFORM_NAME).is_file()
 
 
 @pytest.mark.parametrize("name", ["model/model.onnx", "model.digest", "services/scorer.py"])
@@ -117,7 +139,7 @@ def test_a_bento_with_another_number_of_evidence_does_not_start(
     assert path.read_bytes() != content
     server = launch(built.tag, tmp_path / "log", cwd=tmp_path, bento_home=home)
     try:
-        assert server.process.wait(timeout=60) != 0
+        assert server.process.wait(timeout=PATIENCE_SECONDS) != 0
     finally:
         stop(server)
     assert f"expected {built.digest}" in server.log.read_text()

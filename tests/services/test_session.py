@@ -8,19 +8,10 @@ from onnx import TensorProto, helper
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import MODEL_NAME
 from bundle.verify import VerifiedBundle
-from services.session import FunctionSession, check_external_data, open_session
+from services.session import FunctionSession, open_session
+from services.tensorrt import probe
+from services.tensorrt.probe import Probe
 from tests.support.bundles import expected
-
-
-def external_model(path: Path, location: str) -> None:
-    tensor = helper.make_tensor("w", TensorProto.FLOAT, [1], [1.0])
-    tensor.ClearField("float_data")
-    tensor.data_location = TensorProto.EXTERNAL
-    tensor.external_data.add(key="location", value=location)
-    node = helper.make_node("Constant", [], ["y"], value=tensor)
-    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
-    graph = helper.make_graph([node], "g", [], [output])
-    path.write_bytes(helper.make_model(graph).SerializeToString())
 
 
 def text_model(path: Path) -> None:
@@ -47,31 +38,24 @@ def test_unknown_and_absent_providers_are_refused(bundle: VerifiedBundle) -> Non
         open_session(bundle.path(MODEL_NAME), "cuda")
 
 
-@pytest.mark.parametrize("location", ["../secret", "/etc/passwd"])
-def test_external_data_outside_is_refused(tmp_path: Path, location: str) -> None:
-    external_model(tmp_path / MODEL_NAME, location)
-    with pytest.raises(MlctlError) as caught:
-        open_session(tmp_path / MODEL_NAME)
-    assert caught.value.code is ErrorCode.PATH_UNSAFE
+@pytest.mark.parametrize("provider", ["tensorrt", "tensorrt-raw"])
+def test_an_absent_tensorrt_is_refused_with_the_extra_to_install(
+    bundle: VerifiedBundle, provider: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reason = "the Python package tensorrt is not installed"
+    monkeypatch.setattr(probe, "probe_device", lambda: Probe(None, reason))
+    with pytest.raises(MlctlError, match=f"{provider!r} was asked for") as caught:
+        open_session(bundle.path(MODEL_NAME), provider)
+    assert caught.value.code is ErrorCode.PROVIDER_UNAVAILABLE
+    assert {"tensorrt": "mlctl[trt-ep]", "tensorrt-raw": "mlctl[trt]"}[provider] in (
+        caught.value.hint
+    )
 
 
-def test_external_data_must_be_there(tmp_path: Path) -> None:
-    external_model(tmp_path / MODEL_NAME, "weights.bin")
-    with pytest.raises(MlctlError) as caught:
-        check_external_data(tmp_path / MODEL_NAME)
-    assert caught.value.code is ErrorCode.FILE_MISSING
-    (tmp_path / "weights.bin").write_bytes(b"\0\0\x80?")
-    check_external_data(tmp_path / MODEL_NAME)
-
-
-def test_what_is_not_a_model_is_refused(tmp_path: Path) -> None:
+def test_a_graph_that_is_not_whole_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MlctlError) as caught:
         open_session(tmp_path / MODEL_NAME)
     assert caught.value.code is ErrorCode.FILE_MISSING
-    (tmp_path / MODEL_NAME).write_bytes(b"not a model")
-    with pytest.raises(MlctlError) as caught:
-        open_session(tmp_path / MODEL_NAME)
-    assert caught.value.code is ErrorCode.UNSUPPORTED_MODEL
 
 
 def test_text_is_bytes_on_our_side(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from services.settings import load_settings
+from services.tensorrt.options import EngineOptions, HardwareCompatibility
+from services.tensorrt.profile import Range
 
 
 def test_defaults_are_safe(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,3 +28,28 @@ def test_a_wrong_value_names_its_variable(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(MlctlError, match="MLCTL_THREADS") as caught:
         load_settings()
     assert caught.value.code is ErrorCode.INVALID_INPUT
+
+
+def test_an_engines_options_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLCTL_TRT_HARDWARE_COMPATIBILITY", "ampere_plus")
+    monkeypatch.setenv("MLCTL_TRT_WORKSPACE_MB", "512")
+    monkeypatch.setenv("MLCTL_TRT_LENGTHS", "1:64:256")
+    monkeypatch.setenv("MLCTL_TRT_BUILD_TIMEOUT_S", "90")
+    engine = load_settings().engine
+    assert engine.flags.hardware_compatibility is HardwareCompatibility.AMPERE_PLUS
+    assert engine.flags.workspace_bytes == 512 << 20
+    assert engine.lengths == Range(1, 64, 256)
+    assert engine.build_timeout_s == 90.0
+
+
+def test_without_them_an_engine_is_built_with_the_defaults() -> None:
+    assert load_settings().engine == EngineOptions()
+
+
+@pytest.mark.parametrize("lengths", ["64", "1:2", "a:b:c", "5:4:3", "0:1:2"])
+def test_lengths_that_are_no_range_name_their_variable(
+    lengths: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLCTL_TRT_LENGTHS", lengths)
+    with pytest.raises(MlctlError, match="MLCTL_TRT_LENGTHS"):
+        load_settings()

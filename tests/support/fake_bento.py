@@ -23,6 +23,7 @@ import uvicorn
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
+_PATIENCE = 5  # seconds
 _GRPC = {500: grpc.StatusCode.INTERNAL, 404: grpc.StatusCode.NOT_FOUND}
 
 
@@ -55,6 +56,11 @@ class Behaviour:
             refuse=float(options.get("refuse", 0.0)),
             ready=options.get("ready", "yes"),
         )
+
+    @property
+    def patience(self) -> int:
+        """Seconds that it gives its requests when it is told to stop: none if they hang."""
+        return _PATIENCE if self.delay < _PATIENCE else 0
 
     async def act(self) -> int:
         """Wait as told; the HTTP status of this request."""
@@ -124,10 +130,14 @@ async def serve(behaviour: Behaviour, host: str, port: int, grpc_port: int | Non
         server.add_insecure_port(f"{host}:{grpc_port}")
     await server.start()
     config = uvicorn.Config(
-        FakeApp(behaviour), host=host, port=port, log_level="warning", timeout_graceful_shutdown=5
+        FakeApp(behaviour),
+        host=host,
+        port=port,
+        log_level="warning",
+        timeout_graceful_shutdown=behaviour.patience,
     )
     await uvicorn.Server(config).serve()
-    await server.stop(1.0)
+    await server.stop(behaviour.patience)
 
 
 def main() -> None:

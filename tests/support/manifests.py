@@ -29,8 +29,10 @@ def manifest_document() -> dict[str, Any]:
         "batching": {"max_rows": 32, "buckets": [1, 8, 32], "row_independent": True},
         "evidence": {
             "rows": 500,
-            "accuracy": 0.99,
-            "accuracy_drop": 0.0,
+            "metric": "accuracy",
+            "score": 0.99,
+            "drop": 0.0,
+            "drop_high": 0.002,
             "agreement": 1.0,
             "max_abs_error": 0.01,
             "relative_l2": 0.001,

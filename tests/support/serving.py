@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -14,7 +13,8 @@ from pathlib import Path
 
 import httpx
 
-from tests.support.wait import wait_until
+from rollout.launcher import free_ports
+from tests.support.wait import PATIENCE_SECONDS, wait_until
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +32,9 @@ class Server:
 
     def is_ready(self) -> bool:
         try:
-            return httpx.get(f"{self.url}/readyz", timeout=2).status_code == 200
+            return httpx.get(f"{self.url}/readyz", timeout=5).status_code == 200
         except httpx.TransportError:
             return False
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def launch(
@@ -52,7 +46,7 @@ def launch(
     environment: Mapping[str, str] | None = None,
 ) -> Server:
     """Start `bentoml serve TARGET` in `cwd`; it is not ready yet."""
-    port, grpc_port = free_port(), free_port()
+    port, grpc_port = free_ports(2)
     variables = {
         **os.environ,
         "BENTOML_HOME": str(bento_home),
@@ -74,7 +68,7 @@ def running(server: Server) -> Iterator[Server]:
     """Wait until `server` is ready, and stop it at the end."""
     try:
         wait_until(
-            lambda: server.process.poll() is not None or server.is_ready(), 60, "server is ready"
+            lambda: server.process.poll() is not None or server.is_ready(), what="server is ready"
         )
         assert server.process.poll() is None, server.log.read_text()
         yield server
@@ -87,7 +81,7 @@ def stop(server: Server) -> None:
     if server.process.poll() is None:
         server.process.send_signal(signal.SIGTERM)
     try:
-        server.process.wait(timeout=30)
+        server.process.wait(timeout=PATIENCE_SECONDS)
     except subprocess.TimeoutExpired:
         server.process.kill()
         server.process.wait()

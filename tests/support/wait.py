@@ -1,12 +1,19 @@
-"""Waiting for a condition with a deadline, the only kind of waiting in the tests."""
+"""Waiting for a condition with a deadline, the only kind of waiting in the tests.
+
+The deadline is for what never comes; a slow or busy machine must not meet it.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
+PATIENCE_SECONDS = 120.0
 
-def wait_until(predicate: Callable[[], object], timeout: float = 30.0, what: str = "") -> None:
+
+def wait_until(
+    predicate: Callable[[], object], timeout: float = PATIENCE_SECONDS, what: str = ""
+) -> None:
     """Poll `predicate` until it is true; AssertionError with `what` after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while not predicate():

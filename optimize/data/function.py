@@ -1,0 +1,53 @@
+"""Rows that a user's own function gives: data in any form, through the user's transform."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from optimize.data.rows import Tensors
+from optimize.data.source import invalid
+from optimize.imported import load_function, user_code
+
+_HINT = "The function returns batches: dicts of an array [rows, ...] for each input, and labels."
+_END = object()
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionSource:
+    """The function `name` (`package.module:function`), called without arguments for each pass.
+
+    Its batches are dicts of arrays; they are the chunks, however large.
+    """
+
+    name: str
+
+    def chunks(self) -> Iterator[Tensors]:
+        function = load_function(self.name)
+        with user_code(f"calling {self.name!r}"):
+            found = function()
+        if isinstance(found, Mapping) or not isinstance(found, Iterable):
+            raise invalid(f"{self.name!r} returned {_kind(found)}, expected batches", _HINT)
+        batches = iter(found)
+        number = 0
+        while (batch := self._next(batches, number)) is not _END:
+            yield self._arrays(batch, number)
+            number += 1
+
+    def _next(self, batches: Iterator[Any], number: int) -> Any:
+        with user_code(f"batch {number} of {self.name!r}"):
+            return next(batches, _END)
+
+    def _arrays(self, batch: Any, number: int) -> dict[str, np.ndarray]:
+        if not isinstance(batch, Mapping) or not all(isinstance(name, str) for name in batch):
+            message = f"batch {number} of {self.name!r} is {_kind(batch)}, expected a dict by name"
+            raise invalid(message, _HINT)
+        with user_code(f"making arrays of batch {number} of {self.name!r}"):
+            return {name: np.asarray(values) for name, values in batch.items()}
+
+
+def _kind(value: Any) -> str:
+    return f"a value of type {type(value).__name__}"

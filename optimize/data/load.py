@@ -1,0 +1,108 @@
+"""Two passes over a source: the first checks and counts, the second gathers the chosen rows.
+
+What is held in memory is one chunk, the labels, and the rows that were chosen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from bundle.manifest import canonical_json
+from bundle.tensors import Signature
+from optimize.data.check import Pass
+from optimize.data.function import FunctionSource
+from optimize.data.npz import NpzSource
+from optimize.data.parquet import ParquetSource
+from optimize.data.rows import EvalData, Rows
+from optimize.data.sampling import MIN_ROWS, Sampling, choose_rows
+from optimize.data.source import RowSource, invalid
+from optimize.imported import is_function_name
+
+_FORMS_HINT = "Give an .npz or .parquet file, or a function as package.module:function."
+
+
+def load_data(
+    source: str | Path, signature: Signature, sampling: Sampling | None = None
+) -> EvalData:
+    """Read evaluation rows from an .npz, a Parquet file or `package.module:function`.
+
+    Arrays or columns are named as the inputs (the only input may be `x` or `inputs`),
+    with `labels`, `label` or `y` for the labels. INVALID_INPUT names the array and what
+    was expected of it.
+    """
+    return read_rows(open_source(source, signature), signature, sampling or Sampling())
+
+
+def open_source(source: str | Path, signature: Signature) -> RowSource:
+    """The source that `source` names, told by its content; INVALID_INPUT if it is none."""
+    path = Path(source)
+    if isinstance(source, str) and is_function_name(source) and not path.exists():
+        return FunctionSource(source)
+    magic = _first_bytes(path)
+    if magic.startswith(b"PK"):
+        return NpzSource(path)
+    if magic.startswith(b"PAR1"):
+        return ParquetSource(path, signature)
+    if magic.startswith(b"\x93NUMPY"):
+        raise invalid(f"{path.name} holds a single array; save it with numpy.savez")
+    raise invalid(f"{path.name} is neither an .npz nor a Parquet file", _FORMS_HINT)
+
+
+def read_rows(source: RowSource, signature: Signature, sampling: Sampling) -> EvalData:
+    """Check all rows of `source` and take those that `sampling` chooses."""
+    first = Pass(source, signature)
+    parts = [chunk.labels for chunk in first.chunks() if chunk.labels is not None]
+    if first.rows < MIN_ROWS:
+        raise invalid(f"the data has {first.rows} rows, at least {MIN_ROWS} are needed")
+    labels = np.concatenate(parts) if parts else None
+    calibration, held_out = choose_rows(first.rows, labels, sampling)
+    second = Pass(source, signature)
+    index = np.concatenate([calibration, held_out])
+    inputs = _gather(second, index, first.rows)
+    if inputs is None or second.sha256() != first.sha256():
+        raise invalid(
+            f"{source.name} gave other rows when it was read a second time",
+            "A function must give the same rows at each call: fix its seeds and its order.",
+        )
+    content = canonical_json([first.sha256(), asdict(sampling)])
+    chosen = Rows(inputs, None if labels is None else labels[index])
+    cut = len(calibration)
+    return EvalData(
+        calibration=chosen.take(slice(0, cut)),
+        held_out=chosen.take(slice(cut, None)),
+        sha256=hashlib.sha256(content).hexdigest(),
+        rows=first.rows,
+    )
+
+
+def _gather(second: Pass, index: np.ndarray, rows: int) -> dict[str, np.ndarray] | None:
+    """The inputs' rows at `index`, in that order; None if the source has not `rows` rows now."""
+    place = np.full(rows, -1)
+    place[index] = np.arange(len(index))
+    inputs: dict[str, np.ndarray] = {}
+    for chunk in second.chunks():
+        here = place[second.rows : second.rows + chunk.count]
+        if len(here) < chunk.count:
+            return None
+        wanted = here >= 0
+        for name, array in chunk.inputs.items():
+            if name not in inputs:
+                inputs[name] = np.empty((len(index), *array.shape[1:]), array.dtype)
+            inputs[name][here[wanted]] = array[wanted]
+    return inputs if second.rows == rows else None
+
+
+def _first_bytes(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(8)
+    except FileNotFoundError as error:
+        raise invalid(f"there is no file {path}", _FORMS_HINT) from error
+    except IsADirectoryError as error:
+        raise invalid(f"{path} is a directory, expected a file", _FORMS_HINT) from error
+    except OSError as error:
+        raise invalid(f"{path.name} cannot be read: {error.strerror}") from error

@@ -1,0 +1,128 @@
+"""Rows of a Parquet file: one column for each input, read in batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.tensors import DYNAMIC, Signature, TensorSpec
+from optimize.data.columns import find_columns
+from optimize.data.rows import Tensors
+from optimize.data.source import CHUNK_BYTES, chunk_rows, invalid
+from registry.quiet import first_line
+
+# What pandas adds to keep a frame's index.
+_INDEX_PREFIX = "__index_level_"
+_READ_BYTES = 1024 * 1024
+_HINT = "Store one number, or one list of a fixed length, for each row in a column."
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetSource:
+    """The Parquet file at `path`, whose columns feed the inputs of `signature`.
+
+    A column of numbers is an input [rows] or [rows, 1], whichever the signature has; a
+    column of lists, nested or flat, has its values in row-major order.
+    """
+
+    path: Path
+    signature: Signature
+    chunk_bytes: int = CHUNK_BYTES
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def chunks(self) -> Iterator[Tensors]:
+        pa, parquet = _libraries()
+        try:
+            with parquet.ParquetFile(self.path, buffer_size=_READ_BYTES) as file:
+                names = [name for name in file.schema_arrow.names if _is_data(name)]
+                inputs = find_columns(names, self.signature).inputs
+                step = self._rows_at_once(file, names)
+                for batch in file.iter_batches(step, columns=names):
+                    yield {
+                        name: _array(name, batch.column(name), inputs.get(name)) for name in names
+                    }
+        except (pa.lib.ArrowException, OSError) as error:
+            raise invalid(f"{self.name} cannot be read: {first_line(error)}") from error
+
+    def _rows_at_once(self, file: Any, names: list[str]) -> int:
+        """Every row is as large as the first one, or else it is refused."""
+        first = next(file.iter_batches(1, columns=names), None)
+        return chunk_rows(self.chunk_bytes, 0 if first is None else first.nbytes)
+
+
+def _libraries() -> tuple[Any, Any]:
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError as error:
+        raise MlctlError(
+            ErrorCode.RUNTIME_MISSING,
+            "Parquet files need the package pyarrow, which is not installed",
+            "Install it with `pip install pyarrow`, or save the rows with numpy.savez.",
+        ) from error
+    return pa, parquet
+
+
+def _is_data(name: str) -> bool:
+    return not name.startswith(_INDEX_PREFIX)
+
+
+def _array(name: str, column: Any, spec: TensorSpec | None) -> np.ndarray:
+    """The column as an array, in the shape that `spec` wants of its values if that is known."""
+    from pyarrow import types
+
+    shape = [len(column)]
+    values = getattr(column, "storage", column)  # an extension type wraps lists
+    while types.is_list(values.type) or types.is_large_list(values.type) or _fixed(values.type):
+        _refuse_missing(name, values)
+        shape.append(_common_length(name, values))
+        values = values.flatten()
+    _refuse_missing(name, values)
+    kind = values.type
+    if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
+        raise invalid(f"column {name!r} holds values of type {kind}, expected numbers", _HINT)
+    array: np.ndarray = values.to_numpy(zero_copy_only=False).reshape(shape)
+    return array if spec is None else _fit(array, spec)
+
+
+def _fixed(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_fixed_size_list(kind))
+
+
+def _fit(array: np.ndarray, spec: TensorSpec) -> np.ndarray:
+    """Lists are stored flat, and single numbers bare, more often than nested."""
+    wanted = spec.shape[1:]
+    if DYNAMIC in wanted or math.prod(wanted) != math.prod(array.shape[1:]):
+        return array
+    return array.reshape(len(array), *wanted)
+
+
+def _refuse_missing(name: str, values: Any) -> None:
+    if values.null_count:
+        raise invalid(
+            f"column {name!r} has {values.null_count} missing values",
+            "Fill the missing values, or drop their rows.",
+        )
+
+
+def _common_length(name: str, lists: Any) -> int:
+    from pyarrow import compute
+
+    lengths = compute.min_max(compute.list_value_length(lists)).as_py()
+    if lengths["min"] != lengths["max"]:
+        raise invalid(
+            f"the lists in column {name!r} have {lengths['min']} to {lengths['max']} values",
+            "Pad all rows to one length, and mask the padding if the model takes a mask.",
+        )
+    return int(lengths["max"] or 0)

@@ -1,0 +1,100 @@
+"""What a variant must meet: limits, and the gates on accuracy. Pure.
+
+With labels the gate is the drop of the task metric; without, it is centred cosine and,
+where the output is a row of scores, agreement of the top class. Plain cosine is never
+a gate: see `optimize.parity`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from enum import StrEnum
+
+from bundle.errors import ErrorCode, MlctlError
+from optimize.parity import Parity
+
+MIN_AGREEMENT = 0.99
+MIN_CENTRED_COSINE = 0.98
+
+
+class Prefer(StrEnum):
+    """What to choose by, among the variants that pass."""
+
+    LATENCY = "latency"
+    THROUGHPUT = "throughput"
+    SIZE = "size"
+
+
+@dataclass(frozen=True, slots=True)
+class Goals:
+    """The limits of a variant; `max_accuracy_drop` is in the units of the metric.
+
+    Without labels, agreement and centred cosine have to reach MIN_AGREEMENT and
+    MIN_CENTRED_COSINE; given here they hold with labels too.
+    """
+
+    max_accuracy_drop: float = 0.01
+    max_p95_ms: float | None = None
+    max_size_mb: float | None = None
+    min_agreement: float | None = None
+    min_centred_cosine: float | None = None
+    prefer: Prefer = Prefer.LATENCY
+
+    def __post_init__(self) -> None:
+        """INVALID_INPUT for a limit that is negative or no finite number, or a share over 1."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            top = 1.0 if field.name.startswith("min_") else math.nextafter(math.inf, 0)
+            if isinstance(value, int | float) and not 0 <= value <= top:
+                raise MlctlError(
+                    ErrorCode.INVALID_INPUT,
+                    f"{field.name} = {value!r} is out of range: give a number from 0"
+                    + (" to 1" if top == 1.0 else ", finite"),
+                )
+
+    def accuracy_only(self) -> dict[str, float | None]:
+        """The limits that a search for accuracy depends on."""
+        return {
+            "max_accuracy_drop": self.max_accuracy_drop,
+            "min_agreement": self.min_agreement,
+            "min_centred_cosine": self.min_centred_cosine,
+        }
+
+
+def accuracy_faults(
+    parity: Parity, drop: float | None, goals: Goals, share: float = 1.0
+) -> Iterator[str]:
+    """The gates on accuracy that are missed, with value and limit.
+
+    `drop` is how much the metric fell, None without labels. Only `share` of what the
+    goals allow may be used up.
+    """
+    if drop is not None and drop > goals.max_accuracy_drop * share:
+        yield over("accuracy drop", drop, goals.max_accuracy_drop * share)
+    cosine = _minimum(goals.min_centred_cosine, MIN_CENTRED_COSINE, drop, share)
+    if cosine is not None and parity.centred_cosine < cosine:
+        yield under("centred cosine", parity.centred_cosine, cosine)
+    agreement = _minimum(goals.min_agreement, MIN_AGREEMENT, drop, share)
+    if agreement is not None and parity.agreement is not None and parity.agreement < agreement:
+        yield under("agreement", parity.agreement, agreement)
+
+
+def over(what: str, value: float, limit: float) -> str:
+    """The sentence for a value above its limit."""
+    return f"{what} {value:.4g} is over the limit {limit:.4g}"
+
+
+def under(what: str, value: float, limit: float) -> str:
+    """The sentence for a value below its limit."""
+    return f"{what} {value:.4g} is under the limit {limit:.4g}"
+
+
+def _minimum(given: float | None, usual: float, drop: float | None, share: float) -> float | None:
+    """The lower limit that holds; None if labels decide and none was given."""
+    if given is None:
+        if drop is not None:
+            return None
+        given = usual
+    return 1.0 - (1.0 - given) * share

@@ -1,0 +1,124 @@
+"""Whether the rows of a batch leave each other alone: only then may requests be joined.
+
+f(a ++ b) = f(a) ++ f(b) is easily true by accident, on rows that are alike or that
+influence each other by little. So the neighbours of a row are also replaced by rows
+that no data set has, at the same batch size and place: there a row's answer must stay
+what it was to the last digits, because nothing else in the computation changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from bundle.errors import MlctlError
+from optimize.checks import close
+from optimize.data import Rows, Tensors
+from optimize.reference import Reference
+
+_ROWS = 7
+_SCANNED = 256
+
+# Far outside of what was seen, and far inside of what float16 holds for usual data.
+_EXTREME = 1e3
+
+# The same kernels run on the same shapes; only summing in another order may differ.
+_SAME = 1e-6
+
+
+def is_row_independent(reference: Reference, rows: Rows) -> bool:
+    """Whether an answer depends on its own row only, for the source model.
+
+    Rows are compared joined, alone and in reverse order, and next to neighbours of zeros,
+    of the smallest and the largest values in the data and, for floats, of ones a thousand
+    times beyond. Neighbours that the model refuses to compute prove nothing and are left out.
+    """
+    sample = rows.take(_distinct(rows))
+    return _same_in_any_company(reference, sample) and _ignores_strangers(reference, sample, rows)
+
+
+def _distinct(rows: Rows) -> np.ndarray:
+    """The numbers of rows that differ from each other, repeated if there are too few."""
+    first: dict[bytes, int] = {}
+    for row in range(min(rows.count, _SCANNED)):
+        key = b"".join(array[row].tobytes() for array in rows.inputs.values())
+        first.setdefault(key, row)
+    return np.resize(list(first.values())[:_ROWS], _ROWS)
+
+
+def _same_in_any_company(reference: Reference, sample: Rows) -> bool:
+    joined = reference.run(sample.inputs)
+    reverse = np.arange(sample.count)[::-1]
+    turned = reference.run(sample.take(reverse).inputs)
+    alone = [reference.run(sample.take(np.array([row])).inputs) for row in range(sample.count)]
+    return all(
+        close(array, turned[name][reverse])
+        and close(array, np.concatenate([outputs[name] for outputs in alone]))
+        for name, array in joined.items()
+    )
+
+
+def _ignores_strangers(reference: Reference, sample: Rows, rows: Rows) -> bool:
+    """Compare the first and the last row of a batch, where a running sum would show."""
+    before = sample.head(3).inputs
+    answers = reference.run(before)
+    for strangers in _strangers(before, rows.inputs):
+        for place in (0, -1):
+            after = _answers(reference, _replace_others(before, strangers, place))
+            if after is not None and not _unchanged(answers, after, place):
+                return False
+    return True
+
+
+def _strangers(batch: Tensors, data: Tensors) -> Iterator[Tensors]:
+    """Batches in the form of `batch`, with values unlike those of the data."""
+    yield {
+        name: array if array.dtype == object else np.zeros_like(array)
+        for name, array in batch.items()
+    }
+    for extreme in (np.min, np.max):
+        yield {
+            name: np.broadcast_to(extreme(data[name], axis=0), array.shape)
+            for name, array in batch.items()
+        }
+    for sign in (-1, 1):
+        yield {name: _beyond(array, sign) for name, array in batch.items()}
+
+
+def _beyond(array: np.ndarray, sign: int) -> np.ndarray:
+    """Far outside of the data for floats; whole numbers may be indices and stay as they are."""
+    if not np.issubdtype(array.dtype, np.floating):
+        return array
+    largest = float(np.abs(array).max(initial=0.0))
+    limit = float(np.finfo(array.dtype).max)
+    return np.full_like(array, sign * min(limit, _EXTREME * (1.0 + largest)))
+
+
+def _replace_others(batch: Tensors, strangers: Tensors, place: int) -> dict[str, np.ndarray]:
+    replaced = {}
+    for name, array in batch.items():
+        replaced[name] = np.array(strangers[name])
+        replaced[name][place] = array[place]
+    return replaced
+
+
+def _answers(reference: Reference, inputs: Tensors) -> Tensors | None:
+    """None where the model raises on these values: that says nothing about rows."""
+    try:
+        return reference.run(inputs)
+    except MlctlError:
+        return None
+
+
+def _unchanged(before: Tensors, after: Tensors, place: int) -> bool:
+    for name, array in before.items():
+        want, have = array[place], after[name][place]
+        if not np.issubdtype(array.dtype, np.floating):
+            if not np.array_equal(want, have):
+                return False
+            continue
+        allowed = _SAME * float(np.abs(want).max(initial=0.0))
+        if not np.allclose(have, want, rtol=0.0, atol=allowed):
+            return False
+    return True

@@ -1,0 +1,45 @@
+"""Where a variant is judged: on its target if this machine has it, else on the CPU, untimed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from bundle.errors import ErrorCode, MlctlError
+from optimize.recipes.base import Target
+from services.session import open_session
+from services.tensorrt.probe import probe_device
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """`provider` runs the variants of `target`; `missing` says why it is not the target itself."""
+
+    target: Target
+    provider: str
+    missing: str | None = None
+
+    @property
+    def timed(self) -> bool:
+        """Whether a latency measured here is one that the target would have."""
+        return self.missing is None
+
+
+def find_place(target: Target, graph: Path) -> Place:
+    """The place for `target` on this machine, found out by loading the fp32 graph there."""
+    missing: str | None = None
+    if target is Target.TENSORRT:
+        missing = probe_device().missing
+    elif target is Target.CUDA:
+        missing = _refusal(graph, target)
+    return Place(target, target.value if missing is None else Target.CPU.value, missing)
+
+
+def _refusal(graph: Path, target: Target) -> str | None:
+    try:
+        open_session(graph, target.value)
+    except MlctlError as error:
+        if error.code is not ErrorCode.PROVIDER_UNAVAILABLE:
+            raise
+        return error.message
+    return None

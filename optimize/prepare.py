@@ -1,0 +1,85 @@
+"""What an optimization starts from: the model, its rows, the user's transform and metric."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bundle.tensors import Signature
+from optimize.data import EvalData, Rows, Sampling, load_data, require_labels
+from optimize.metrics import Metric, load_metric
+from optimize.recipes.base import Calibrator, Target
+from optimize.transform import SourceTransform, read_transform
+from registry.catalog import Catalog, SourceModel
+
+DEFAULT_METRIC = "accuracy"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to optimize, beside the goals. `metric` is a name of `load_metric`; None is accuracy
+    where the rows have labels."""
+
+    target: Target = Target.CPU
+    metric: str | None = None
+    calibrator: Calibrator = Calibrator.AUTO
+    sampling: Sampling = field(default_factory=Sampling)
+    transform: Path | None = None
+    allow_pickle: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A registered model and rows that fit it.
+
+    `raw` are the rows as a caller of the API sends them; `calibration` and `held_out` are
+    what the transform makes of them, and so what the model takes.
+    """
+
+    source: SourceModel
+    raw: EvalData
+    calibration: Rows
+    held_out: Rows
+    transform: SourceTransform | None
+    metric: Metric | None
+
+    @property
+    def api_signature(self) -> Signature:
+        """The tensors that clients exchange."""
+        return self.source.signature if self.transform is None else self.transform.api_signature
+
+
+def prepare(uri: str, data: str | Path, catalog: Catalog, options: Options) -> Prepared:
+    """Resolve the model and read the rows; raises what `Catalog.resolve` and `load_data` raise.
+
+    INVALID_INPUT also for a metric without labels, and for a transform that is none.
+    """
+    source = catalog.resolve(uri, allow_pickle=options.allow_pickle)
+    transform = None
+    if options.transform is not None:
+        transform = read_transform(options.transform, source.signature)
+    signature = source.signature if transform is None else transform.api_signature
+    raw = load_data(data, signature, options.sampling)
+    metric = _metric(options.metric, raw.held_out)
+    return Prepared(
+        source,
+        raw,
+        _transformed(raw.calibration, transform),
+        _transformed(raw.held_out, transform),
+        transform,
+        metric,
+    )
+
+
+def _metric(name: str | None, rows: Rows) -> Metric | None:
+    if name is None and rows.labels is None:
+        return None
+    metric = load_metric(name or DEFAULT_METRIC)
+    require_labels(rows, metric)
+    return metric
+
+
+def _transformed(rows: Rows, transform: SourceTransform | None) -> Rows:
+    if transform is None:
+        return rows
+    return Rows(transform.preprocess(rows.inputs), rows.labels)

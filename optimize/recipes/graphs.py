@@ -1,0 +1,146 @@
+"""Loading a graph with its types known, and walking it with its branches and loop bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+def load_typed(source: Path, opset: int = 1, *, data: bool = True) -> Any:
+    """The model `source` at `opset` or later, each value's type inferred, constants as weights.
+
+    Types are inferred without the weights, so that models over 2 GB take the same way.
+    Without `data`, weights in external files stay there.
+    """
+    import onnx
+    from onnx import external_data_helper, inliner, shape_inference
+
+    model = onnx.load(str(source), load_external_data=False)
+    if model.functions:
+        model = inliner.inline_local_functions(model)
+    model = shape_inference.infer_shapes(raise_opset(model, opset))
+    if data:
+        external_data_helper.load_external_data_for_model(model, str(source.parent))
+    for graph in graphs(model.graph):
+        _constants_to_weights(graph)
+    return model
+
+
+def raise_opset(model: Any, opset: int) -> Any:
+    """The model at `opset`, or as it is if it has that or a later one."""
+    from onnx import version_converter
+
+    if opset_of(model) >= opset:
+        return model
+    return version_converter.convert_version(model, opset)
+
+
+def opset_of(model: Any) -> int:
+    """The version of the standard operators that the model imports."""
+    versions = (entry.version for entry in model.opset_import if entry.domain in {"", "ai.onnx"})
+    return int(next(versions))
+
+
+def graphs(graph: Any) -> Iterator[Any]:
+    """The graph and every graph inside it."""
+    yield graph
+    for node in graph.node:
+        for inner in subgraphs(node):
+            yield from graphs(inner)
+
+
+def subgraphs(node: Any) -> Iterator[Any]:
+    """The branches or the body of a node."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def names(graph: Any) -> set[str]:
+    """Every name of a value in the graph and inside it."""
+    found: set[str] = set()
+    for inner in graphs(graph):
+        found.update(value.name for value in (*inner.input, *inner.output, *inner.initializer))
+        for node in inner.node:
+            found.update((*node.input, *node.output))
+    return found
+
+
+def float_constants(graph: Any) -> Iterator[tuple[str, np.ndarray]]:
+    """The fp32 weights and fill values of the graph and inside it, by the value's name."""
+    from onnx import TensorProto, numpy_helper
+
+    for inner in graphs(graph):
+        tensors = [(tensor.name, tensor) for tensor in inner.initializer]
+        tensors += [
+            (node.output[0], attribute.t)
+            for node in inner.node
+            if node.op_type == "ConstantOfShape"
+            for attribute in node.attribute
+        ]
+        for name, tensor in tensors:
+            if tensor.data_type == TensorProto.FLOAT:
+                yield name, numpy_helper.to_array(tensor)
+
+
+def drop_unused_weights(graph: Any) -> None:
+    """Remove the weights that no node and no output reads."""
+    for inner in graphs(graph):
+        used = {name for part in graphs(inner) for node in part.node for name in node.input}
+        used.update(value.name for part in graphs(inner) for value in part.output)
+        for at in reversed(range(len(inner.initializer))):
+            if inner.initializer[at].name not in used:
+                del inner.initializer[at]
+
+
+def formal_types(node: Any, opset: int) -> list[tuple[str, frozenset[str]]]:
+    """The type of each input, then each output, in the operator's schema, and its choices.
+
+    Nothing may be chosen for an operator that is not a standard one.
+    """
+    from onnx import defs
+
+    if node.domain not in {"", "ai.onnx"} or not defs.has(node.op_type, ""):
+        return [("", frozenset[str]())] * (len(node.input) + len(node.output))
+    schema = defs.get_schema(node.op_type, opset, "")
+    choices = {
+        item.type_param_str: frozenset(item.allowed_type_strs) for item in schema.type_constraints
+    }
+    formals = [
+        sides[min(at, len(sides) - 1)].type_str
+        for values, sides in ((node.input, schema.inputs), (node.output, schema.outputs))
+        for at in range(len(values))
+    ]
+    return [(text, choices.get(text, frozenset[str]())) for text in formals]
+
+
+def _constants_to_weights(graph: Any) -> None:
+    """Turn Constant nodes into weights, so that there is one kind of constant to convert."""
+    for at in reversed(range(len(graph.node))):
+        node = graph.node[at]
+        tensor = _constant(node) if node.op_type == "Constant" else None
+        if tensor is not None:
+            tensor.name = node.output[0]
+            graph.initializer.append(tensor)
+            del graph.node[at]
+
+
+def _constant(node: Any) -> Any:
+    """The tensor of a Constant node; None if it holds strings or a sparse tensor."""
+    from onnx import numpy_helper
+
+    attribute = node.attribute[0]
+    match attribute.name:
+        case "value":
+            return attribute.t
+        case "value_float" | "value_floats":
+            value = attribute.f if attribute.name == "value_float" else list(attribute.floats)
+            return numpy_helper.from_array(np.asarray(value, np.float32))
+        case "value_int" | "value_ints":
+            value = attribute.i if attribute.name == "value_int" else list(attribute.ints)
+            return numpy_helper.from_array(np.asarray(value, np.int64))
+    return None

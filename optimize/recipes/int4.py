@@ -1,0 +1,33 @@
+"""4-bit weights of matrix products, in the form that onnxruntime and TensorRT both read.
+
+Embeddings and convolutions stay as they are. Layers that cost more than the goals allow
+stay in float.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from optimize.quantize.blocks import OPERATORS, WeightOnly
+from optimize.quantize.build import build
+from optimize.quantize.edit import read_graph
+from optimize.quantize.layers import find_layers
+from optimize.recipes.base import Details, Precision, Target, Workbench
+
+
+@dataclass(frozen=True, slots=True)
+class Int4:
+    """Quantizes weights only; ValueError if no matrix product has a constant weight."""
+
+    name: str = "int4"
+    precision: Precision = "int4"
+    targets: frozenset[Target] = frozenset({Target.CPU, Target.TENSORRT})
+    version: int = 1
+    tuned: bool = True
+
+    def build(self, source: Path, directory: Path, bench: Workbench) -> Details:
+        layers = find_layers(read_graph(source, data=False).graph, OPERATORS)
+        if not layers:
+            raise ValueError("the model has no matrix product with weights")
+        return build(WeightOnly(source, layers), directory, bench)

@@ -1,0 +1,283 @@
+"""Rewriting a graph's fp32 arithmetic to a 16-bit type, with inputs and outputs left in fp32.
+
+Each fp32 value is made in one type and converted at most once to the other, where a
+node asks for it; weights are converted here, so that one used by fp32 nodes alone
+keeps its bits. The operators' schemas say which of them exist in the 16-bit type: the
+others stay in fp32. Branches and loop bodies compute in the 16-bit type too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from optimize.recipes import graphs
+from optimize.recipes.half import FP16_MAX, Half, is_beyond, to_half
+
+_LISTED = 8
+_CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
+_TYPE_BY_ATTRIBUTE = frozenset({"Cast", "ConstantOfShape"})
+_DTYPE_ATTRIBUTES = frozenset({"dtype", "output_dtype"})
+
+
+@dataclass(frozen=True, slots=True)
+class Narrowed:
+    """The rewritten model; of its `nodes` with fp32 values those in `kept` stayed as they were."""
+
+    model: Any
+    kept: tuple[str, ...]
+    nodes: int
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The same in words, for a recipe's details."""
+        if not self.kept:
+            return {"kept in fp32": f"none of {self.nodes} operators"}
+        listed = ", ".join(self.kept[:_LISTED]) + (", ..." if len(self.kept) > _LISTED else "")
+        return {"kept in fp32": f"{len(self.kept)} of {self.nodes} operators: {listed}"}
+
+
+def narrow(
+    source: Path,
+    half: Half,
+    beyond: frozenset[str] = frozenset(),
+    *,
+    opset: int = 1,
+    emulate: bool = False,
+) -> Narrowed:
+    """Load the fp32 model `source` at `opset` or later and rewrite it.
+
+    Nodes that touch a value named in `beyond`, or a weight that fp16 cannot hold, stay
+    in fp32. With `emulate` the graph stays in fp32 and rounds each value where the
+    rewritten one has a 16-bit value. ValueError if nothing can be rewritten, or the
+    type of a value is not known.
+    """
+    model = graphs.load_typed(source, opset)
+    return _Rewriting(model, half, beyond, emulate).run()
+
+
+@dataclass(slots=True)
+class _Scope:
+    """One graph: the type that each fp32 value is made in, and its names by type."""
+
+    graph: Any
+    parent: _Scope | None
+    kinds: dict[str, int]
+    weights: dict[str, Any]
+    native: dict[str, int] = field(default_factory=dict)
+    forms: dict[tuple[str, int], str] = field(default_factory=dict)
+    nodes: list[Any] = field(default_factory=list)
+
+    def chain(self) -> Iterator[_Scope]:
+        """This graph and those around it, the nearest first."""
+        scope: _Scope | None = self
+        while scope is not None:
+            yield scope
+            scope = scope.parent
+
+
+class _Rewriting:
+    def __init__(self, model: Any, half: Half, beyond: frozenset[str], emulate: bool) -> None:
+        from onnx import TensorProto
+
+        self._model = model
+        self._half: Half = half
+        self._wide = int(TensorProto.FLOAT)
+        self._narrow = int(TensorProto.FLOAT16 if half == "fp16" else TensorProto.BFLOAT16)
+        self._emulate = emulate
+        self._stored = self._wide if emulate else self._narrow
+        self._beyond = beyond | _weights_beyond(model.graph, half)
+        self._opset = graphs.opset_of(model)
+        self._names = graphs.names(model.graph)
+        self._outputs = {value.name for value in model.graph.output}
+        self._kept: list[str] = []
+        self._converted = 0
+
+    def run(self) -> Narrowed:
+        self._graph(self._model.graph, None)
+        if self._converted == 0:
+            raise ValueError(f"no operator of the model has fp32 values and exists in {self._half}")
+        graphs.drop_unused_weights(self._model.graph)
+        return Narrowed(self._model, tuple(self._kept), self._converted + len(self._kept))
+
+    def _graph(self, graph: Any, parent: _Scope | None) -> None:
+        scope = self._scope(graph, parent)
+        for node in graph.node:
+            self._node(scope, node)
+        for output in graph.output:
+            if output.type.tensor_type.elem_type != self._wide:
+                continue
+            if parent is None:
+                self._form(scope, output.name, self._wide)
+            else:
+                output.name = self._form(scope, output.name, self._narrow)
+                output.type.tensor_type.elem_type = self._stored
+        del graph.node[:]
+        graph.node.extend(scope.nodes)
+        del graph.value_info[:]
+
+    def _scope(self, graph: Any, parent: _Scope | None) -> _Scope:
+        values = [*graph.input, *graph.value_info, *graph.output]
+        kinds = {value.name: value.type.tensor_type.elem_type for value in values}
+        weights = {tensor.name: tensor for tensor in graph.initializer}
+        kinds.update((name, tensor.data_type) for name, tensor in weights.items())
+        scope = _Scope(graph, parent, kinds, weights)
+        for name in weights:
+            self._made(scope, name, self._wide)
+        for value in graph.input:
+            if parent is not None and value.type.tensor_type.elem_type == self._wide:
+                value.type.tensor_type.elem_type = self._stored
+            self._made(scope, value.name, self._wide if parent is None else self._narrow)
+        return scope
+
+    def _made(self, scope: _Scope, value: str, kind: int) -> str:
+        """Note that `value` is made in `kind`; the name that it is to have."""
+        if scope.kinds.get(value) != self._wide:
+            return value
+        # The model's own outputs keep their names, and those are for fp32 values.
+        taken = kind == self._narrow and scope.parent is None and value in self._outputs
+        scope.native[value] = kind
+        scope.forms[value, kind] = self._fresh(value) if taken else value
+        return scope.forms[value, kind]
+
+    def _form(self, scope: _Scope, value: str, kind: int) -> str:
+        """The name under which `value` is there in `kind`, converted once if it has to be.
+
+        A cast stands in the graph that makes the value, before the node that asks for it.
+        """
+        home = next((place for place in scope.chain() if value in place.native), None)
+        if home is None:
+            return value
+        if (value, kind) not in home.forms:
+            if value in home.weights:
+                self._convert_weight(home, value)
+            else:
+                self._cast(home, value, kind)
+        return home.forms[value, kind]
+
+    def _convert_weight(self, home: _Scope, value: str) -> None:
+        from onnx import numpy_helper
+
+        array = self._narrowed(numpy_helper.to_array(home.weights[value]))
+        name = home.forms[value, self._narrow] = self._fresh(value)
+        home.graph.initializer.append(numpy_helper.from_array(array, name))
+
+    def _narrowed(self, array: np.ndarray) -> np.ndarray:
+        half = to_half(array, self._half)
+        return half.astype(np.float32) if self._emulate else half
+
+    def _cast(self, home: _Scope, value: str, kind: int) -> None:
+        is_output = home.parent is None and value in self._outputs
+        name = value if is_output and kind == self._wide else self._fresh(value)
+        made = home.forms[value, home.native[value]]
+        home.forms[value, kind] = name
+        if self._emulate and kind == self._narrow:
+            self._round(home, made, name)
+        else:
+            home.nodes.append(_cast_node(made, name, kind))
+
+    def _round(self, scope: _Scope, value: str, name: str) -> None:
+        """Append what gives the fp32 `value`, rounded to the 16-bit type, the name `name`."""
+        rounded = self._fresh(value)
+        scope.nodes.append(_cast_node(value, rounded, self._narrow))
+        scope.nodes.append(_cast_node(rounded, name, self._wide))
+
+    def _fresh(self, value: str) -> str:
+        """A name for the other form of `value` that nothing has yet."""
+        name = f"{value}_{self._half}"
+        while name in self._names:
+            name += "_"
+        self._names.add(name)
+        return name
+
+    def _node(self, scope: _Scope, node: Any) -> None:
+        has_floats = any(self._is_float(scope, name) for name in (*node.input, *node.output))
+        narrow = _is_control_flow(node) or (has_floats and self._can_be_narrow(scope, node))
+        if has_floats and narrow:
+            self._converted += 1
+        elif has_floats:
+            self._kept.append(node.name or node.output[0])
+        inputs, outputs = self._kinds(node, narrow)
+        node.input[:] = [
+            self._form(scope, value, kind) for value, kind in zip(node.input, inputs, strict=True)
+        ]
+        if narrow:
+            self._attributes(node)
+        for body in graphs.subgraphs(node):
+            self._graph(body, scope)
+        scope.nodes.append(node)
+        for at, (value, kind) in enumerate(zip(list(node.output), outputs, strict=True)):
+            node.output[at] = name = self._made(scope, value, kind)
+            if self._emulate and scope.native.get(value) == self._narrow:
+                node.output[at] = self._fresh(value)
+                self._round(scope, node.output[at], name)
+
+    def _kinds(self, node: Any, narrow: bool) -> tuple[list[int], list[int]]:
+        """The type for each input and output of the node that is an fp32 value now."""
+        if not narrow or _is_control_flow(node):
+            kind = self._narrow if narrow else self._wide
+            return [kind] * len(node.input), [kind] * len(node.output)
+        types = graphs.formal_types(node, self._opset)
+        fixed = {"tensor(float)": self._wide}
+        kinds = [fixed.get(text, self._narrow) for text, _ in types]
+        return kinds[: len(node.input)], kinds[len(node.input) :]
+
+    def _is_float(self, scope: _Scope, value: str) -> bool:
+        if not value:
+            return False
+        kind = next((place.kinds[value] for place in scope.chain() if value in place.kinds), 0)
+        if kind == 0:
+            raise ValueError(f"the type of value {value!r} is not known, or it is no tensor")
+        return kind == self._wide
+
+    def _can_be_narrow(self, scope: _Scope, node: Any) -> bool:
+        if self._beyond.intersection(node.input, node.output):
+            return False
+        if any(attribute.name in _DTYPE_ATTRIBUTES for attribute in node.attribute):
+            return False
+        reads = any(self._is_float(scope, value) for value in node.input)
+        types = graphs.formal_types(node, self._opset)
+        if not (reads or node.op_type in _TYPE_BY_ATTRIBUTE):
+            return False
+        half = "tensor(float16)" if self._half == "fp16" else "tensor(bfloat16)"
+        return all(
+            text == "tensor(float)" or half in allowed
+            for value, (text, allowed) in zip((*node.input, *node.output), types, strict=True)
+            if self._is_float(scope, value)
+        )
+
+    def _attributes(self, node: Any) -> None:
+        """Make a node whose attribute tells its output's type give the 16-bit type."""
+        from onnx import helper, numpy_helper
+
+        if node.op_type == "Cast":
+            for attribute in node.attribute:
+                if attribute.name == "to" and attribute.i == self._wide:
+                    attribute.i = self._stored
+        if node.op_type == "ConstantOfShape":
+            given = [numpy_helper.to_array(attribute.t) for attribute in node.attribute]
+            value = self._narrowed(given[0] if given else np.zeros(1, np.float32))
+            del node.attribute[:]
+            tensor = numpy_helper.from_array(value)
+            node.attribute.append(helper.make_attribute("value", tensor))
+
+
+def _cast_node(value: str, name: str, kind: int) -> Any:
+    from onnx import helper
+
+    return helper.make_node("Cast", [value], [name], name=f"{name}_cast", to=kind)
+
+
+def _weights_beyond(graph: Any, half: Half) -> frozenset[str]:
+    if half == "bf16":
+        return frozenset()
+    constants = graphs.float_constants(graph)
+    return frozenset(name for name, array in constants if is_beyond(array, FP16_MAX))
+
+
+def _is_control_flow(node: Any) -> bool:
+    return node.op_type in _CONTROL_FLOW and node.domain in {"", "ai.onnx"}

@@ -1,0 +1,53 @@
+"""TensorRT through ONNX Runtime: what it cannot take of a graph runs on CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.manifest import Batching
+from bundle.packages import installed_version
+from services.graph import read_graph
+from services.tensorrt.cache import fetch_engine, timing_directory
+from services.tensorrt.installed import provider_problem
+from services.tensorrt.key import engine_key, model_sha256
+from services.tensorrt.options import EngineOptions, provider_options
+from services.tensorrt.probe import require_device
+from services.tensorrt.process import run_worker
+from services.tensorrt.profile import make_profile
+
+PROVIDER = "tensorrt"
+
+Providers = Sequence[tuple[str, Mapping[str, str]]]
+
+
+def prepare_providers(model: Path, batching: Batching | None, options: EngineOptions) -> Providers:
+    """The providers to open `model` with, their engines built and in the cache.
+
+    The runtime names an engine by its graph and not by its weights, so every key gets a
+    directory of its own. A worker opens the model there first: that builds the engines
+    under the timeout, and this process only reads them.
+    """
+    if problem := provider_problem():
+        raise MlctlError(
+            ErrorCode.PROVIDER_UNAVAILABLE,
+            f"provider {PROVIDER!r} was asked for, but {problem}",
+            "pip install 'mlctl[trt-ep]', without mlctl[trt]",
+        )
+    device = require_device(PROVIDER, "trt-ep")
+    graph = read_graph(model)
+    profile = make_profile(graph.inputs, batching, options.lengths)
+    runtime = f"onnxruntime {installed_version('onnxruntime-gpu')}"
+    key = engine_key(model_sha256(graph.files), device, profile, options.flags, runtime)
+    timing = timing_directory(device)
+
+    def providers(engines: Path) -> Providers:
+        chosen = provider_options(options.flags, profile, engines, timing)
+        return [("TensorrtExecutionProvider", chosen), ("CUDAExecutionProvider", {})]
+
+    def warm(directory: Path) -> None:
+        request = {"model": str(model.absolute()), "providers": providers(directory)}
+        run_worker("warm", request, options.build_timeout_s)
+
+    return providers(fetch_engine(model, key, warm).root)

@@ -1,0 +1,139 @@
+"""Reading .npz files: their forms, their damage, and the memory that it takes."""
+
+from __future__ import annotations
+
+import io
+import tracemalloc
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bundle.errors import ErrorCode, MlctlError
+from optimize.data import Sampling, load_data, read_rows
+from optimize.data.npz import NpzSource
+from tests.support.eval_rows import Batches, signature
+from tests.support.sources import save_rows
+
+X = np.arange(480, dtype=np.float32).reshape(40, 4, 3)
+LABELS = np.repeat(np.arange(4), 10)
+SIGNATURE = signature(4, 3)
+MEGABYTE = 1024 * 1024
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 500, 10 * MEGABYTE])
+@pytest.mark.parametrize("form", ["plain", "compressed", "fortran"])
+def test_every_form_gives_the_same_rows(tmp_path: Path, form: str, chunk_bytes: int) -> None:
+    path = tmp_path / "d.npz"
+    if form == "compressed":
+        np.savez_compressed(path, image=X, labels=LABELS)
+    else:
+        np.savez(path, image=np.asfortranarray(X) if form == "fortran" else X, labels=LABELS)
+    found = read_rows(NpzSource(path, chunk_bytes), SIGNATURE, Sampling())
+    want = read_rows(Batches({"image": X, "labels": LABELS}, 40), SIGNATURE, Sampling())
+    assert found.sha256 == want.sha256
+    np.testing.assert_array_equal(found.held_out.inputs["image"], want.held_out.inputs["image"])
+
+
+@pytest.mark.parametrize("fortran", [False, True])
+def test_a_large_file_is_read_in_bounded_memory(tmp_path: Path, fortran: bool) -> None:
+    rows = np.broadcast_to(np.arange(60_000, dtype=np.float32)[:, None], (60_000, 256))
+    labels = np.arange(60_000) % 10
+    np.savez(tmp_path / "d.npz", x=np.array(rows, order="F" if fortran else "C"), y=labels)
+    size = (tmp_path / "d.npz").stat().st_size
+    tracemalloc.start()
+    try:
+        source = NpzSource(tmp_path / "d.npz", MEGABYTE)
+        data = read_rows(source, signature(256), Sampling(100, 500))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert size > 58 * MEGABYTE
+    assert peak < 8 * MEGABYTE
+    chosen = data.held_out.inputs["image"]
+    np.testing.assert_array_equal(chosen[:, 0] % 10, data.held_out.labels)  # type: ignore[arg-type]
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(MlctlError) as caught:
+        load_data(path, SIGNATURE)
+    assert caught.value.code is ErrorCode.INVALID_INPUT
+    assert caught.value.hint
+    return caught.value.message
+
+
+def test_a_path_that_is_no_data_is_named(tmp_path: Path) -> None:
+    assert "there is no file" in refused(tmp_path / "none.npz")
+    assert "is a directory" in refused(tmp_path)
+    (tmp_path / "text.npz").write_text("hello")
+    assert "text.npz is neither an .npz nor a Parquet file" in refused(tmp_path / "text.npz")
+    (tmp_path / "empty.npz").touch()
+    assert "is neither" in refused(tmp_path / "empty.npz")
+    np.save(tmp_path / "one.npy", X)
+    assert "a single array" in refused(tmp_path / "one.npy")
+    secret = tmp_path / "loop.npz"
+    secret.symlink_to(secret)
+    assert "loop.npz cannot be read: Too many levels" in refused(secret)
+
+
+@pytest.mark.parametrize("cut", [50, 1500])
+def test_a_file_that_was_cut_short_is_named(tmp_path: Path, cut: int) -> None:
+    whole = save_rows(tmp_path / "whole.npz", {"x": X}).read_bytes()
+    (tmp_path / "cut.npz").write_bytes(whole[:-cut])
+    assert "cut.npz cannot be read: it is damaged or cut short" in refused(tmp_path / "cut.npz")
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_changed_byte_is_noticed(tmp_path: Path, compressed: bool) -> None:
+    save = np.savez_compressed if compressed else np.savez
+    save(tmp_path / "d.npz", x=np.random.default_rng(0).random((40, 4, 3), np.float32))
+    content = bytearray((tmp_path / "d.npz").read_bytes())
+    content[800] ^= 1
+    (tmp_path / "d.npz").write_bytes(content)
+    assert "damaged or cut short" in refused(tmp_path / "d.npz")
+
+
+def member(content: bytes, name: str = "x.npy") -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(name, content)
+    return file.getvalue()
+
+
+def npy(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (member(b"text", "word/document.xml"), "'word/document.xml' in the archive is no numpy"),
+        (member(b"text"), "damaged or cut short"),
+        (member(npy(X)[:-4]), "shorter or longer than its header says"),
+        (member(npy(X) + b"\0"), "shorter or longer than its header says"),
+        (b"PK\x05\x06" + bytes(18), "holds no arrays"),
+        (member(npy(np.zeros(9, [("a", "f4")]))), "has no V2 datatype"),
+    ],
+)
+def test_an_archive_of_something_else_is_named(tmp_path: Path, content: bytes, reason: str) -> None:
+    (tmp_path / "d.npz").write_bytes(content)
+    assert reason in refused(tmp_path / "d.npz")
+
+
+@pytest.mark.filterwarnings("ignore:Stored array in format 3.0:UserWarning")
+def test_named_fields_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "d.npz").write_bytes(member(npy(np.zeros(9, [("値", "f4")]))))
+    assert "has named fields" in refused(tmp_path / "d.npz")
+
+
+def test_pickled_arrays_are_refused(tmp_path: Path) -> None:
+    path = save_rows(tmp_path / "objects.npz", {"x": np.array([{}, 1], dtype=object)})
+    assert "array 'x' cannot be read: it holds pickled objects" in refused(path)
+
+
+def test_an_array_without_values_is_refused(tmp_path: Path) -> None:
+    path = save_rows(tmp_path / "d.npz", {"x": np.zeros((40, 0, 3), np.float32)})
+    assert "does not fit the model" in refused(path)

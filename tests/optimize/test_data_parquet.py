@@ -1,0 +1,155 @@
+"""Reading Parquet files: columns as inputs, missing values, and the memory that it takes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.tensors import Datatype, Signature
+from optimize.data import Sampling, load_data, read_rows
+from optimize.data.parquet import ParquetSource
+from tests.support.eval_rows import TOKENS, Batches, flat_lists, save_parquet, signature
+
+X = np.arange(480, dtype=np.float32).reshape(40, 4, 3)
+LABELS = np.repeat(np.arange(4), 10)
+SIGNATURE = signature(4, 3)
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 500, 1 << 20])
+@pytest.mark.parametrize("form", ["flat", "nested", "tensor"])
+def test_lists_are_rows_whatever_their_form(tmp_path: Path, form: str, chunk_bytes: int) -> None:
+    column: Any = {
+        "flat": flat_lists(X),
+        "nested": pa.array(X.tolist(), pa.list_(pa.list_(pa.float32(), 3))),
+        "tensor": pa.FixedShapeTensorArray.from_numpy_ndarray(X),
+    }[form]
+    path = save_parquet(
+        tmp_path / "d.parquet", {"image": column, "label": LABELS}, row_group_size=13
+    )
+    found = read_rows(ParquetSource(path, SIGNATURE, chunk_bytes), SIGNATURE, Sampling())
+    want = read_rows(Batches({"image": X, "labels": LABELS}, 40), SIGNATURE, Sampling())
+    assert found.sha256 == want.sha256
+    np.testing.assert_array_equal(found.held_out.inputs["image"], want.held_out.inputs["image"])
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_single_numbers_are_rows_of_the_shape_that_the_model_has(
+    tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    path = save_parquet(tmp_path / "d.parquet", {"x": X[:, 0, 0], "y": X[:, 0, 1:].tolist()})
+    data = load_data(path, signature(*shape))
+    assert data.held_out.inputs["image"].shape == (30, *shape)
+    assert data.held_out.labels is not None
+    assert data.held_out.labels.shape == (30, 2)
+
+
+def test_a_frame_of_pandas_is_read_without_its_index(tmp_path: Path) -> None:
+    import pandas as pd
+
+    ids = np.arange(60).reshape(12, 5)
+    frame = pd.DataFrame({"ids": list(ids), "mask": list(ids % 2)}, index=range(100, 112))
+    frame[::1].loc[[*range(100, 112)]].to_parquet(tmp_path / "d.parquet")
+    data = load_data(tmp_path / "d.parquet", TOKENS)
+    taken = data.held_out.inputs
+    assert taken["ids"].shape == (9, 5)
+    np.testing.assert_array_equal(taken["ids"] % 2, taken["mask"])
+
+
+def test_bools_and_halves_keep_their_types(tmp_path: Path) -> None:
+    for dtype, values in ((Datatype.BOOL, X > 99), (Datatype.FP16, X.astype(np.float16))):
+        path = save_parquet(tmp_path / "d.parquet", {"x": flat_lists(values)})
+        data = load_data(path, signature(4, 3, dtype=dtype))
+        assert data.held_out.inputs["image"].dtype == values.dtype
+
+
+RAGGED = pa.array([[1.0] * (2 + (row == 30)) for row in range(40)], pa.list_(pa.float32()))
+HOLED = pa.array([None if row == 5 else 1.0 for row in range(40)], pa.float32())
+
+
+@pytest.mark.parametrize(
+    ("columns", "wanted", "reason"),
+    [
+        ({"x": RAGGED}, signature(-1), "lists in column 'x' have 2 to 3 values"),
+        ({"x": RAGGED[29:39]}, signature(-1), "lists in column 'x' have 2 to 3 values"),
+        ({"x": HOLED}, signature(), "column 'x' has 1 missing values"),
+        ({"x": pa.array([[1.0, None]] * 40, pa.list_(pa.float32()))}, signature(2), "40 missing"),
+        ({"x": pa.array([None, [1.0]] * 9, pa.list_(pa.float32()))}, signature(1), "9 missing"),
+        ({"x": ["a"] * 40}, signature(), "column 'x' holds values of type string"),
+        ({"x": X[:, 0, 0], "y": ["cat"] * 40}, signature(), "column 'y' holds .* string"),
+        ({"x": X[:, 0, 0].astype(float)}, signature(), "datatype is FP64, expected FP32"),
+        ({"x": flat_lists(X)}, signature(5), r"shape is \[-1, 12\], expected \[-1, 5\]"),
+        ({"id": LABELS, "x": X[:, 0, 0]}, signature(), "'id' is neither an input nor labels"),
+        ({"x": pa.array([], pa.float32())}, signature(), "has 0 rows"),
+    ],
+)
+def test_wrong_columns_are_named(
+    tmp_path: Path, columns: dict[str, Any], wanted: Signature, reason: str
+) -> None:
+    path = save_parquet(tmp_path / "d.parquet", columns)
+    with pytest.raises(MlctlError, match=reason) as caught:
+        load_data(path, wanted)
+    assert caught.value.code is ErrorCode.INVALID_INPUT
+
+
+def test_lists_whose_length_changes_between_batches_are_refused(tmp_path: Path) -> None:
+    path = save_parquet(tmp_path / "d.parquet", {"x": RAGGED})
+    wanted = signature(-1)
+    with pytest.raises(MlctlError, match=r"input image changes .*\[rows, 2\] .*\[rows, 3\]"):
+        read_rows(ParquetSource(path, wanted, 1), wanted, Sampling())
+
+
+@pytest.mark.parametrize("cut", [4, 400])
+def test_a_file_that_was_cut_short_is_named(tmp_path: Path, cut: int) -> None:
+    whole = save_parquet(tmp_path / "d.parquet", {"x": flat_lists(X)}).read_bytes()
+    (tmp_path / "cut.parquet").write_bytes(whole[:-cut])
+    with pytest.raises(MlctlError, match=r"cut\.parquet cannot be read"):
+        load_data(tmp_path / "cut.parquet", SIGNATURE)
+
+
+def test_without_pyarrow_the_package_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save_parquet(tmp_path / "d.parquet", {"x": flat_lists(X)})
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MlctlError, match="need the package pyarrow") as caught:
+        load_data(path, SIGNATURE)
+    assert caught.value.code is ErrorCode.RUNTIME_MISSING
+
+
+_PEAK = """
+import sys, pyarrow as pa
+from pathlib import Path
+from optimize.data import Sampling, read_rows
+from optimize.data.parquet import ParquetSource
+from tests.support.eval_rows import signature
+pool = pa.proxy_memory_pool(pa.default_memory_pool())
+pa.set_memory_pool(pool)
+wanted = signature(256)
+source = ParquetSource(Path(sys.argv[1]), wanted, 1 << 20)
+data = read_rows(source, wanted, Sampling(100, 500))
+labels = data.held_out.labels
+assert (data.held_out.inputs["image"][:, 0] % 10 == labels).all()
+print(pool.max_memory())
+"""
+
+
+def test_one_large_row_group_is_read_in_bounded_memory(tmp_path: Path) -> None:
+    numbers = np.arange(60_000, dtype=np.float32)
+    rows = np.random.default_rng(0).random((60_000, 256), np.float32)
+    rows[:, 0] = numbers
+    columns = {"x": flat_lists(rows), "y": (numbers % 10).astype(np.int64)}
+    path = save_parquet(
+        tmp_path / "d.parquet", columns, row_group_size=60_000, use_dictionary=False
+    )
+    assert path.stat().st_size > 50 * 1024 * 1024
+    done = subprocess.run(
+        [sys.executable, "-c", _PEAK, str(path)], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) < 12 * 1024 * 1024
