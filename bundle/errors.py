@@ -41,6 +41,7 @@ class ErrorCode(StrEnum):
     RUNTIME_MISSING = "runtime_missing"
     RUNTIME_CONFLICT = "runtime_conflict"
     PROVIDER_UNAVAILABLE = "provider_unavailable"
+    DISK_FULL = "disk_full"
     PORT_TAKEN = "port_taken"
     DEPLOYMENT_EXISTS = "deployment_exists"
     ROLLOUT_ACTIVE = "rollout_active"
@@ -236,6 +237,13 @@ ERROR_TABLE: Mapping[ErrorCode, ErrorSpec] = MappingProxyType(
             7,
             500,
             "FAILED_PRECONDITION",
+        ),
+        ErrorCode.DISK_FULL: ErrorSpec(
+            "There is no space left to write to.",
+            "Free some space, then run the same command again: finished work is kept.",
+            13,
+            507,
+            "RESOURCE_EXHAUSTED",
         ),
         ErrorCode.PORT_TAKEN: ErrorSpec(
             "Another process listens on that port.",

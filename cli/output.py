@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import json
 import os
@@ -128,6 +129,8 @@ def reporting(function: Callable[Concatenate[Output, P], None]) -> Callable[...,
             raise
         except ModuleNotFoundError as error:
             output.fail(_missing_package(error))
+        except OSError as error:
+            output.fail(_disk_full(error) if error.errno in _NO_SPACE else _unexpected(error))
         except Exception as error:  # noqa: BLE001 - the last line of defence of a command
             output.fail(_unexpected(error))
 
@@ -150,6 +153,14 @@ _EXTRAS = {
     "torch": "optimize",
     "yaml": "serve",
 }
+
+
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+def _disk_full(error: OSError) -> MlctlError:
+    where = "" if error.filename is None else f" for {error.filename}"
+    return MlctlError(ErrorCode.DISK_FULL, f"there is no space left{where}")
 
 
 def _missing_package(error: ModuleNotFoundError) -> MlctlError:

@@ -1,23 +1,21 @@
-"""How commands show the variants of an optimization, from the record in evidence.json."""
+"""How commands show the variants of an optimization (`optimize.evidence.variant_record`)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cli.output import Output
 
-COLUMNS = (
-    "Variant", "Verdict", "Accuracy>", "Drop>", "Max err>", "ms@1>", "ms@32>", "kB>",
-)  # fmt: skip
+# `Drop max` is the upper bound that the gate looks at; `ms@N` the median for a batch of N rows.
+NUMBERS = ("Score>", "Drop>", "Drop max>", "Agree>", "Cosine>", "ms@1>", "ms@32>", "Size>")
+COLUMNS = ("Variant", "Verdict", *NUMBERS)
+NONE = "-"
 
 
 def variants_table(output: Output, variants: Sequence[Mapping[str, Any]]) -> None:
-    """Print one row for each variant (`optimize.evidence.variant_record`), then the reasons.
-
-    `ms@N` is the median latency of a batch of N rows.
-    """
-    output.table(COLUMNS, (_row(variant) for variant in variants))
+    """Print one row for each variant, then the reasons."""
+    output.table(*filled(COLUMNS, (_row(variant) for variant in variants)))
     for variant in variants:
         output.line(f"  {variant['recipe']}: {variant['reason']}")
 
@@ -25,26 +23,50 @@ def variants_table(output: Output, variants: Sequence[Mapping[str, Any]]) -> Non
 def models_table(output: Output, models: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
     """Print the variants of several models in one table."""
     rows = ((name, *_row(each)) for name, variants in models.items() for each in variants)
-    output.table(("Model", *COLUMNS), rows, "Variants, measured on held-out rows")
+    output.table(*filled(("Model", *COLUMNS), rows), "Variants, measured on held-out rows")
+
+
+def number_cells(measured: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """The cells of NUMBERS for `optimize.variant.Measured` as a dict; None for a failure."""
+    if measured is None:
+        return (NONE,) * len(NUMBERS)
+    score = measured["score"]
+    latency = {batch["batch"]: batch["median_ms"] for batch in measured["latency"]}
+    return (
+        _number(score and score["value"], ".4f"),
+        _number(score and score["drop"]["value"], "+.4f"),
+        _number(score and score["drop"]["high"], "+.4f"),
+        _number(measured["parity"]["agreement"], ".4f"),
+        _number(measured["parity"]["centred_cosine"], ".4f"),
+        _number(latency.get(1), ".3f"),
+        _number(latency.get(32), ".3f"),
+        _size(measured["size_bytes"]),
+    )
+
+
+def filled(
+    columns: Sequence[str], rows: Iterable[Sequence[str]]
+) -> tuple[list[str], list[list[str]]]:
+    """The columns in which any row has a number, and the rows without the others."""
+    found = list(rows)
+    kept = [
+        place
+        for place in range(len(columns))
+        if not found or any(row[place] != NONE for row in found)
+    ]
+    return [columns[place] for place in kept], [[row[place] for place in kept] for row in found]
 
 
 def _row(variant: Mapping[str, Any]) -> tuple[str, ...]:
     verdict = "chosen" if variant["chosen"] else "passes" if variant["passed"] else "refused"
     measured = variant["measured"]
-    if measured is None:
-        return (variant["recipe"], verdict, "", "", "", "", "", "")
-    latency = {batch["batch"]: batch["median_ms"] for batch in measured["latency"]}
-    return (
-        variant["recipe"],
-        verdict,
-        _number(measured["accuracy"], ".4f"),
-        _number(measured["accuracy_drop"], "+.4f"),
-        _number(measured["parity"]["max_abs_error"], ".2g"),
-        _number(latency.get(1), ".3f"),
-        _number(latency.get(32), ".3f"),
-        _number(measured["size_bytes"] / 1000, ".1f"),
-    )
+    return (variant["recipe"], verdict if measured else "failed", *number_cells(measured))
 
 
 def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
+    return NONE if value is None else format(value, form)
+
+
+def _size(count: int) -> str:
+    kilobytes = count / 1000
+    return f"{kilobytes:.1f} kB" if kilobytes < 1000 else f"{kilobytes / 1000:.1f} MB"

@@ -112,16 +112,22 @@ class Attempt:
 
     def _measured(self, root: Path) -> Measured:
         opset = check_graph(root / MODEL_NAME, self.exported.signature, None)
-        importer = None
-        if self.place.target is Target.TENSORRT:
-            verdict = check_importable(root / MODEL_NAME, self.exported.signature)
-            if verdict.refused:
-                raise ValueError(f"TensorRT does not take it: {verdict.words}")
-            importer = verdict.words
+        importer = self._importer(root / MODEL_NAME)
         measured = measure_variant(
             root, opset, load_details(root), self.exported.baseline, self.place, self.clock
         )
         return replace(measured, importer=importer)
+
+    def _importer(self, model: Path) -> str | None:
+        """What TensorRT's importer says; ValueError if it refuses the graph."""
+        if self.place.target is not Target.TENSORRT:
+            return None
+        verdict = check_importable(model, self.exported.baseline.batching)
+        if verdict.ok is None:
+            return verdict.reason
+        if not verdict.ok:
+            raise ValueError(f"TensorRT's importer refuses it: {verdict.reason}")
+        return f"taken by the importer of {verdict.importer_version}"
 
     def _bench(self, recipe: Recipe) -> Workbench:
         exported = self.exported

@@ -51,11 +51,10 @@ def fetch_or_build(key: Key, build: Callable[[Path], None], clock: Clock | None 
     What `build` raises passes through and leaves nothing behind.
     """
     clock = clock or SystemClock()
-    store = _store()
-    target = store / hash_key(key)
+    target = entry_path(key)
     if _is_whole(target):
         return Entry(target, reused=True)
-    with scratch_directory(store) as scratch:
+    with scratch_directory(target.parent) as scratch:
         start = clock.monotonic()
         build(scratch)
         seconds = round(clock.monotonic() - start, 3)
@@ -69,7 +68,12 @@ def fetch_or_build(key: Key, build: Callable[[Path], None], clock: Clock | None 
 
 def is_cached(key: Key) -> bool:
     """Whether `fetch_or_build` would have nothing to build."""
-    return _is_whole(_store() / hash_key(key))
+    return _is_whole(entry_path(key))
+
+
+def entry_path(key: Key) -> Path:
+    """Where the entry for `key` is, once it is there."""
+    return _store() / hash_key(key)
 
 
 def records() -> Iterator[Record]:

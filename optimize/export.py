@@ -71,10 +71,12 @@ def _refuse_fixed(traced: Any, signature: Signature) -> None:
 
     The ONNX file does not tell: its inputs are declared as dynamic as they were asked for.
     """
+    from torch.fx.experimental.symbolic_shapes import is_concrete_int
+
     values = {node.name: node.meta.get("val") for node in traced.graph.nodes}
     for spec, name in zip(signature.inputs, traced.graph_signature.user_inputs, strict=True):
         for axis, (asked, size) in enumerate(zip(spec.shape, values[name].shape, strict=True)):
-            if asked == DYNAMIC and isinstance(size, int):
+            if asked == DYNAMIC and is_concrete_int(size):
                 raise MlctlError(
                     ErrorCode.EXPORT_FAILED,
                     f"dimension {axis} of input {spec.name!r} became fixed at {size}: the model's "

@@ -109,21 +109,20 @@ def compare_metric(
     sign = 1.0 if metric.higher_is_better else -1.0
 
     def drop(weights: np.ndarray) -> float:
-        return sign * (before(weights) - after(weights))
+        # Rounded, so that a drop of exactly the limit is not over it by an error of the sum.
+        return round(sign * (before(weights) - after(weights)), 12)
 
     whole = np.ones(len(labels))
+    values = before(whole), after(whole)
     if _equal(reference, outputs):
-        value = before(whole)
-        return MetricResult(value, value, Estimate(0.0, 0.0, 0.0, level))
+        return MetricResult(*values, Estimate(0.0, 0.0, 0.0, level))
     count = min(resamples, metric.max_resamples or resamples)
     found = bootstrap(drop, len(labels), resamples=count, level=level, seed=seed)
     if metric.margin_used is not None:
         used = metric.margin_used(reference, outputs)
     else:
         used = float(found.low == found.high)
-    return MetricResult(
-        before(whole), after(whole), found.widened(used * unseen_share(len(labels), level))
-    )
+    return MetricResult(*values, found.widened(used * unseen_share(len(labels), level)))
 
 
 def _equal(reference: Tensors, outputs: Tensors) -> bool:

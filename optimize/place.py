@@ -8,7 +8,6 @@ from pathlib import Path
 from bundle.errors import ErrorCode, MlctlError
 from optimize.recipes.base import Target
 from services.session import open_session
-from services.tensorrt.probe import probe_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +26,7 @@ class Place:
 
 def find_place(target: Target, graph: Path) -> Place:
     """The place for `target` on this machine, found out by loading the fp32 graph there."""
-    missing: str | None = None
-    if target is Target.TENSORRT:
-        missing = probe_device().missing
-    elif target is Target.CUDA:
-        missing = _refusal(graph, target)
+    missing = None if target is Target.CPU else _refusal(graph, target)
     return Place(target, target.value if missing is None else Target.CPU.value, missing)
 
 

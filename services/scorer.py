@@ -58,7 +58,13 @@ class Scorer:
                     ErrorCode.UNSUPPORTED_MODEL,
                     f"tensor {spec.name!r} is BF16, which ONNX Runtime does not exchange",
                 )
-        session = open_session(bundle.path(MODEL_NAME), settings.provider, settings.threads)
+        session = open_session(
+            bundle.path(MODEL_NAME),
+            settings.provider,
+            settings.threads,
+            batching=bundle.manifest.batching,
+            engine=settings.engine,
+        )
         return cls(bundle.manifest, bundle.digest, session, load_transform(bundle))
 
     def check(self, inputs: Arrays) -> int:

@@ -2,98 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from bundle.errors import ErrorCode, MlctlError
+from cli.optimize_options import optimize_options
 from cli.output import Output, reporting
 
 if TYPE_CHECKING:
-    from optimize.choose import Goals, Judged
-    from optimize.events import Event
+    from optimize.choose import Judged
+    from optimize.goals import Goals
     from optimize.pipeline import OptimizeResult
+    from optimize.plan import Plan
+    from optimize.prepare import Options
+    from optimize.recipes import Recipe
+
+_EPILOG = """\b
+Examples:
+  mlctl optimize models:/digits@candidate --data eval.npz
+  mlctl optimize digits --data eval.parquet --max-accuracy-drop 0.005 --report digits.html
+  mlctl optimize encoder --data rows:batches --target tensorrt --min-cosine 0.98
+  mlctl optimize digits --data eval.npz --recipes fp32,int8-cpu --plan
+"""
 
 
-class _Reporter:
-    """Shows each step as it starts, and each result as it is known."""
-
-    def __init__(self, output: Output, say: Callable[[str], None]) -> None:
-        self._output = output
-        self._say = say
-
-    def event(self, event: Event) -> None:
-        name = event.recipe or event.stage.value
-        if event.status.value == "started":
-            self._say(f"{name} ...")
-            return
-        detail = f": {event.detail}" if event.detail else ""
-        self._output.note(f"  {name} {event.status.value}{detail}")
+@dataclass(frozen=True, slots=True)
+class _Request:
+    model: str
+    data: str
+    goals: Goals
+    options: Options
+    recipes: tuple[Recipe, ...]
 
 
-@click.command()
+@click.command(epilog=_EPILOG)
 @click.argument("model")
-@click.option(
-    "--data",
-    required=True,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="npz file: one array per model input, and `labels` for accuracy.",
-)
-@click.option(
-    "--max-accuracy-drop",
-    type=click.FloatRange(0, 1),
-    default=0.01,
-    show_default=True,
-    help="How much less accurate than the source model a variant may be.",
-)
-@click.option("--max-p95-ms", type=click.FloatRange(0, min_open=True), help="For a single row.")
-@click.option("--max-size-mb", type=click.FloatRange(0, min_open=True), help="Of the model file.")
-@click.option(
-    "--prefer",
-    type=click.Choice(["latency", "throughput", "size"]),
-    default="latency",
-    show_default=True,
-    help="What to choose by, among the variants that pass.",
-)
-@click.option(
-    "--allow-pickle",
-    is_flag=True,
-    help="Load a model that is stored as a pickle, which runs code of its author.",
-)
+@optimize_options
 @reporting
 def optimize(
-    output: Output,
-    model: str,
-    data: Path,
-    max_accuracy_drop: float,
-    max_p95_ms: float | None,
-    max_size_mb: float | None,
-    prefer: str,
-    allow_pickle: bool,
+    output: Output, model: str, data: str, report: Path | None, plan: bool, **given: Any
 ) -> None:
     """Optimize a registered MODEL and register the best variant.
 
     MODEL is models:/NAME@ALIAS, models:/NAME/VERSION, or NAME for its newest version.
-    Some rows of --data calibrate INT8; accuracy is measured on the others. Finished work is
+    Some rows of --data calibrate; the variants are judged on others. Finished work is
     cached, so the same command goes on where it was stopped. Exits 5 if nothing passes.
     """
-    from optimize.choose import Goals, Prefer
+    _check_paths(data, report)
+    request = _request(model, data, given)
+    if plan:
+        _show_plan(output, request)
+        return
     from optimize.pipeline import NothingPassedError
 
-    goals = Goals(
-        max_accuracy_drop=max_accuracy_drop,
-        max_p95_ms=max_p95_ms,
-        max_size_mb=max_size_mb,
-        prefer=Prefer(prefer),
-    )
     output.note(f"Optimizing {model} ...")
     try:
-        result = _run(output, model, data, goals, allow_pickle=allow_pickle)
+        result = _run(output, request)
     except NothingPassedError as error:
+        _write(report, error.report)
         if not output.as_json:
             _show(output, error.judged)
         raise
+    except KeyboardInterrupt:
+        hint = "Finished work is cached: the same command goes on from there."
+        raise MlctlError(ErrorCode.INTERRUPTED, "interrupted", hint) from None
+    _write(report, result.report)
     if output.as_json:
         output.document(_document(result))
         return
@@ -104,21 +81,115 @@ def optimize(
     output.note(f"Next: mlctl build {result.source.name}")
 
 
-def _run(
-    output: Output, model: str, data: Path, goals: Goals, *, allow_pickle: bool
-) -> OptimizeResult:
+def _check_paths(data: str, report: Path | None) -> None:
+    """Find out before minutes of work what could be wrong with the files."""
+    from optimize.imported import is_function_name
+
+    if not is_function_name(data) and not Path(data).exists():
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"--data: there is no file {data}",
+            "Give an .npz or .parquet file, or a function as package.module:function.",
+        )
+    if report is not None and not report.absolute().parent.is_dir():
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT, f"--report: there is no folder {report.absolute().parent}"
+        )
+
+
+def _request(model: str, data: str, given: dict[str, Any]) -> _Request:
+    from optimize.data import Sampling
+    from optimize.goals import Goals, Prefer
+    from optimize.prepare import Options
+    from optimize.recipes import select
+    from optimize.recipes.base import Calibrator, Target
+
+    target = Target(given["target"])
+    names = [name.strip() for each in given["recipes"] for name in each.split(",") if name.strip()]
+    goals = Goals(
+        max_accuracy_drop=given["max_accuracy_drop"],
+        max_p95_ms=given["max_p95_ms"],
+        max_size_mb=given["max_size_mb"],
+        min_agreement=given["min_agreement"],
+        min_centred_cosine=given["min_cosine"],
+        prefer=Prefer(given["prefer"]),
+    )
+    options = Options(
+        target=target,
+        metric=given["metric"],
+        calibrator=Calibrator(given["calibrator"]),
+        sampling=Sampling(given["calibration_rows"], given["rows"]),
+        transform=given["transform"],
+        allow_pickle=given["allow_pickle"],
+    )
+    return _Request(model, data, goals, options, select(names or None, target))
+
+
+def _run(output: Output, request: _Request) -> OptimizeResult:
+    from cli.optimizing import watching
     from optimize.pipeline import optimize as run
     from registry.mlflow_catalog import MlflowCatalog
 
-    with output.working() as say:
+    with watching(output, [recipe.name for recipe in request.recipes]) as progress:
         return run(
-            model,
-            data,
+            request.model,
+            request.data,
             catalog=MlflowCatalog(),
-            goals=goals,
-            allow_pickle=allow_pickle,
-            progress=_Reporter(output, say),
+            goals=request.goals,
+            options=request.options,
+            recipes=request.recipes,
+            progress=progress,
         )
+
+
+def _show_plan(output: Output, request: _Request) -> None:
+    from optimize.plan import make_plan
+    from registry.mlflow_catalog import MlflowCatalog
+
+    found = make_plan(
+        request.model,
+        request.data,
+        catalog=MlflowCatalog(),
+        goals=request.goals,
+        options=request.options,
+        recipes=request.recipes,
+    )
+    if output.as_json:
+        output.document(found.as_dict())
+    else:
+        _tell_plan(output, found)
+
+
+def _tell_plan(output: Output, plan: Plan) -> None:
+    from cli.optimizing import duration
+
+    output.line(
+        f"{plan.source} for {plan.target}: {plan.calibration_rows} rows calibrate, "
+        f"{plan.held_out_rows} others judge"
+    )
+    rows = (
+        (
+            step.name,
+            "cached" if step.cached else "to do",
+            "" if step.basis is None else f"{duration(step.seconds)}{'+' * step.open_ended}",
+            "" if step.basis is None else step.basis.value,
+        )
+        for step in plan.steps
+    )
+    output.table(("Step", "State", "Expected>", "Estimated from"), rows)
+    output.line(f"Expected: {duration(plan.seconds)} in all")
+    if any(step.open_ended for step in plan.steps):
+        output.line("  + more if it has to search for layers to keep in float")
+    if plan.missing is not None:
+        output.line(f"  {plan.target} is not on this machine: {plan.missing}")
+        output.line("  Variants would be judged on the CPU, and their latency not measured.")
+    for name, targets in plan.excluded.items():
+        output.line(f"  {name} is left out: it is for {targets}")
+
+
+def _write(report: Path | None, page: str) -> None:
+    if report is not None:
+        report.write_text(page, encoding="utf-8")
 
 
 def _document(result: OptimizeResult) -> dict[str, Any]:
@@ -127,7 +198,7 @@ def _document(result: OptimizeResult) -> dict[str, Any]:
         "version": result.published.version,
         "digest": result.digest,
         "source": result.source.uri,
-        "source_accuracy": result.source_accuracy,
+        "source_score": result.source_score,
         "chosen": result.chosen.variant.recipe,
         "variants": _records(result.judged),
     }

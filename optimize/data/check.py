@@ -12,6 +12,7 @@ from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from optimize.data.columns import Columns, find_columns
 from optimize.data.rows import Rows, Tensors
 from optimize.data.source import RowSource, invalid
+from optimize.data.text import as_bytes, value_bytes
 
 _PAD_HINT = "Pad all rows to one length, and mask the padding if the model takes a mask."
 
@@ -72,6 +73,8 @@ class Pass:
         return next(iter(lengths.values()))
 
     def _input(self, name: str, array: np.ndarray, spec: TensorSpec) -> np.ndarray:
+        if spec.dtype is Datatype.BYTES:
+            array = as_bytes(name, array)
         try:
             datatype = Datatype.from_numpy_name(array.dtype.name)
         except ValueError as error:
@@ -109,7 +112,7 @@ class Pass:
         forms = {name: (array.dtype.name, array.shape[1:]) for name, array in arrays.items()}
         self._refuse_changed(forms)
         for name, array in arrays.items():
-            self._hashes.setdefault(name, hashlib.sha256()).update(np.ascontiguousarray(array).data)
+            self._hashes.setdefault(name, hashlib.sha256()).update(value_bytes(array))
 
     def _refuse_changed(self, forms: dict[str, tuple[str, tuple[int, ...]]]) -> None:
         """Rows of another shape than the ones before, or labels in some batches only."""

@@ -65,7 +65,7 @@ def read_rows(source: RowSource, signature: Signature, sampling: Sampling) -> Ev
     inputs = _gather(second, index, first.rows)
     if inputs is None or second.sha256() != first.sha256():
         raise invalid(
-            f"{source.name} gave other rows when it was read a second time",
+            f"{source.name!r} gave other rows when it was read a second time",
             "A function must give the same rows at each call: fix its seeds and its order.",
         )
     content = canonical_json([first.sha256(), asdict(sampling)])

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import DYNAMIC, Signature, TensorSpec
+from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from optimize.data.columns import find_columns
 from optimize.data.rows import Tensors
 from optimize.data.source import CHUNK_BYTES, chunk_rows, invalid
@@ -87,11 +87,22 @@ def _array(name: str, column: Any, spec: TensorSpec | None) -> np.ndarray:
         shape.append(_common_length(name, values))
         values = values.flatten()
     _refuse_missing(name, values)
-    kind = values.type
-    if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
-        raise invalid(f"column {name!r} holds values of type {kind}, expected numbers", _HINT)
+    _check_kind(name, values.type, text=spec is not None and spec.dtype is Datatype.BYTES)
     array: np.ndarray = values.to_numpy(zero_copy_only=False).reshape(shape)
     return array if spec is None else _fit(array, spec)
+
+
+def _check_kind(name: str, kind: Any, *, text: bool) -> None:
+    from pyarrow import types
+
+    tests = (
+        (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+        if text
+        else (types.is_integer, types.is_floating, types.is_boolean)
+    )
+    if not any(test(kind) for test in tests):
+        wanted = "text" if text else "numbers"
+        raise invalid(f"column {name!r} holds values of type {kind}, expected {wanted}", _HINT)
 
 
 def _fixed(kind: Any) -> bool:

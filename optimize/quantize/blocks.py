@@ -1,4 +1,4 @@
-"""4-bit weights: each block of 32 along a weight's inputs has a scale; activations stay in fp32.
+"""4-bit weights: each block of 64 along a weight's inputs has a scale; activations stay in fp32.
 
 The weight is stored as INT4 behind a blocked DequantizeLinear, symmetric, because
 TensorRT takes no zero point, with scales above 0, because it demands that too.
@@ -19,7 +19,7 @@ from optimize.quantize.trial import Trial
 from optimize.recipes.base import save_graph
 from optimize.recipes.graphs import drop_unused_weights, raise_opset
 
-BLOCK = 32
+BLOCK = 64
 OPERATORS = ("Gemm", "MatMul")
 
 # The first with 4-bit integers and blocks, and the format of the file that goes with it.
@@ -29,7 +29,7 @@ _IR_VERSION = 10
 _LOW, _HIGH = -8, 7
 
 # The block's largest weight may be cut off a little, if that serves the others.
-_STEPS = np.arange(7.0, 9.01, 0.25)
+_STEPS = np.array([7.0, 7.5, 8.0, 8.5], np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def quantize_blocks(weight: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarr
     largest = np.abs(blocks).max(axis=-1, keepdims=True)
     best = np.full(largest.shape, np.inf, np.float32)
     scales = np.ones_like(largest)
-    for step in _STEPS.astype(np.float32):
+    for step in _STEPS:
         scale = np.where(largest > 0, largest / step, np.float32(1))
         error = np.square(_rounded(blocks, scale) * scale - blocks).sum(axis=-1, keepdims=True)
         better = error < best

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -93,7 +92,10 @@ def add_tensor(graph: Any, name: str, array: np.ndarray) -> str:
 
 
 def write_beside(model: Any, source: Path, directory: Path, name: str) -> Path:
-    """Write `model`, read without data, as `name`; link the files where `source` keeps its data."""
+    """Write `model`, read without data, as `name`; copy the files where `source` keeps its data.
+
+    A session refuses links, so that a bundle cannot reach outside of itself.
+    """
     from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
     path = directory / name
@@ -104,11 +106,7 @@ def write_beside(model: Any, source: Path, directory: Path, name: str) -> Path:
         if uses_external_data(tensor)
     }
     for place in sorted(places):
-        if (directory / place).exists():
-            continue
-        try:
-            os.link(source.parent / place, directory / place)
-        except OSError:  # another file system
+        if not (directory / place).exists():
             shutil.copyfile(source.parent / place, directory / place)
     return path
 

@@ -100,7 +100,7 @@ class _Rewriting:
     def run(self) -> Narrowed:
         self._graph(self._model.graph, None)
         if self._converted == 0:
-            raise ValueError(f"no operator of the model has fp32 values and exists in {self._half}")
+            raise ValueError(f"no operator of the model can compute in {self._half}")
         graphs.drop_unused_weights(self._model.graph)
         return Narrowed(self._model, tuple(self._kept), self._converted + len(self._kept))
 
@@ -235,7 +235,7 @@ class _Rewriting:
         return kind == self._wide
 
     def _can_be_narrow(self, scope: _Scope, node: Any) -> bool:
-        if self._beyond.intersection(node.input, node.output):
+        if not self._beyond.isdisjoint((*node.input, *node.output)):
             return False
         if any(attribute.name in _DTYPE_ATTRIBUTES for attribute in node.attribute):
             return False

@@ -35,7 +35,7 @@ def report_html(report: Mapping[str, Any]) -> str:
         tag("title", title),
         tag("style", STYLE),
     )
-    body = tag("body", _header(read), tag("main", *_sections(read)), _footer())
+    body = tag("body", _header(read), tag("main", *_sections(read)), _footer(read))
     return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
 
 
@@ -138,9 +138,9 @@ def _figure(drawing: Markup) -> Markup:
     return tag("figure", drawing)
 
 
-def _footer() -> Markup:
-    return tag(
-        "footer",
+def _footer(report: Report) -> Markup:
+    timed = (
         "Latencies are medians on one thread of the machine named above: compare them with each "
-        "other, not with another machine's. Written by mlctl optimize.",
+        "other, not with another machine's. "
     )
+    return tag("footer", timed if report.timed else None, "Written by mlctl optimize.")

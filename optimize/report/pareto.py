@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from optimize.report import axes
 from optimize.report.axes import Frame
@@ -117,8 +118,12 @@ def _apart(first: float, second: float) -> tuple[float, float]:
 
 
 def _obstacles(canvas: _Canvas) -> list[Box]:
-    """The bars of all points, which labels must not cover."""
-    found = []
+    """What labels must not cover: the front, and the bars of all points."""
+    corners = _corners(canvas)
+    found = [
+        Box(min(a[0], b[0]) - 1, min(a[1], b[1]) - 1, max(a[0], b[0]) + 1, max(a[1], b[1]) + 1)
+        for a, b in pairwise(corners)
+    ]
     for point in canvas.view.points:
         x, y = canvas.place(point)
         low, high = sorted((canvas.y(point.y[0]), canvas.y(point.y[2])))
@@ -129,10 +134,18 @@ def _obstacles(canvas: _Canvas) -> list[Box]:
 
 def _front(canvas: _Canvas) -> Markup:
     """The staircase that no variant is beyond."""
-    corners = [canvas.place(point) for point in front(canvas.view)]
-    path = [f"M{corners[0][0]:.1f} {_FRAME.bottom:.1f}V{corners[0][1]:.1f}"]
-    path += [f"H{x:.1f}V{y:.1f}" for x, y in corners[1:]]
-    return tag("path", d="".join([*path, f"H{_FRAME.right:.1f}"]), class_="front")
+    words = " ".join(f"{x:.1f},{y:.1f}" for x, y in _corners(canvas))
+    return tag("polyline", points=words, class_="front")
+
+
+def _corners(canvas: _Canvas) -> list[tuple[float, float]]:
+    """The staircase's corners, from the bottom of the picture to its right edge."""
+    found: list[tuple[float, float]] = []
+    level = _FRAME.bottom
+    for x, y in map(canvas.place, front(canvas.view)):
+        found += [(x, level), (x, y)]
+        level = y
+    return [*found, (_FRAME.right, level)]
 
 
 def _bars(canvas: _Canvas, point: Point) -> Markup:
@@ -182,8 +195,8 @@ def _legend(view: Picture) -> Markup:
     parts, x, y = [], _FRAME.left, _HEIGHT - 16
     for verdict in Verdict:
         if any(point.verdict is verdict for point in view.points):
-            parts += [axes.mark(verdict, x + 6, y - 4), axes.legend(verdict, x + 18, y)]
-            x += 44 + len(verdict) * CHARACTER
+            parts += [axes.mark(verdict, x + 8, y - 4), axes.legend(verdict, x + 22, y)]
+            x += 48 + len(verdict) * CHARACTER
     bars = [words for words in (view.y_bars, view.x_bars) if words]
     told = f"bars: {', '.join(bars)}" if bars else ""
     parts.append(axes.legend(told, x, y))

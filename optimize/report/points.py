@@ -12,7 +12,7 @@ from optimize.variant import Measured
 
 # Beyond so many times the distance from the best to the limit, a point is drawn at the edge:
 # one broken variant would otherwise squeeze all others into a line.
-_WINDOW = 3.0
+_WINDOW = 5.0
 
 Range = tuple[float, float, float]
 """A value between its lower and its upper end."""

@@ -21,7 +21,7 @@ STYLE = Markup("""
 }
 * { box-sizing: border-box; }
 body {
-  margin: 0 auto; padding: 2.5rem 1.25rem 3rem; max-width: 62rem;
+  margin: 0 auto; padding: 2.5rem 1.25rem 3rem; max-width: 66rem;
   background: var(--page); color: var(--ink);
   font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "Noto Sans",
     "DejaVu Sans", sans-serif;
@@ -51,11 +51,11 @@ figure + .wide { margin-top: 1rem; }
 .figures span { color: var(--soft); font-size: 0.85rem; }
 .wide { overflow-x: auto; }
 .wide:focus-visible { outline: 2px solid var(--chosen); outline-offset: 3px; }
-table { border-collapse: collapse; width: 100%; font-size: 0.875rem; }
+table { border-collapse: collapse; width: 100%; font-size: 0.86rem; }
 caption { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
 figure + .wide caption { position: static; width: auto; height: auto; clip-path: none;
   text-align: left; color: var(--soft); padding-bottom: 0.3rem; }
-th, td { text-align: left; padding: 0.45rem 0.9rem 0.45rem 0; border-bottom: 1px solid var(--line);
+th, td { text-align: left; padding: 0.45rem 0.8rem 0.45rem 0; border-bottom: 1px solid var(--line);
   white-space: nowrap; vertical-align: baseline; }
 thead th { color: var(--soft); font-weight: 500; }
 tbody th { font-weight: 600; }

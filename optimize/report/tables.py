@@ -92,6 +92,8 @@ def _table(caption: str, head: Markup, rows: Iterator[Markup]) -> Markup:
 
 def _columns(report: Report) -> Iterator[_Column]:
     found = [measured for _, measured in report.measured]
+    if not found:
+        return
     if any(each.score is not None for each in found):
         yield _Column(report.metric or "score", _score)
         yield _Column("drop", _drop)

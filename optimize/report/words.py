@@ -54,7 +54,7 @@ def figures(report: Report) -> Iterator[Figure]:
         single = found.latency[0].median_ms
         note = "median for a single row"
         if base is not None and base.latency:
-            note = f"for a single row; {BASELINE}: {milliseconds(base.latency[0].median_ms)}"
+            note = f"one row; {BASELINE}: {milliseconds(base.latency[0].median_ms)}"
         yield Figure("Latency", milliseconds(single), note)
         yield Figure("Throughput", f"{found.rows_per_second:,.0f} rows/s", "one thread, best batch")
     note = "model file and its data"
@@ -132,10 +132,8 @@ def _gains(report: Report, chosen: VariantRecord, found: Measured) -> Iterator[s
 
 def _reservations(report: Report, found: Measured) -> Iterator[str]:
     if not found.latency:
-        yield (
-            f"Latency was not measured: {report.place.missing or 'no reason was recorded'}. "
-            f"Accuracy was judged on {found.provider}."
-        )
+        missing = report.place.missing or f"{report.target} is not on this machine"
+        yield f"No latency: {missing.rstrip('.')}. Accuracy was judged on {found.provider}."
     if found.emulated:
         yield "Accuracy was judged on a twin graph with the same arithmetic."
     if not report.row_independent:

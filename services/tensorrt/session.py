@@ -25,6 +25,8 @@ from services.tensorrt.profile import make_profile
 
 PROVIDER = "tensorrt-raw"
 
+_ELSEWHERE = "Use the provider tensorrt, which runs such parts with CUDA."
+
 # BF16 has no numpy type of its own; its bits travel as uint16, as in `bundle.tensors`.
 _DTYPES: Mapping[str, str] = {
     "FLOAT": "float32",
@@ -75,17 +77,27 @@ def open_engine(model: Path, batching: Batching | None, options: EngineOptions) 
         raise MlctlError(
             ErrorCode.PROVIDER_UNAVAILABLE, f"TensorRT cannot load its engine: {log.last}"
         )
-    return EngineSession(trt, engine, gpu)
+    return EngineSession(trt, engine, gpu, owners=(runtime, log))
 
 
 class EngineSession:
-    """Runs an engine of TensorRT on one stream, with buffers that grow to what is asked."""
+    """Runs an engine of TensorRT on one stream, with buffers that grow to what is asked.
 
-    def __init__(self, trt: Any, engine: Any, gpu: Gpu) -> None:
+    `owners` are what must outlive the engine.
+    """
+
+    def __init__(self, trt: Any, engine: Any, gpu: Gpu, owners: tuple[Any, ...] = ()) -> None:
         self.provider = PROVIDER
-        self._engine, self._gpu = engine, gpu
         self._context = engine.create_execution_context()
+        self._engine, self._gpu, self._owners = engine, gpu, owners
         names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
+        for name in names:
+            if engine.get_tensor_location(name) != trt.TensorLocation.DEVICE:
+                raise MlctlError(
+                    ErrorCode.UNSUPPORTED_MODEL,
+                    f"tensor {name!r} decides the shape of others",
+                    _ELSEWHERE,
+                )
         self._dtypes = {name: _dtype(name, engine.get_tensor_dtype(name).name) for name in names}
         self._inputs = [
             name for name in names if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT
@@ -134,7 +146,7 @@ class EngineSession:
             raise MlctlError(
                 ErrorCode.UNSUPPORTED_MODEL,
                 f"the shape of output {name!r} depends on the values of the inputs",
-                "Use the provider tensorrt, which runs such parts with CUDA.",
+                _ELSEWHERE,
             )
         array = np.empty(shape, self._dtypes[name])
         self._reserve(name, array.nbytes)

@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 
 from bundle.clock import ManualClock, SystemClock
-from bundle.entries import LIST_NAME, fetch_or_build, hash_key, is_whole, read_record
+from bundle.entries import LIST_NAME, Scalar, fetch_or_build, hash_key, is_whole, read_record
 
-KEY = {"kind": "test", "version": 1}
+KEY: dict[str, Scalar] = {"kind": "test", "version": 1}
 CLOCK = ManualClock()
 
 

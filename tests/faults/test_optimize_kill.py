@@ -1,4 +1,4 @@
-"""kill -9 in the middle of an optimization: the same command goes on where it was."""
+"""kill -9 at any point of an optimization: the same command goes on where it was."""
 
 from __future__ import annotations
 
@@ -13,33 +13,40 @@ import pytest
 
 from bundle.home import HOME_VARIABLE
 from optimize.events import Event, Stage, Status
+from optimize.goals import Goals, Prefer
 from optimize.pipeline import optimize
+from optimize.recipes import select
+from optimize.recipes.base import Target
 from registry.memory import MemoryCatalog
-from tests.support.sources import onnx_source, save_rows
+from tests.support.dense import dense_source
+from tests.support.sources import save_rows
 
 PROJECT = Path(__file__).parents[2]
+GOALS = Goals(prefer=Prefer.SIZE, min_centred_cosine=0.99999)
+RECIPES = ["fp32", "fp16", "int8-cpu"]
 
-_KILLED_IN_THE_SECOND_RECIPE = """
-import os, signal
-from dataclasses import dataclass
+# Dies at the event whose number it is given; a table of what it would have been is the log.
+_KILLED = """
+import os, signal, sys
 from pathlib import Path
 from optimize.pipeline import optimize
-from optimize.recipes import RECIPES
+from optimize.recipes import select
+from optimize.recipes.base import Target
 from registry.memory import MemoryCatalog
-from tests.support.sources import onnx_source
+from tests.faults.test_optimize_kill import GOALS, RECIPES
+from tests.support.dense import dense_source
 
-@dataclass(frozen=True)
-class Killed:
-    name: str = "fp16"
-    precision: str = "fp16"
-    version: int = 1
-    def build(self, source, directory, calibration):
-        (directory / "model.onnx").write_bytes(b"half")
-        os.kill(os.getpid(), signal.SIGKILL)
+class Fuse:
+    left = int(sys.argv[1])
+    def event(self, event):
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 home = Path(os.environ["MLCTL_HOME"])
-catalog = MemoryCatalog([onnx_source(home / "registered")])
-optimize("tiny", home / "rows.npz", catalog=catalog, recipes=(RECIPES[0], Killed()))
+catalog = MemoryCatalog([dense_source(home / "registered")])
+recipes = select(RECIPES, Target.CPU)
+optimize("dense", home / "rows.npz", catalog=catalog, goals=GOALS, recipes=recipes, progress=Fuse())
 """
 
 
@@ -51,28 +58,47 @@ class Recorder:
         self.events.append(event)
 
 
-@pytest.mark.slow
-def test_a_killed_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path))
-    rows = np.random.default_rng(0).random((32, 4), dtype=np.float32)
-    data = save_rows(tmp_path / "rows.npz", {"x": rows})
-    done = subprocess.run(
-        [sys.executable, "-c", _KILLED_IN_THE_SECOND_RECIPE], cwd=PROJECT, check=False
-    )
-    assert done.returncode == -signal.SIGKILL
+def prepare(home: Path) -> None:
+    home.mkdir()
+    rows = np.random.default_rng(0).standard_normal((64, 16), dtype=np.float32)
+    save_rows(home / "rows.npz", {"x": rows})
 
-    catalog = MemoryCatalog([onnx_source(tmp_path / "registered")])
+
+def run(home: Path, patch: pytest.MonkeyPatch) -> tuple[str, list[Event]]:
+    patch.setenv(HOME_VARIABLE, str(home))
     recorder = Recorder()
-    result = optimize("tiny", data, catalog=catalog, progress=recorder)
-    ended = {
-        event.recipe or event.stage: event.status
-        for event in recorder.events
-        if event.stage in (Stage.EXPORT, Stage.VARIANT)
-    }
-    assert ended == {
-        Stage.EXPORT: Status.CACHED,
-        "fp32": Status.CACHED,
-        "fp16": Status.FINISHED,
-        "int8-cpu": Status.FAILED,
-    }
-    assert [model.digest for model in catalog.published] == [result.digest]
+    result = optimize(
+        "dense",
+        home / "rows.npz",
+        catalog=MemoryCatalog([dense_source(home / "registered")]),
+        goals=GOALS,
+        recipes=select(RECIPES, Target.CPU),
+        progress=recorder,
+    )
+    return result.digest, recorder.events
+
+
+@pytest.mark.slow
+def test_a_run_killed_at_any_point_goes_on_and_gives_the_same_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(tmp_path / "whole")
+    digest, events = run(tmp_path / "whole", monkeypatch)
+    searched = [event for event in events if event.status is Status.WORKING]
+    assert {event.detail for event in searched} >= {"sensitivity"}
+    points = sorted({3, 5, events.index(searched[-2]) + 1, len(events) - 1})
+    for point in points:
+        home = tmp_path / f"killed-{point}"
+        prepare(home)
+        monkeypatch.setenv(HOME_VARIABLE, str(home))
+        done = subprocess.run([sys.executable, "-c", _KILLED, str(point)], cwd=PROJECT, check=False)
+        assert done.returncode == -signal.SIGKILL
+        again, resumed = run(home, monkeypatch)
+        assert again == digest
+        assert not list(home.glob("cache/optimize/.scratch-*"))
+        ended = {event.recipe or event.stage: event.status for event in resumed}
+        if point > 3:
+            assert ended[Stage.EXPORT] is Status.CACHED
+        if events[point - 1] is searched[-2]:
+            assert (ended["fp32"], ended["fp16"]) == (Status.CACHED, Status.CACHED)
+            assert sum(event.status is Status.WORKING for event in resumed) < len(searched)

@@ -9,7 +9,16 @@ import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Datatype
-from optimize.data import LabelKind, Rows, Sampling, load_data, read_rows, require_labels, split
+from optimize.data import (
+    LabelKind,
+    Rows,
+    Sampling,
+    Tensors,
+    load_data,
+    read_rows,
+    require_labels,
+    split,
+)
 from optimize.metrics import METRICS
 from tests.support.eval_rows import TOKENS, Batches, signature
 from tests.support.sources import save_rows
@@ -36,7 +45,12 @@ def test_the_sample_is_the_same_each_time_and_the_digest_tells_content(tmp_path:
     digests = {first.sha256}
     changed = X.copy()
     changed[0, 0] += 1
-    for arrays in ({"x": changed, "y": LABELS}, {"x": X}, {"x": X, "y": LABELS.astype(float)}):
+    others: list[Tensors] = [
+        {"x": changed, "y": LABELS},
+        {"x": X},
+        {"x": X, "y": LABELS.astype(float)},
+    ]
+    for arrays in others:
         digests.add(load_data(save_rows(tmp_path / "e.npz", arrays), SIGNATURE).sha256)
     digests.add(load_data(path, SIGNATURE, Sampling(held_out_rows=9)).sha256)
     assert len(digests) == 5
@@ -44,13 +58,13 @@ def test_the_sample_is_the_same_each_time_and_the_digest_tells_content(tmp_path:
 
 @pytest.mark.parametrize("size", [1, 7, 40, 1000])
 def test_chunks_leave_no_trace(size: int) -> None:
-    arrays = {"x": X, "y": LABELS}
+    arrays: Tensors = {"x": X, "y": LABELS}
     whole = read_rows(Batches(arrays, 40), SIGNATURE, Sampling())
     found = read_rows(Batches(arrays, size), SIGNATURE, Sampling())
     assert found.sha256 == whole.sha256
     for have, want in ((found.calibration, whole.calibration), (found.held_out, whole.held_out)):
         np.testing.assert_array_equal(have.inputs["image"], want.inputs["image"])
-        np.testing.assert_array_equal(have.labels, want.labels)  # type: ignore[arg-type]
+        np.testing.assert_array_equal(have.labels, want.labels)
 
 
 def test_rows_keep_their_labels_and_both_parts_their_proportions() -> None:
@@ -92,7 +106,8 @@ def test_quantities_are_kept_as_floats() -> None:
     targets = np.linspace(0, 1, 80, dtype=np.float32).reshape(40, 2)
     data = read_rows(Batches({"x": X, "y": targets}, 9), SIGNATURE, Sampling())
     assert data.held_out.labels is not None
-    assert (data.held_out.labels.shape, data.held_out.labels.dtype) == ((30, 2), np.float64)
+    assert data.held_out.labels.shape == (30, 2)
+    assert data.held_out.labels.dtype == np.float64
 
 
 def test_big_endian_rows_are_the_same_rows() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from optimize.data import Sampling, load_data, read_rows
+from optimize.data import Sampling, Tensors, load_data, read_rows
 from tests.support.eval_rows import Batches, signature
 
 SIGNATURE = signature(2)
@@ -99,7 +99,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["batches", "lists"])
 def test_batches_are_rows(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = load_data(f"my_rows:{name}", SIGNATURE)
-    arrays = {
+    arrays: Tensors = {
         "x": np.arange(80, dtype=np.float32).reshape(40, 2),
         "labels": np.repeat(np.arange(4), 10),
     }

@@ -52,7 +52,7 @@ def test_a_large_file_is_read_in_bounded_memory(tmp_path: Path, fortran: bool) -
     assert size > 58 * MEGABYTE
     assert peak < 8 * MEGABYTE
     chosen = data.held_out.inputs["image"]
-    np.testing.assert_array_equal(chosen[:, 0] % 10, data.held_out.labels)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(chosen[:, 0] % 10, data.held_out.labels)
 
 
 def refused(path: Path) -> str:

@@ -13,7 +13,7 @@ from optimize.importer import check_importable
 from registry.quiet import quiet
 from services.tensorrt.process import Cause, WorkerError
 from services.tensorrt.profile import Range
-from tests.services.tensorrt.graphs import convolution, doubling
+from tests.services.tensorrt.graphs import convolution, scaling
 
 TABLE = Batching(max_rows=8, buckets=(1, 8), row_independent=True)
 
@@ -29,7 +29,7 @@ def quantized(source: Path, target: Path, **options: Any) -> Path:
     from onnxruntime.quantization.quant_utils import QuantFormat, QuantType
     from onnxruntime.quantization.quantize import quantize_static
 
-    class Reader(CalibrationDataReader):  # type: ignore[misc, no-any-unimported]
+    class Reader(CalibrationDataReader):
         def __init__(self) -> None:
             draw = np.random.default_rng(0)
             self._feeds = iter([{"x": draw.random((8, 1, 8, 8), dtype=np.float32)}])
@@ -90,7 +90,7 @@ def test_dynamic_quantization_is_refused(source: Path, tmp_path: Path) -> None:
 
 
 def test_other_dynamic_dimensions_need_no_more_than_a_range(tmp_path: Path) -> None:
-    model = doubling(tmp_path / "model.onnx", ("rows", "length"))
+    model = scaling(tmp_path / "model.onnx", ("rows", "length"))
     assert check_importable(model, TABLE, Range(1, 16, 64)).ok
 
 

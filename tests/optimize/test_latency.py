@@ -7,8 +7,8 @@ import pytest
 
 from bundle.clock import ManualClock
 from optimize.data import Rows
-from optimize.judge import run_rows, run_rows_within
-from optimize.latency import BATCHES, measure, summarize
+from optimize.judge import run_rows
+from optimize.latency import measure, summarize
 from services.session import FunctionSession
 
 
@@ -28,6 +28,7 @@ class Model:
         return {"y": inputs["x"]}
 
 
+BATCHES = (1, 8, 32)
 ROWS = Rows({"x": np.arange(500.0)[:, None]}, None)
 
 
@@ -36,7 +37,7 @@ def test_a_fast_model_is_measured_often_and_outliers_do_not_move_the_median() ->
     found = measure(FunctionSession(model), ROWS, BATCHES, model.clock)
     assert [batch.batch for batch in found] == [1, 8, 32]
     for batch in found:
-        assert batch.runs >= 50
+        assert batch.runs >= 30
         assert batch.median_ms == pytest.approx(0.1 * batch.batch)
         assert batch.q1_ms <= batch.median_ms <= batch.q3_ms <= batch.p95_ms
         assert batch.rows_per_second == pytest.approx(10_000)
@@ -54,15 +55,6 @@ def test_the_numbers_are_those_of_the_runs() -> None:
     found = summarize(1, [0.001, 0.002, 0.003, 0.004, 0.005])
     assert (found.median_ms, found.q1_ms, found.q3_ms) == (3.0, 2.0, 4.0)
     assert found.p95_ms == pytest.approx(4.8)
-
-
-def test_a_slow_model_is_judged_on_fewer_rows() -> None:
-    slow, fast = Model(0.05), Model(1e-5)
-    cut = run_rows_within(slow, ROWS, 32, slow.clock)["y"]
-    assert 32 <= len(cut) < 100
-    assert slow.clock.monotonic() < 6.0
-    np.testing.assert_array_equal(cut, ROWS.head(len(cut)).inputs["x"])
-    assert len(run_rows_within(fast, ROWS, 32, fast.clock)["y"]) == ROWS.count
 
 
 def test_rows_are_run_in_batches_and_in_order() -> None:

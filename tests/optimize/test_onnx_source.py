@@ -13,9 +13,9 @@ import pytest
 from bundle.errors import MlctlError
 from bundle.home import HOME_VARIABLE
 from bundle.verify import verify
-from optimize.choose import Goals, Prefer
+from optimize.goals import Goals, Prefer
+from optimize.judge import batching
 from optimize.pipeline import OptimizeResult, optimize
-from optimize.seal import batching
 from registry.memory import MemoryCatalog
 from tests.support.bundles import expected
 from tests.support.sources import save_rows
@@ -36,13 +36,13 @@ def run(catalog: MemoryCatalog, data: Path) -> OptimizeResult:
 
 def test_it_is_published_with_metrics_and_a_table(onnx_catalog: MemoryCatalog, data: Path) -> None:
     result = run(onnx_catalog, data)
-    assert result.source_accuracy is None
+    assert result.source_score is None
     assert verify(result.bundle.root).digest == result.published.digest
     report = onnx_catalog.reports[0]
     assert report.verdict.startswith("chosen: ")
     assert report.metrics["fp32/relative_l2"] == 0.0
     assert report.metrics["fp32/batch32_median_ms"] > 0
-    assert [row["recipe"] for row in report.table] == ["fp32", "fp16", "int8-cpu"]
+    assert [row["recipe"] for row in report.table] == ["fp32", "fp16", "int8-cpu", "int4"]
     assert report.table[2]["verdict"] == "refused"
 
 

@@ -12,12 +12,12 @@ import pytest
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import sha256_file
 from bundle.verify import verify
-from optimize.choose import Goals, Prefer
-from optimize.data import Rows
 from optimize.events import Event, Stage, Status
+from optimize.goals import Goals, Prefer
 from optimize.pipeline import NothingPassedError, OptimizeResult, optimize
-from optimize.recipes import RECIPES
-from optimize.recipes.base import Precision, save_graph
+from optimize.prepare import Options
+from optimize.recipes import select
+from optimize.recipes.base import Details, Precision, Target, Workbench, save_graph
 from registry.mlflow_catalog import MlflowCatalog
 from services.golden import load_golden
 from services.session import open_session
@@ -26,6 +26,9 @@ from tests.support.sources import save_rows
 from tests.support.torch_models import CLASSES
 
 pytestmark = pytest.mark.slow
+
+ALL = [recipe.name for recipe in select(None, Target.CPU)]
+FP32 = select(["fp32"], Target.CPU)
 
 
 @dataclass
@@ -55,7 +58,8 @@ def run(
     uri: str, data: Path, catalog: MlflowCatalog, *, allow_pickle: bool = False
 ) -> OptimizeResult:
     goals = Goals(prefer=Prefer.SIZE)
-    return optimize(uri, data, catalog=catalog, goals=goals, allow_pickle=allow_pickle)
+    options = Options(allow_pickle=allow_pickle)
+    return optimize(uri, data, catalog=catalog, goals=goals, options=options)
 
 
 def refusal(uri: str, data: Path, catalog: MlflowCatalog) -> MlctlError:
@@ -85,17 +89,17 @@ def test_three_variants_are_measured_and_one_is_registered_back(
     )
     assert capfd.readouterr() == ("", "")
     by_recipe = {item.variant.recipe: item for item in result.judged}
-    assert list(by_recipe) == ["fp32", "fp16", "int8-cpu"]
+    assert list(by_recipe) == ALL
     sizes = []
     for item in result.judged:
         measured = item.variant.measured
         assert measured is not None, item.reason
-        assert [batch.batch for batch in measured.latency] == [1, 8, 32]
+        assert [batch.batch for batch in measured.latency] == [1, 2, 4, 8, 16, 32]
         assert measured.rows == ROWS - ROWS // 4
-        assert measured.accuracy is not None
+        assert measured.score is not None
         sizes.append(measured.size_bytes)
     assert sizes[1] < sizes[0]
-    assert result.source_accuracy == 1.0
+    assert result.source_score == 1.0
     assert result.chosen.variant.recipe == min(
         by_recipe, key=lambda r: sizes[list(by_recipe).index(r)]
     )
@@ -122,30 +126,32 @@ def test_a_rerun_takes_everything_from_the_cache_and_gives_the_same_digest(
         "Digits", digits_data, catalog=catalog, goals=Goals(prefer=Prefer.SIZE), progress=recorder
     )
     assert recorder.statuses(Stage.EXPORT) == [Status.STARTED, Status.CACHED]
-    assert recorder.statuses(Stage.VARIANT) == [Status.STARTED, Status.CACHED] * 3
+    assert recorder.statuses(Stage.VARIANT) == [Status.STARTED, Status.CACHED] * len(ALL)
     assert again.digest == first.digest
     assert again.published == first.published
     shutil.rmtree(first.bundle.root)
     assert run("Digits", digits_data, catalog).digest == first.digest
 
 
-def test_every_graph_is_the_same_when_made_again(
+def test_the_same_inputs_give_the_same_files_and_digest_without_the_cache(
     catalog: MlflowCatalog, digits_data: Path, optimize_home: Path
 ) -> None:
-    def graphs() -> dict[str, str]:
-        models = [item.variant.model for item in run("Digits", digits_data, catalog).judged]
+    def graphs(result: OptimizeResult) -> dict[str, str]:
+        models = [item.variant.model for item in result.judged]
         return {path.name: sha256_file(path / "model.onnx") for path in models if path}
 
-    first = graphs()
-    assert len(first) == 3
+    first = run("Digits", digits_data, catalog)
+    assert len(graphs(first)) == len(ALL)
     shutil.rmtree(optimize_home / "cache" / "optimize")
-    assert graphs() == first
+    again = run("Digits", digits_data, catalog)
+    assert graphs(again) == graphs(first)
+    assert again.digest == first.digest
 
 
 def test_the_golden_rows_hold_the_source_models_answers(
     catalog: MlflowCatalog, digits_data: Path
 ) -> None:
-    result = optimize("Digits", digits_data, catalog=catalog, goals=Goals(), recipes=RECIPES[:1])
+    result = optimize("Digits", digits_data, catalog=catalog, goals=Goals(), recipes=FP32)
     inputs, outputs = load_golden(result.bundle.path("golden.npz"))
     assert inputs["x"].shape == (32, 1, 8, 8)
     assert outputs["logits"].shape == (32, CLASSES)
@@ -161,7 +167,7 @@ def test_evidence_tells_every_variant_and_no_path(
     result = run("Digits", digits_data, catalog)
     text = result.bundle.path("evidence.json").read_text()
     evidence = json.loads(text)
-    assert [item["recipe"] for item in evidence["variants"]] == ["fp32", "fp16", "int8-cpu"]
+    assert [item["recipe"] for item in evidence["variants"]] == ALL
     assert [item["chosen"] for item in evidence["variants"]].count(True) == 1
     assert evidence["source"]["uri"] == "models:/Digits/1"
     assert evidence["data"]["labelled"] is True
@@ -178,7 +184,8 @@ def test_nothing_passing_is_an_error_with_the_table(
     with pytest.raises(NothingPassedError, match=r"p95 latency in ms .* over the limit") as caught:
         optimize("Digits", digits_data, catalog=catalog, goals=Goals(max_p95_ms=1e-9))
     assert caught.value.code is ErrorCode.NOTHING_PASSED
-    assert len(caught.value.judged) == 3
+    assert len(caught.value.judged) == len(ALL)
+    assert "<html" in caught.value.report
 
 
 @dataclass(frozen=True)
@@ -188,9 +195,11 @@ class Broken:
     name: str
     precision: Precision = "fp16"
     version: int = 1
+    targets: frozenset[Target] = frozenset(Target)
+    tuned: bool = False
 
-    def build(self, source: Path, directory: Path, calibration: Rows) -> None:
-        del calibration
+    def build(self, source: Path, directory: Path, bench: Workbench) -> Details:
+        del bench
         if self.name == "raises":
             raise RuntimeError("no kernel for this\nand a long trace")
         model = onnx.load(str(source))
@@ -201,6 +210,7 @@ class Broken:
                     onnx.numpy_helper.from_array(np.full_like(array, np.nan), tensor.name)
                 )
         save_graph(model, directory)
+        return Details()
 
 
 def test_a_failing_recipe_is_recorded_and_the_others_go_on(
@@ -210,7 +220,7 @@ def test_a_failing_recipe_is_recorded_and_the_others_go_on(
         "Digits",
         digits_data,
         catalog=catalog,
-        recipes=(Broken("raises"), Broken("nans"), *RECIPES[:1]),
+        recipes=(Broken("raises"), Broken("nans"), *FP32),
     )
     reasons = {item.variant.recipe: item.reason for item in result.judged}
     assert reasons["raises"] == "failed: no kernel for this"
@@ -222,7 +232,7 @@ def test_rows_that_influence_each_other_are_served_alone(
     catalog: MlflowCatalog, pairs: Path
 ) -> None:
     goals = Goals(prefer=Prefer.LATENCY)
-    result = optimize("mixing", pairs, catalog=catalog, goals=goals, recipes=RECIPES[:1])
+    result = optimize("mixing", pairs, catalog=catalog, goals=goals, recipes=FP32)
     batching = result.bundle.manifest.batching
     assert not batching.row_independent
     assert (batching.max_rows, batching.buckets) == (1, (1,))
@@ -237,7 +247,7 @@ def test_unlabelled_transformer_shapes_get_dynamic_int8(
     result = run("linear", save_rows(tmp_path / "rows.npz", {"inputs": rows}), catalog)
     int8 = next(item.variant for item in result.judged if item.variant.recipe == "int8-cpu")
     assert int8.measured is not None
-    assert int8.measured.accuracy is None
+    assert int8.measured.score is None
     assert int8.model is not None
     kinds = {node.op_type for node in onnx.load(str(int8.model / "model.onnx")).graph.node}
     assert "DynamicQuantizeLinear" in kinds
@@ -299,16 +309,17 @@ def test_an_output_without_a_row_for_each_row_is_refused(
     catalog: MlflowCatalog, pairs: Path
 ) -> None:
     error = refusal("doubling", pairs, catalog)
-    assert error.code is ErrorCode.EXPORT_FAILED
+    assert error.code is ErrorCode.UNSUPPORTED_MODEL
     assert "has shape [2, 3] for 1 input rows" in error.message
 
 
 def test_labels_without_scores_are_refused(catalog: MlflowCatalog, tmp_path: Path) -> None:
     rows = np.ones((16, 6, 16), np.float32)
-    data = save_rows(tmp_path / "x.npz", {"x": rows, "y": np.zeros(16, np.int64)})
+    data = save_rows(tmp_path / "x.npz", {"x": rows, "y": np.arange(16) % 2})
     error = refusal("linear", data, catalog)
     assert error.code is ErrorCode.INVALID_INPUT
-    assert "one score for each class" in error.message
+    assert "logits" in error.message
+    assert "module:function" in error.hint
 
 
 def test_labels_beyond_the_classes_are_refused(catalog: MlflowCatalog, tmp_path: Path) -> None:

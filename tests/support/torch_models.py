@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from typing import Literal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import nn
 
+from optimize.adapter import order_outputs
+from registry.catalog import Flavor, SourceModel, artifacts_sha256
+from registry.mlmodel import read_mlmodel
 from registry.quiet import quiet
 from registry.tracking import configure_tracking
 
@@ -130,33 +135,74 @@ def _log(
 ) -> str:
     import mlflow
     import mlflow.pytorch
-    from mlflow.models import ModelSignature
-    from mlflow.types import Schema, TensorSpec
 
-    with torch.no_grad():
-        answer = module(*(torch.tensor(array) for array in inputs))
-    outputs = list(answer.values()) if isinstance(answer, dict) else [answer]
-    taken, given = (
-        Schema(
-            [
-                TensorSpec(array.dtype, (-1, *array.shape[1:]), label)
-                for array, label in zip(arrays, labels, strict=True)
-            ]
-        )
-        for arrays, labels in (
-            (inputs, input_names),
-            ([output.numpy() for output in outputs], output_names),
-        )
-    )
     example = inputs[0] if len(inputs) == 1 else inputs
     with mlflow.start_run():
         info = mlflow.pytorch.log_model(
             module,
             name="model",
-            signature=ModelSignature(taken, given),
+            signature=_signature(module, dict(zip(input_names, inputs, strict=True)), output_names),
             input_example=example if serialization == "pt2" else None,
             registered_model_name=name,
             pip_requirements=["torch"],
             serialization_format=serialization,
         )
     return str(info.registered_model_version)
+
+
+def save_torch(
+    root: Path,
+    module: nn.Module,
+    inputs: Mapping[str, np.ndarray],
+    outputs: tuple[str, ...],
+    serialization: Format = "pt2",
+) -> SourceModel:
+    """Write `module` as MLflow does, without a registry, and read it as a registered model."""
+    import mlflow.pytorch
+
+    arrays = {name: array[:2] for name, array in inputs.items()}
+    with quiet():
+        mlflow.pytorch.save_model(
+            module,
+            root,
+            signature=_signature(module, arrays, outputs),
+            input_example=tuple(arrays.values()) if serialization == "pt2" else None,
+            pip_requirements=["torch"],
+            serialization_format=serialization,
+        )
+    stored = read_mlmodel(root, "models:/zoo/1")
+    return SourceModel(
+        name="zoo",
+        version="1",
+        uri="models:/zoo/1",
+        run_id="run",
+        flavor=stored.flavor,
+        signature=stored.signature,
+        artifacts=root,
+        model_path=stored.path,
+        sha256=artifacts_sha256(root),
+        pickle_allowed=stored.flavor is Flavor.PICKLE,
+    )
+
+
+def _signature(
+    module: nn.Module, inputs: Mapping[str, np.ndarray], outputs: tuple[str, ...]
+) -> Any:
+    """The MLflow signature of what `module` takes and gives, every first dimension -1."""
+    from mlflow.models import ModelSignature
+    from mlflow.types import Schema, TensorSpec
+
+    with torch.no_grad():
+        answers = module(*(torch.tensor(array) for array in inputs.values()))
+    values = order_outputs(answers, outputs)
+    found = {name: value.numpy() for name, value in zip(outputs, values, strict=True)}
+    taken, given = (
+        Schema(
+            [
+                TensorSpec(array.dtype, (-1, *array.shape[1:]), label)
+                for label, array in arrays.items()
+            ]
+        )
+        for arrays in (inputs, found)
+    )
+    return ModelSignature(taken, given)

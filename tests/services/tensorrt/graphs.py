@@ -9,10 +9,10 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 
-def doubling(path: Path, shape: tuple[int | str, ...] = ("rows", 3)) -> Path:
-    """`y = 2 x`, FP32."""
-    two = helper.make_tensor("two", TensorProto.FLOAT, [], [2.0])
-    return _save(path, [helper.make_node("Mul", ["x", "two"], ["y"])], shape, shape, [two])
+def scaling(path: Path, shape: tuple[int | str, ...] = ("rows", 3), factor: float = 2.0) -> Path:
+    """`y = factor x`, FP32."""
+    constant = helper.make_tensor("factor", TensorProto.FLOAT, [], [factor])
+    return _save(path, [helper.make_node("Mul", ["x", "factor"], ["y"])], shape, shape, [constant])
 
 
 def convolution(path: Path) -> Path:

@@ -11,7 +11,7 @@ from services.tensorrt.cache import ENGINE_NAME, TIMING_NAME, fetch_engine, timi
 from services.tensorrt.key import Device, engine_key
 from services.tensorrt.options import EngineFlags, EngineOptions, Flavour
 from services.tensorrt.process import Cause, WorkerError
-from tests.services.tensorrt.graphs import doubling
+from tests.services.tensorrt.graphs import scaling
 
 MODEL = Path("model.onnx")
 DEVICE = Device("NVIDIA H200", "9.0", "580.65.06", "11.4.0.106")
@@ -98,7 +98,7 @@ def test_a_failed_build_leaves_nothing_and_says_what_to_do(
 
 
 def test_a_real_engine_goes_through_the_cache(tmp_path: Path) -> None:
-    model = doubling(tmp_path / "model.onnx", (4, 3))
+    model = scaling(tmp_path / "model.onnx", (4, 3))
     options = EngineOptions()
 
     def build(directory: Path) -> None:

@@ -64,7 +64,7 @@ def test_an_absent_device_is_an_error_with_a_hint(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(module, "run_worker", crash)
     monkeypatch.setattr(module, "find_spec", lambda _: object())
-    with pytest.raises(MlctlError, match="'tensorrt-raw' was asked for.*SIGSEGV") as caught:
+    with pytest.raises(MlctlError, match=r"'tensorrt-raw' was asked for.*SIGSEGV") as caught:
         require_device("tensorrt-raw", "trt")
     assert caught.value.code is ErrorCode.PROVIDER_UNAVAILABLE
     assert "mlctl[trt]" in caught.value.hint

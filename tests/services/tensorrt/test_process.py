@@ -9,7 +9,7 @@ from services.tensorrt.build import build_engine
 from services.tensorrt.options import EngineFlags, EngineOptions, Flavour, HardwareCompatibility
 from services.tensorrt.process import Cause, Progress, WorkerError, run_worker
 from services.tensorrt.profile import Range, make_profile
-from tests.services.tensorrt.graphs import doubling
+from tests.services.tensorrt.graphs import scaling
 from tests.support.wait import wait_until
 
 
@@ -39,7 +39,7 @@ class UntilWritten(ManualClock):
 
 def test_builds_without_a_gpu_and_tells_how_far_it_is(tmp_path: Path) -> None:
     steps: list[Progress] = []
-    model = doubling(tmp_path / "model.onnx")
+    model = scaling(tmp_path / "model.onnx")
     profile = make_profile({"x": (-1, 3)}, None, Range(1, 1, 1))
     flags = EngineFlags(
         hardware_compatibility=HardwareCompatibility.AMPERE_PLUS, workspace_bytes=1 << 28
@@ -55,7 +55,7 @@ def test_builds_without_a_gpu_and_tells_how_far_it_is(tmp_path: Path) -> None:
 
 
 def test_what_tensorrt_cannot_do_is_its_own_sentence(tmp_path: Path) -> None:
-    model = doubling(tmp_path / "model.onnx")
+    model = scaling(tmp_path / "model.onnx")
     options = EngineOptions(EngineFlags(version_compatible=True))
     profile = make_profile({"x": (-1, 3)}, None)
     with pytest.raises(WorkerError, match="libnvinfer_lean") as caught:
@@ -65,7 +65,7 @@ def test_what_tensorrt_cannot_do_is_its_own_sentence(tmp_path: Path) -> None:
 
 
 def test_a_dynamic_input_without_profile_is_refused(tmp_path: Path) -> None:
-    model = doubling(tmp_path / "model.onnx")
+    model = scaling(tmp_path / "model.onnx")
     with pytest.raises(WorkerError, match="profile") as caught:
         build_engine(model, tmp_path / "engine", {}, EngineOptions(), Flavour.RTX)
     assert caught.value.cause is Cause.REFUSED

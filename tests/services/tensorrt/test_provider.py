@@ -1,4 +1,6 @@
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +12,7 @@ from services.tensorrt.key import Device
 from services.tensorrt.options import EngineOptions
 from services.tensorrt.process import Cause, WorkerError, run_worker
 from services.tensorrt.provider import prepare_providers
-from tests.services.tensorrt.graphs import doubling
+from tests.services.tensorrt.graphs import scaling
 
 DEVICE = Device("NVIDIA H200", "9.0", "580.65.06", "10.16.1.11")
 TABLE = Batching(max_rows=32, buckets=(1, 8, 32), row_independent=True)
@@ -22,25 +24,23 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
     monkeypatch.setattr(module, "provider_problem", lambda: None)
     monkeypatch.setattr(module, "require_device", lambda *_: DEVICE)
-    return doubling(tmp_path / "model.onnx")
+    return scaling(tmp_path / "model.onnx")
 
 
 def test_engines_are_made_by_a_worker_and_read_by_the_session(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    requests = []
+    asked: list[tuple[str, str]] = []
 
-    def warm(
-        command: str, request: dict[str, list[tuple[str, dict[str, str]]]], *_: object
-    ) -> None:
-        requests.append((command, request["model"]))
+    def warm(command: str, request: Mapping[str, Any], *_: object) -> None:
+        asked.append((command, request["model"]))
         scratch = request["providers"][0][1]["trt_engine_cache_path"]
         (Path(scratch) / "node_0_sm90.engine").write_bytes(b"engine")
 
     monkeypatch.setattr(module, "run_worker", warm)
     chain = prepare_providers(model, TABLE, EngineOptions())
     assert prepare_providers(model, TABLE, EngineOptions()) == chain
-    assert requests == [("warm", str(model))]
+    assert asked == [("warm", str(model))]
     assert [name for name, _ in chain] == ["TensorrtExecutionProvider", "CUDAExecutionProvider"]
     options = chain[0][1]
     assert (Path(options["trt_engine_cache_path"]) / "node_0_sm90.engine").is_file()
@@ -57,7 +57,7 @@ def test_other_weights_or_batches_have_engines_of_their_own(
         return chain[0][1]["trt_engine_cache_path"]
 
     found = {directory(TABLE), directory(None)}
-    doubling(model, ("rows", 4))
+    scaling(model, factor=3.0)
     assert len(found | {directory(TABLE)}) == 3
 
 
@@ -68,9 +68,9 @@ def test_a_provider_that_the_runtime_lacks_is_unavailable(model: Path) -> None:
 
 
 def test_the_worker_opens_a_session(model: Path) -> None:
-    providers = [("CPUExecutionProvider", {})]
-    assert run_worker("warm", {"model": str(model), "providers": providers}, 60.0) == {}
+    request = {"model": str(model), "providers": [["CPUExecutionProvider", {}]]}
+    assert run_worker("warm", request, 60.0) == {}
     model.write_bytes(b"no model")
     with pytest.raises(WorkerError, match=r"cannot load model\.onnx") as caught:
-        run_worker("warm", {"model": str(model), "providers": providers}, 60.0)
+        run_worker("warm", request, 60.0)
     assert caught.value.cause is Cause.REFUSED

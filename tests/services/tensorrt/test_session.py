@@ -1,5 +1,7 @@
 import ctypes
 from enum import Enum
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,14 +9,25 @@ import numpy as np
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
+from bundle.home import HOME_VARIABLE
+from bundle.manifest import Batching
+from services.tensorrt import session as module
+from services.tensorrt.build import build_engine
+from services.tensorrt.cache import TIMING_NAME, timing_directory
 from services.tensorrt.cuda import Driver, Gpu
-from services.tensorrt.session import EngineSession
+from services.tensorrt.key import Device
+from services.tensorrt.options import EngineOptions, Flavour
+from services.tensorrt.process import Progress
+from services.tensorrt.session import EngineSession, prepare_engine
+from tests.services.tensorrt.graphs import scaling
 from tests.services.tensorrt.test_cuda import HostDriver
 
 DataType = Enum("DataType", "FLOAT HALF BF16 FP8")
 Mode = Enum("Mode", "INPUT OUTPUT")
-TRT = SimpleNamespace(TensorIOMode=Mode)
+Location = Enum("Location", "DEVICE HOST")
+TRT = SimpleNamespace(TensorIOMode=Mode, TensorLocation=Location)
 MAX_ROWS = 4
+DEVICE = Device("NVIDIA H200", "9.0", "580.65.06", "11.4.0.106")
 
 
 class DoublingEngine:
@@ -23,9 +36,13 @@ class DoublingEngine:
     num_io_tensors = 2
 
     def __init__(
-        self, dtype: DataType = DataType.FLOAT, output: tuple[int, ...] | None = None
+        self,
+        dtype: DataType = DataType.FLOAT,
+        output: tuple[int, ...] | None = None,
+        location: Location = Location.DEVICE,
     ) -> None:
         self.dtype = dtype
+        self.location = location
         self.output = output
         self.shape: tuple[int, ...] = ()
         self.addresses: dict[str, int] = {}
@@ -38,6 +55,9 @@ class DoublingEngine:
 
     def get_tensor_dtype(self, _: str) -> DataType:
         return self.dtype
+
+    def get_tensor_location(self, _: str) -> Location:
+        return self.location
 
     def get_tensor_mode(self, name: str) -> Mode:
         return Mode.INPUT if name == "x" else Mode.OUTPUT
@@ -70,6 +90,31 @@ def session(**engine: Any) -> EngineSession:
     return EngineSession(TRT, DoublingEngine(**engine), Gpu(Driver(HostDriver())))
 
 
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model in an empty home, on a machine that claims a GPU but builds with TensorRT-RTX."""
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
+    monkeypatch.setattr(module, "require_device", lambda *_: DEVICE)
+    monkeypatch.setattr(module, "build_engine", partial(build_engine, flavour=Flavour.RTX))
+    return scaling(tmp_path / "model.onnx")
+
+
+def test_an_engine_is_built_once_for_a_model_and_its_batches(model: Path) -> None:
+    table = Batching(max_rows=8, buckets=(1, 8), row_independent=True)
+    steps: list[Progress] = []
+    path = prepare_engine(model, table, EngineOptions(), steps.append)
+    assert path.stat().st_size > 0
+    assert (timing_directory(DEVICE) / TIMING_NAME).stat().st_size > 0
+    told = len(steps)
+    assert told > 0
+    assert prepare_engine(model, table, EngineOptions(), steps.append) == path
+    assert len(steps) == told
+    others = {prepare_engine(model, None, EngineOptions())}
+    scaling(model, factor=3.0)
+    others.add(prepare_engine(model, table, EngineOptions()))
+    assert len(others | {path}) == 3
+
+
 def test_runs_every_batch_size_with_buffers_that_grow() -> None:
     opened = session()
     assert opened.provider == "tensorrt-raw"
@@ -98,6 +143,12 @@ def test_outputs_whose_shape_depends_on_values_are_refused() -> None:
     with pytest.raises(MlctlError, match="depends on the values") as caught:
         session(output=(-1, 3)).run({"x": np.zeros((1, 3), np.float32)})
     assert "provider tensorrt" in caught.value.hint
+
+
+def test_inputs_that_decide_shapes_are_refused() -> None:
+    with pytest.raises(MlctlError, match="'x' decides the shape") as caught:
+        session(location=Location.HOST)
+    assert caught.value.code is ErrorCode.UNSUPPORTED_MODEL
 
 
 def test_half_types_keep_their_bits_and_unknown_ones_are_refused() -> None:

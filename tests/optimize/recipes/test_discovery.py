@@ -1,0 +1,199 @@
+"""The hook, with real distributions: folders with a module and a .dist-info on sys.path."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from bundle.errors import ErrorCode, MlctlError
+from optimize.recipes import discover, select
+from optimize.recipes.base import Recipe, Target
+from tests.optimize.recipes.models import answers, bench, images, network
+
+OWN = ["fp32", "fp16", "bf16", "int8-cpu", "int8-trt", "int4"]
+DOCUMENT = Path(__file__).parents[3] / "docs" / "recipes.md"
+
+GOOD = """
+from dataclasses import dataclass
+from optimize.recipes.base import Details, Target
+
+print("a plug-in that talks")
+
+@dataclass(frozen=True)
+class Copy:
+    name: str = "copy"
+    precision: str = "fp32"
+    targets: frozenset = frozenset({Target.CPU})
+    version: int = 1
+    tuned: bool = False
+
+    def build(self, source, directory, bench):
+        (directory / "model.onnx").write_bytes(source.read_bytes())
+        return Details()
+
+ready = Copy()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test imports from its folder is not there for the next one."""
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+
+
+class Folder:
+    """A place on sys.path in which distributions can be put."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def install(self, distribution: str, entry: str, module: str, code: str) -> None:
+        (self._root / f"{module}.py").write_text(code)
+        info = self._root / f"{distribution.replace('-', '_')}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n"
+        )
+        (info / "entry_points.txt").write_text(f"[mlctl.recipes]\n{entry}\n")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
+    root = tmp_path / "site"
+    root.mkdir()
+    monkeypatch.syspath_prepend(str(root))
+    return Folder(root)
+
+
+def names(recipes: tuple[Recipe, ...]) -> list[str]:
+    return [recipe.name for recipe in recipes]
+
+
+def found(name: str) -> Recipe:
+    return next(recipe for recipe in discover() if recipe.name == name)
+
+
+def refusal(wanted: list[str], target: Target) -> MlctlError:
+    with pytest.raises(MlctlError) as caught:
+        select(wanted, target)
+    assert caught.value.code is ErrorCode.INVALID_INPUT
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        (Target.CPU, ["fp32", "fp16", "int8-cpu", "int4"]),
+        (Target.CUDA, ["fp32", "fp16", "int8-trt"]),
+        (Target.TENSORRT, ["fp32", "fp16", "bf16", "int8-trt", "int4"]),
+    ],
+)
+def test_without_names_all_for_the_target_are_taken(target: Target, expected: list[str]) -> None:
+    assert names(select(None, target)) == expected
+    assert names(discover()) == OWN
+
+
+def test_named_recipes_come_in_their_order_and_once() -> None:
+    assert names(select(["int4", "fp32", "int4"], Target.CPU)) == ["int4", "fp32"]
+
+
+def test_an_unknown_name_is_answered_with_near_ones_and_the_list() -> None:
+    error = refusal(["int8cpu"], Target.CPU)
+    assert "did you mean 'int8-cpu'" in error.message
+    assert error.hint == "Recipes for cpu: fp32, fp16, int8-cpu, int4."
+
+
+def test_a_recipe_for_another_target_is_refused() -> None:
+    error = refusal(["bf16"], Target.CPU)
+    assert error.message == "the recipe 'bf16' is not for the target cpu, it is for tensorrt"
+
+
+def test_no_name_at_all_is_refused() -> None:
+    assert "no recipe is named" in refusal([], Target.CPU).message
+
+
+@pytest.mark.parametrize("value", ["Copy", "ready"])
+def test_a_strangers_recipe_is_found_and_quiet(
+    folder: Folder, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder.install("strangers", f"copy = strange:{value}", "strange", GOOD)
+    assert names(discover()) == [*OWN, "copy"]
+    assert names(select(["copy"], Target.CPU)) == ["copy"]
+    assert "copy" not in names(select(None, Target.CUDA))
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_name_that_two_packages_bring_is_refused_with_both(folder: Folder) -> None:
+    folder.install("first-package", "copy = strange:Copy", "strange", GOOD)
+    folder.install("second-package", "copy = strange2:Copy", "strange2", GOOD)
+    with pytest.raises(MlctlError, match=r"'copy'.*first-package and second-package"):
+        discover()
+
+
+def test_a_built_in_name_cannot_be_taken(folder: Folder) -> None:
+    folder.install("bold", "fp16 = strange:Copy", "strange", GOOD)
+    with pytest.raises(MlctlError, match=r"'fp16'.*mlctl and bold"):
+        discover()
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("import nowhere_to_be_found", "No module named 'nowhere_to_be_found'"),
+        ("raise RuntimeError('no licence')", "RuntimeError: no licence"),
+        ("Other = 1", "has no attribute 'Copy'"),
+        (GOOD.replace('"copy"', '"other"'), "called 'copy', the recipe 'other'"),
+        (GOOD.replace('"fp32"', '"fp8"'), "precision 'fp8' is none of fp32, "),
+        (GOOD.replace("frozenset({Target.CPU})", 'frozenset({"cpu", "tpu"})'), "its targets are"),
+        (GOOD.replace("version: int = 1", 'version: str = "1"'), "version must be an int"),
+        (GOOD.replace("def build", "def make"), "has no attribute 'build'"),
+    ],
+)
+def test_a_broken_plug_in_fails_alone_with_its_reason(
+    folder: Folder, tmp_path: Path, code: str, reason: str
+) -> None:
+    folder.install("broken-package", "copy = strange:Copy", "strange", code)
+    assert names(discover()) == [*OWN, "copy"]
+    source = network(tmp_path / "source")
+    for target in Target:
+        (recipe,) = select(["copy"], target)
+        with pytest.raises(ValueError, match=re.escape(reason)) as caught:
+            recipe.build(source, tmp_path, bench(source, images()))
+        assert "broken-package" in str(caught.value)
+
+
+def test_a_name_that_no_manifest_takes_is_refused(folder: Folder, tmp_path: Path) -> None:
+    folder.install("shouting", "COPY = strange:Copy", "strange", GOOD.replace('"copy"', '"COPY"'))
+    with pytest.raises(ValueError, match="other characters than"):
+        found("COPY").build(tmp_path, tmp_path, bench(tmp_path, {}))
+
+
+def test_the_example_of_the_documentation_works(folder: Folder, tmp_path: Path) -> None:
+    text = DOCUMENT.read_text()
+    code, project = (
+        re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)[0]
+        for language in ("python", "toml")
+    )
+    described = tomllib.loads(project)
+    (entry,) = described["project"]["entry-points"]["mlctl.recipes"].items()
+    (module,) = described["tool"]["setuptools"]["py-modules"]
+    folder.install(described["project"]["name"], " = ".join(entry), module, code)
+    (recipe,) = select(["half-weights"], Target.CPU)
+    source, out = network(tmp_path / "source"), tmp_path / "out"
+    out.mkdir()
+    details = recipe.build(source, out, bench(source, images()))
+    assert details.settings == {"weights in fp16": "3"}
+    assert (out / "model.onnx").stat().st_size < 0.6 * source.stat().st_size
+    want, have = answers(source.parent, images())["y"], answers(out, images())["y"]
+    assert 0 < abs(want - have).max() < 1e-2
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_the_documentation_tells_every_recipe(name: str) -> None:
+    row = next(line for line in DOCUMENT.read_text().splitlines() if line.startswith(f"| `{name}`"))
+    targets = [target.value for target in Target if target in found(name).targets]
+    assert row.split("|")[2].strip() == ", ".join(targets)
