@@ -93,7 +93,8 @@ class Board:
             )
         for cells in rows:
             style = _STYLES.get(cells[1], "")
-            table.add_row(*(Text(printable(cell)) for cell in cells), style=style)
+            texts = ("" if cell == NONE else printable(cell) for cell in cells)
+            table.add_row(*map(Text, texts), style=style)
         return table
 
     def _changed(self, row: Row, event: Event) -> Row:
@@ -128,7 +129,7 @@ class Lines:
 
 @contextlib.contextmanager
 def watching(output: Output, recipes: Sequence[str]) -> Iterator[Progress]:
-    """A progress that shows events as fits where the output goes; a table is left standing."""
+    """A progress that shows events as fits where the output goes; the table goes with the block."""
     if not output.live:
         yield Lines(output)
         return
@@ -138,7 +139,7 @@ def watching(output: Output, recipes: Sequence[str]) -> Iterator[Progress]:
     board = Board(recipes, SystemClock())
     # Libraries are silenced by replacing sys.stderr, which must not stop this table.
     console = Console(file=sys.stderr, highlight=False)
-    with Live(board, console=console, refresh_per_second=4):
+    with Live(board, console=console, refresh_per_second=4, transient=True):
         yield board
 
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bundle.clock import Clock
+from bundle.entries import Entry, Key, hash_key
 from bundle.manifest import MODEL_NAME
-from optimize.cache import Entry, Key, fetch_or_build, hash_key, versions
+from optimize.cache import fetch_or_build, versions
 from optimize.checks import check_graph
 from optimize.events import Event, Progress, Stage, Status
 from optimize.evidence import conditions
@@ -87,18 +88,19 @@ class Attempt:
             "model": hash_key(self.model_key(recipe)),
             "target": place.target.value,
             "provider": place.provider,
-            "metric": self._metric,
+            **self._metric_key(),
             "processor": str(conditions()["processor"]),
             "checker": versions("tensorrt-rtx-cu13") if place.target is Target.TENSORRT else "",
         }
 
-    @property
-    def _metric(self) -> str | None:
+    def _metric_key(self) -> Key:
         metric = self.exported.baseline.metric
-        return None if metric is None else metric.name
+        if metric is None:
+            return {"metric": None}
+        return {"metric": metric.name, "metric_code": metric.code}
 
     def _search_key(self) -> Key:
-        return {"metric": self._metric, **self.goals.accuracy_only()}
+        return {**self._metric_key(), **self.goals.accuracy_only()}
 
     def _build(self, recipe: Recipe, directory: Path) -> None:
         details = recipe.build(self.exported.graph, directory, self._bench(recipe))

@@ -40,11 +40,20 @@ def choose(variants: Sequence[Variant], goals: Goals) -> tuple[Judged, ...]:
     faults = {variant.recipe: _fault(variant, goals) for variant in variants}
     passing = [variant for variant in variants if faults[variant.recipe] is None]
     best, why = _best(passing, goals.prefer) if passing else (None, "")
-    return tuple(_judge(variant, faults[variant.recipe], best, why, goals) for variant in variants)
+    timed = all(variant.measured and variant.measured.latency for variant in passing)
+    won_by = goals.prefer if timed else Prefer.SIZE
+    return tuple(
+        _judge(variant, faults[variant.recipe], best, why, goals, won_by) for variant in variants
+    )
 
 
 def _judge(
-    variant: Variant, fault: str | None, best: Variant | None, why: str, goals: Goals
+    variant: Variant,
+    fault: str | None,
+    best: Variant | None,
+    why: str,
+    goals: Goals,
+    won_by: Prefer,
 ) -> Judged:
     measured = variant.measured
     accurate = measured is not None and next(_inaccuracies(measured, goals), None) is None
@@ -52,7 +61,7 @@ def _judge(
         return Judged(variant, accurate, passed=False, chosen=False, reason=fault or "")
     if variant is best:
         return Judged(variant, accurate, passed=True, chosen=True, reason=f"chosen: {why}")
-    reason = f"passes, but {best.recipe} wins by {goals.prefer.value}"
+    reason = f"passes, but {best.recipe} wins by {won_by.value}"
     return Judged(variant, accurate, passed=True, chosen=False, reason=reason)
 
 

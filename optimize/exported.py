@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
+from bundle.entries import Key, hash_key
 from bundle.files import write_atomic
 from bundle.manifest import MODEL_NAME
 from bundle.tensors import Signature
-from optimize.cache import Key, fetch_or_build, hash_key, versions
+from optimize.cache import fetch_or_build, versions
 from optimize.checks import check_finite, check_graph, check_parity, check_source
 from optimize.data import Rows
 from optimize.export import OPSET

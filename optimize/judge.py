@@ -116,9 +116,7 @@ class QualityMeter:
     def _drop(self, outputs: Tensors) -> float | None:
         if self.metric is None or self.rows.labels is None:
             return None
-        before = self.metric.score(self._reference, self.rows.labels)
-        after = self.metric.score(outputs, self.rows.labels)
-        return before - after if self.metric.higher_is_better else after - before
+        return self.metric.drop(self._reference, outputs, self.rows.labels)
 
 
 def run_rows(run: Runner, rows: Rows, batch: int) -> dict[str, np.ndarray]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Real
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from bundle.errors import ErrorCode, MlctlError
+from bundle.files import sha256_file
 from optimize import class_metrics
 from optimize.bootstrap import (
     Estimate,
@@ -39,7 +42,8 @@ class Metric:
     `statistic(outputs, labels, reference)` binds rows and gives the metric by weights;
     the reference outputs decide how scores are to be read. `margin_used(reference,
     outputs)` is the part of the decision margin that the change of the outputs used up,
-    from 0 to 1, or None if the metric knows of no decisions.
+    from 0 to 1, or None if the metric knows of no decisions. `code` is the hex sha256 of
+    the file that a user's function is in.
     """
 
     name: str
@@ -48,10 +52,18 @@ class Metric:
     statistic: Callable[[Tensors, np.ndarray, Tensors], Statistic]
     margin_used: Callable[[Tensors, Tensors], float] | None = None
     max_resamples: int | None = None
+    code: str | None = None
 
     def score(self, outputs: Tensors, labels: np.ndarray) -> float:
         """The metric of all rows; INVALID_INPUT if it does not apply to such outputs."""
         return self.statistic(outputs, labels, outputs)(np.ones(len(labels)))
+
+    def drop(self, reference: Tensors, outputs: Tensors, labels: np.ndarray) -> float:
+        """How much worse `outputs` are than `reference` on these rows, without an interval."""
+        whole = np.ones(len(labels))
+        before = self.statistic(reference, labels, reference)(whole)
+        after = self.statistic(outputs, labels, reference)(whole)
+        return before - after if self.higher_is_better else after - before
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +185,17 @@ def _custom(text: str, function: Callable[..., Any]) -> Metric:
         labels=LabelKind.ANY,
         statistic=statistic,
         max_resamples=CUSTOM_RESAMPLES,
+        code=_code(function),
     )
+
+
+def _code(function: Callable[..., Any]) -> str | None:
+    """None for a function that has no source file, such as one of an extension module."""
+    try:
+        path = inspect.getsourcefile(inspect.unwrap(function))
+    except TypeError:
+        return None
+    return None if path is None else sha256_file(Path(path).resolve())
 
 
 def _number(text: str, found: Any, resampled: str) -> float:

@@ -8,6 +8,8 @@ from pathlib import Path
 from bundle.errors import ErrorCode, MlctlError
 from optimize.recipes.base import Target
 from services.session import open_session
+from services.tensorrt.installed import provider_problem
+from services.tensorrt.probe import probe_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +27,12 @@ class Place:
 
 
 def find_place(target: Target, graph: Path) -> Place:
-    """The place for `target` on this machine, found out by loading the fp32 graph there."""
-    missing = None if target is Target.CPU else _refusal(graph, target)
+    """The place for `target` on this machine, found out without building an engine."""
+    missing: str | None = None
+    if target is Target.TENSORRT:
+        missing = provider_problem() or probe_device().reason or None
+    elif target is Target.CUDA:
+        missing = _refusal(graph, target)
     return Place(target, target.value if missing is None else Target.CPU.value, missing)
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from bundle.clock import SystemClock
+from bundle.entries import Key, Record, hash_key
 from optimize.attempt import Attempt
-from optimize.cache import Key, Record, entry_path, hash_key, is_cached, records
+from optimize.cache import entry_path, is_cached, records
 from optimize.estimate import Basis, Estimate, Kind, Past, Work, estimate
 from optimize.events import Silent
 from optimize.exported import export_key, export_source

@@ -60,7 +60,7 @@ class Scorer:
                 )
         session = open_session(
             bundle.path(MODEL_NAME),
-            settings.provider,
+            settings.provider or bundle.manifest.variant.target,
             settings.threads,
             batching=bundle.manifest.batching,
             engine=settings.engine,

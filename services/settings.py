@@ -33,10 +33,11 @@ def _check_lengths(text: str) -> str:
 class Settings(BaseSettings):
     """How to serve one bundle. `grpc_port` unset means no gRPC; times are in their name's unit.
 
-    `max_wait_ms` is how long a busy server may hold a request back to join it with
-    others; an idle server never waits. `deadline_ms` bounds every request, reading included.
-    The `trt_` ones shape TensorRT's engine; `trt_lengths` is the least, usual and greatest
-    size of every dynamic dimension but the batch.
+    `provider` unset is the one that the bundle was made for. `max_wait_ms` is how long a
+    busy server may hold a request back to join it with others; an idle server never
+    waits. `deadline_ms` bounds every request, reading included. The `trt_` ones shape
+    TensorRT's engine; `trt_lengths` is the least, usual and greatest size of every
+    dynamic dimension but the batch.
     """
 
     model_config = SettingsConfigDict(
@@ -44,7 +45,7 @@ class Settings(BaseSettings):
     )
 
     bundle: Path | None = None
-    provider: str = "cpu"
+    provider: str | None = None
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
     grpc_host: str = "127.0.0.1"
     grpc_port: _Port | None = None

@@ -63,14 +63,14 @@ def optimize(
     try:
         result = _run(output, request)
     except NothingPassedError as error:
-        _write(report, error.report)
+        _write(output, report, error.report)
         if not output.as_json:
             _show(output, error.judged)
         raise
     except KeyboardInterrupt:
         hint = "Finished work is cached: the same command goes on from there."
         raise MlctlError(ErrorCode.INTERRUPTED, "interrupted", hint) from None
-    _write(report, result.report)
+    _write(output, report, result.report)
     if output.as_json:
         output.document(_document(result))
         return
@@ -161,8 +161,6 @@ def _show_plan(output: Output, request: _Request) -> None:
 
 
 def _tell_plan(output: Output, plan: Plan) -> None:
-    from cli.optimizing import duration
-
     output.line(
         f"{plan.source} for {plan.target}: {plan.calibration_rows} rows calibrate, "
         f"{plan.held_out_rows} others judge"
@@ -171,13 +169,13 @@ def _tell_plan(output: Output, plan: Plan) -> None:
         (
             step.name,
             "cached" if step.cached else "to do",
-            "" if step.basis is None else f"{duration(step.seconds)}{'+' * step.open_ended}",
+            "" if step.basis is None else f"{_expected(step.seconds)}{'+' * step.open_ended}",
             "" if step.basis is None else step.basis.value,
         )
         for step in plan.steps
     )
     output.table(("Step", "State", "Expected>", "Estimated from"), rows)
-    output.line(f"Expected: {duration(plan.seconds)} in all")
+    output.line(f"Expected: {_expected(plan.seconds)} in all")
     if any(step.open_ended for step in plan.steps):
         output.line("  + more if it has to search for layers to keep in float")
     if plan.missing is not None:
@@ -187,9 +185,16 @@ def _tell_plan(output: Output, plan: Plan) -> None:
         output.line(f"  {name} is left out: it is for {targets}")
 
 
-def _write(report: Path | None, page: str) -> None:
+def _expected(seconds: float) -> str:
+    from cli.optimizing import duration
+
+    return f"{seconds:.1f} s" if seconds < 60 else duration(seconds)
+
+
+def _write(output: Output, report: Path | None, page: str) -> None:
     if report is not None:
         report.write_text(page, encoding="utf-8")
+        output.note(f"The report is in {report}")
 
 
 def _document(result: OptimizeResult) -> dict[str, Any]:

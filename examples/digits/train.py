@@ -123,6 +123,8 @@ def accuracy_of(net: nn.Module, split: Split) -> float:
 def train(recipe_name: str, alias: str, data: Path) -> Trained:
     """Train one recipe, register it under `alias`, and write its held-out rows to `data`."""
     recipe = RECIPES[recipe_name]
+    # The nets are so small that threads mostly wait for each other, longest on a busy machine.
+    torch.set_num_threads(1)
     torch.manual_seed(SEED)
     train_split, held_out = (recipe.rows(split) for split in load_split())
     net = recipe.build()

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from optimize.cache import Key, versions
+from bundle.entries import Key
+from optimize.cache import versions
 from optimize.data import Rows
 from optimize.parity import compare, finite
 from optimize.quantize.calibrate import BATCH, graph_digest, rows_digest
@@ -43,6 +44,7 @@ def build(method: Method, directory: Path, bench: Workbench) -> Details:
     return Details(
         settings={
             **method.settings,
+            "calibration rows": str(bench.calibration.count),
             "layers quantized": str(len(method.layers) - len(kept)),
             "layers left in float": str(len(kept)),
         },

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
+from bundle.entries import Key
 from bundle.files import sha256_file
-from optimize.cache import Key, versions
+from optimize.cache import versions
 from optimize.data import Rows
 from optimize.quantize.observe import Ranges, observer, seen_counts, seen_ranges
 from optimize.quantize.thresholds import Range, entropy_range, percentile_range

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from bundle.entries import Key
 from bundle.files import write_atomic
 from bundle.manifest import canonical_json
-from optimize.cache import Key
 from optimize.recipes.base import Workbench
 
 _FILE = "cost.json"

@@ -12,8 +12,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from bundle.entries import Key
 from bundle.manifest import MODEL_NAME
-from optimize.cache import Key
 from optimize.data import Rows
 
 DATA_NAME = f"{MODEL_NAME}.data"

@@ -16,11 +16,9 @@ def load_typed(source: Path, opset: int = 1, *, data: bool = True) -> Any:
     Without `data`, weights in external files stay there.
     """
     import onnx
-    from onnx import external_data_helper, inliner, shape_inference
+    from onnx import external_data_helper, shape_inference
 
     model = onnx.load(str(source), load_external_data=False)
-    if model.functions:
-        model = inliner.inline_local_functions(model)
     model = shape_inference.infer_shapes(raise_opset(model, opset))
     if data:
         external_data_helper.load_external_data_for_model(model, str(source.parent))
@@ -30,9 +28,11 @@ def load_typed(source: Path, opset: int = 1, *, data: bool = True) -> Any:
 
 
 def raise_opset(model: Any, opset: int) -> Any:
-    """The model at `opset`, or as it is if it has that or a later one."""
-    from onnx import version_converter
+    """The model at `opset` or the later one that it has, its local functions inlined."""
+    from onnx import inliner, version_converter
 
+    if model.functions:
+        model = inliner.inline_local_functions(model)
     if opset_of(model) >= opset:
         return model
     return version_converter.convert_version(model, opset)

@@ -49,3 +49,8 @@ def signed(value: float) -> str:
 def times(ratio: float) -> str:
     """A ratio with the sign of multiplication: 2.7, or 310 where no digit after it counts."""
     return f"{ratio:.0f}{_TIMES}" if ratio >= 100 else f"{significant(ratio, 2)}{_TIMES}"
+
+
+def rate(value: float) -> str:
+    """Rows per second: no digit is written that a second measurement would not repeat."""
+    return f"{float(f'{value:.3g}'):,.0f}" if value >= 100 else significant(value)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from optimize.report.markup import Child, Markup, tag
-from optimize.report.numbers import share, signed, significant, size
+from optimize.report.numbers import rate, share, signed, significant, size
 from optimize.report.record import Report, VariantRecord, Verdict
 from optimize.report.words import limits
 from optimize.variant import Measured
@@ -100,7 +100,8 @@ def _columns(report: Report) -> Iterator[_Column]:
     if any(each.parity.agreement is not None for each in found):
         yield _Column("agreement", _agreement)
     yield _Column("centred cosine", lambda each: (share(each.parity.centred_cosine), ""))
-    yield _Column("relative L2", lambda each: (significant(each.parity.relative_l2), ""))
+    if report.metric is None:
+        yield _Column("relative L2", lambda each: (significant(each.parity.relative_l2), ""))
     if any(each.latency for each in found):
         yield _Column("1 row, ms", _single)
         yield _Column("p95, ms", _p95)
@@ -152,7 +153,7 @@ def _p95(each: Measured) -> tuple[str, str]:
 
 
 def _throughput(each: Measured) -> tuple[str, str]:
-    return (f"{each.rows_per_second:,.0f}" if each.latency else _NONE), ""
+    return (rate(each.rows_per_second) if each.latency else _NONE), ""
 
 
 def _latency_row(item: VariantRecord, found: Measured, sizes: Sequence[int]) -> Markup:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from optimize.report.numbers import milliseconds, share, size, times
+from optimize.report.numbers import milliseconds, rate, share, size, times
 from optimize.report.record import Report, VariantRecord, Verdict
 from optimize.variant import Measured
 
@@ -56,7 +56,9 @@ def figures(report: Report) -> Iterator[Figure]:
         if base is not None and base.latency:
             note = f"one row; {BASELINE}: {milliseconds(base.latency[0].median_ms)}"
         yield Figure("Latency", milliseconds(single), note)
-        yield Figure("Throughput", f"{found.rows_per_second:,.0f} rows/s", "one thread, best batch")
+        yield Figure(
+            "Throughput", f"{rate(found.rows_per_second)} rows/s", "one thread, best batch"
+        )
     note = "model file and its data"
     if base is not None:
         note = f"{BASELINE}: {size(base.size_bytes)}"

@@ -69,6 +69,15 @@ def test_the_unexpected_is_internal_and_shows_its_trace_on_demand(
     assert "Traceback" in run(ValueError("odd")).stderr
 
 
+def test_a_full_disk_is_told_as_such() -> None:
+    with pytest.raises(OSError) as caught, open("/dev/full", "wb", buffering=0) as full:
+        full.write(b"x")
+    result = run(caught.value)
+    assert result.exit_code == 13
+    assert "there is no space left" in result.stderr
+    assert "run the same command again" in result.stderr
+
+
 def test_a_wrong_option_is_clicks_own_error() -> None:
     assert run(None, "--nonsense").exit_code == 2
 

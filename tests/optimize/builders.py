@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from optimize.bootstrap import Estimate
 from optimize.latency import BatchLatency
-from optimize.metrics import Estimate, MetricResult
+from optimize.metrics import MetricResult
 from optimize.parity import Parity
 from optimize.variant import Measured, Variant
 

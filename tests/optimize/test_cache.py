@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from bundle.clock import ManualClock
+from bundle.entries import LIST_NAME, Key
 from bundle.home import state_dir
-from optimize.cache import LIST_NAME, Key, fetch_or_build, is_cached, records
+from optimize.cache import fetch_or_build, is_cached, records
 
 KEY: Key = {"kind": "test", "version": 1}
 
@@ -23,7 +24,7 @@ class Builder:
 
 
 def names() -> set[str]:
-    return {path.name for path in state_dir("cache", "optimize").iterdir()}
+    return {path.name for path in state_dir("cache", "optimize").iterdir() if path.is_dir()}
 
 
 def test_an_entry_is_built_once_for_each_key(home: Path) -> None:

@@ -105,7 +105,7 @@ def test_a_few_percent_are_noise_and_more_are_not() -> None:
 
 
 def test_a_share_over_one_is_refused() -> None:
-    with pytest.raises(MlctlError, match="min_agreement = 1.5 is out of range"):
+    with pytest.raises(MlctlError, match=r"min_agreement = 1\.5 is out of range"):
         Goals(min_agreement=1.5)
 
 

@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from bundle.errors import ErrorCode, MlctlError
-from optimize.reference import load_reference, name_outputs
+from bundle.tensors import Datatype, Signature, TensorSpec
+from optimize.reference import TorchReference, load_reference
 from registry.mlflow_catalog import MlflowCatalog
 
 
@@ -48,13 +50,15 @@ def test_a_damaged_archive_is_refused(catalog: MlflowCatalog, tmp_path: Path) ->
     assert caught.value.code in (ErrorCode.UNSUPPORTED_MODEL, ErrorCode.PICKLE_REFUSED)
 
 
-def test_outputs_are_named_by_key_or_in_order() -> None:
-    one, two = torch.zeros(1), torch.ones(1)
-    names = ["a", "b"]
-    for outputs in ((one, two), [one, two], {"b": two, "a": one}, {"x": one, "y": two}):
-        found = name_outputs(outputs, names)
-        assert list(found) == names
-        assert np.array_equal(found["b"], [1.0])
-    assert list(name_outputs(one, ["a"])) == ["a"]
-    with pytest.raises(MlctlError, match="returns 1 tensors, its signature names 2"):
-        name_outputs(one, names)
+class Half(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.bfloat16()
+
+
+def test_an_output_that_numpy_cannot_hold_is_named() -> None:
+    x, y = (TensorSpec(name=name, dtype=Datatype.FP32, shape=(-1, 2)) for name in "xy")
+    reference = TorchReference(Half(), Signature(inputs=(x,), outputs=(y,)))
+    with pytest.raises(MlctlError, match="output 'y' of the model is no array") as caught:
+        reference.run({"x": np.ones((1, 2), np.float32)})
+    assert caught.value.code is ErrorCode.UNSUPPORTED_MODEL
+    assert "float32" in caught.value.hint

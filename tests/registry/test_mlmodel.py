@@ -14,6 +14,8 @@ from registry.mlflow_catalog import MlflowCatalog
 from registry.mlmodel import read_mlmodel
 
 X = '{"type": "tensor", "tensor-spec": {"dtype": "float32", "shape": [-1, 3]}}'
+NAMED = '{"type": "tensor", "name": "x", "tensor-spec": {"dtype": "float32", "shape": [-1, 3]}}'
+ROW = '{"type": "tensor", "tensor-spec": {"dtype": "float32", "shape": [3]}}'
 ODD = '{"type": "tensor", "tensor-spec": {"dtype": "complex64", "shape": [-1]}}'
 
 
@@ -50,6 +52,8 @@ def test_unnamed_single_tensors_get_the_default_names(tmp_path: Path) -> None:
         ),
         ({"signature": {"inputs": f"[{X}, {X}]", "outputs": f"[{X}]"}}, "cannot be read"),
         ({"signature": {"inputs": f"[{ODD}]", "outputs": f"[{X}]"}}, "complex64"),
+        ({"signature": {"inputs": f"[{NAMED}]", "outputs": f"[{NAMED}]"}}, "both named 'x'"),
+        ({"signature": {"inputs": f"[{X}]", "outputs": f"[{ROW}]"}}, "'output' has shape .3.;"),
         ({"flavors": {"pytorch": "x"}}, "describes no flavor"),
         ({"flavors": {"sklearn": {}, "python_function": {}}}, "flavor is sklearn"),
     ],

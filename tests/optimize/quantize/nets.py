@@ -11,7 +11,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from optimize.cache import Key, fetch_or_build
+from bundle.entries import Key
+from optimize.cache import fetch_or_build
 from optimize.data import Rows
 from optimize.parity import compare
 from optimize.recipes.base import Calibrator, Quality, Workbench

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from optimize.cache import Key
+from bundle.entries import Key
 from optimize.data import Rows
 from optimize.goals import Goals
 from optimize.judge import QualityMeter

@@ -63,7 +63,13 @@ def test_an_easy_conv_net_is_quantized_whole(tmp_path: Path, recipe: Recipe) -> 
     source, directory = conv_net(tmp_path / "net", hard=False), out(tmp_path)
     details = recipe.build(source, directory, workbench(source, image_rows()))
     assert details.layers == ()
-    assert details.settings["layers left in float"] == "0"
+    assert details.settings == {
+        "form": f"static {'U8S8' if recipe.name == 'int8-cpu' else 'S8S8'} per channel",
+        "calibrator": "minmax",
+        "calibration rows": "40",
+        "layers quantized": "6" if recipe.name == "int8-cpu" else "4",
+        "layers left in float": "0",
+    }
     assert distance(source, directory, image_rows()) < 0.05
     assert [path.name for path in directory.iterdir()] == ["model.onnx"]
 
@@ -132,6 +138,27 @@ def test_unsigned_form_has_zero_points_and_quantizes_the_residual(tmp_path: Path
         for number in range(1, 5)
         for part in ("quantized", "scale", "zero_point")
     }
+
+
+def test_a_transformer_behind_one_convolution_is_still_a_transformer(tmp_path: Path) -> None:
+    random = np.random.default_rng(8)
+    shapes = {"w0": (16, 3, 4, 4), "w1": (16, 16), "w2": (16, 16)}
+    weights = {
+        name: random.normal(0, 0.2, shape).astype(np.float32) for name, shape in shapes.items()
+    }
+    weights["flat"] = np.array([0, 16, 4], np.int64)
+    nodes = [
+        helper.make_node("Conv", ["x", "w0"], ["p"], name="patches", strides=[4, 4]),
+        helper.make_node("Reshape", ["p", "flat"], ["f"], name="flatten"),
+        helper.make_node("Transpose", ["f"], ["t"], name="turn", perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["t", "w1"], ["a"], name="one"),
+        helper.make_node("MatMul", ["a", "w2"], ["y"], name="two"),
+    ]
+    source = save_net(tmp_path / "net", nodes, weights, (["batch", 3, 8, 8], ["batch", 4, 16]))
+    directory = out(tmp_path)
+    Int8Cpu().build(source, directory, workbench(source, image_rows()))
+    assert {"Conv", "DynamicQuantizeLinear", "MatMulInteger"} <= operators(directory)
+    assert "QuantizeLinear" not in operators(directory)
 
 
 def test_impossible_goals_say_so(tmp_path: Path) -> None:

@@ -156,6 +156,59 @@ def test_integer_and_boolean_inputs_and_operators_without_a_half_form(tmp_path: 
     np.testing.assert_array_equal(answers(out, feed)["count"], feed["mask"].sum(axis=1))
 
 
+def test_constants_of_every_kind(tmp_path: Path) -> None:
+    tensor = arrays.from_array(random(FEATURES))
+    filler = arrays.from_array(np.array([2.5], np.float32))
+    nodes = [
+        helper.make_node("Constant", [], ["tensor"], value=tensor),
+        helper.make_node("Constant", [], ["number"], value_float=0.5),
+        helper.make_node("Constant", [], ["numbers"], value_floats=[0.25]),
+        helper.make_node("Constant", [], ["shape"], value_ints=[FEATURES]),
+        helper.make_node("ConstantOfShape", ["shape"], ["zeros"]),
+        helper.make_node("ConstantOfShape", ["shape"], ["filled"], value=filler),
+        helper.make_node(
+            "Sum", ["x", "tensor", "number", "numbers", "zeros", "filled"], ["y"], name="sum"
+        ),
+    ]
+    source = write(tmp_path, nodes, {})
+    out, kept = fp16(source, X)
+    assert kept == "none of 3 operators"
+    assert error(source, out, X) < 2e-3
+    assert "Constant" not in operators(out)
+
+
+def test_a_fill_value_beyond_the_range_stays_in_fp32(tmp_path: Path) -> None:
+    filler = arrays.from_array(np.array([1e6], np.float32))
+    nodes = [
+        helper.make_node("ConstantOfShape", ["shape"], ["filled"], name="fill", value=filler),
+        helper.make_node("Div", ["x", "filled"], ["small"], name="divide"),
+        helper.make_node("Neg", ["small"], ["y"], name="turn"),
+    ]
+    source = write(tmp_path, nodes, {"shape": np.array([FEATURES])})
+    assert fp16(source, X)[1] == "2 of 3 operators: fill, divide"
+
+
+def test_local_functions_are_inlined(tmp_path: Path) -> None:
+    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("local", 1)]
+    body = [
+        helper.make_node("Mul", ["a", "b"], ["product"]),
+        helper.make_node("Tanh", ["product"], ["c"]),
+    ]
+    function = helper.make_function("local", "Squash", ["a", "b"], ["c"], body, opsets[:1])
+    graph = helper.make_graph(
+        [helper.make_node("Squash", ["x", "w"], ["y"], domain="local")],
+        "g",
+        [floats("x", FEATURES)],
+        [floats("y", FEATURES)],
+        [arrays.from_array(random(FEATURES), "w")],
+    )
+    model = helper.make_model(graph, opset_imports=opsets, functions=[function], ir_version=9)
+    onnx.save(model, tmp_path / "model.onnx")
+    out, kept = fp16(tmp_path / "model.onnx", X)
+    assert kept == "none of 2 operators"
+    assert error(tmp_path / "model.onnx", out, X) < 3e-3
+
+
 def branch(nodes: Sequence[Any], weights: dict[str, np.ndarray], output: str) -> Any:
     made = helper.make_tensor_value_info(output, TensorProto.FLOAT, None)
     tensors = [arrays.from_array(array, name) for name, array in weights.items()]

@@ -14,12 +14,12 @@ Tensor = torch.Tensor
 class Encoder(nn.Module):
     """Token ids and a mask in; pooled vector and token states out, in a dictionary."""
 
-    def __init__(self, width: int = 16, longest: int = 32) -> None:
+    def __init__(self, width: int = 8, longest: int = 32) -> None:
         super().__init__()
         self.embedding = nn.Embedding(50, width)
         self.position = nn.Embedding(longest, width)
         layer = nn.TransformerEncoderLayer(width, 2, 2 * width, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
 
     def forward(self, ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
         places = torch.arange(ids.shape[1], device=ids.device)

@@ -1,0 +1,143 @@
+"""The command in this process, with the in-memory registry behind it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from bundle.home import HOME_VARIABLE
+from cli.main import cli
+from registry.memory import MemoryCatalog
+from tests.support.sources import onnx_source, save_rows
+
+
+@pytest.fixture
+def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryCatalog:
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    found = MemoryCatalog([onnx_source(tmp_path / "registered")])
+    monkeypatch.setattr("registry.mlflow_catalog.MlflowCatalog", lambda: found)
+    rows = np.random.default_rng(1).standard_normal((64, 4), dtype=np.float32)
+    save_rows(tmp_path / "rows.npz", {"x": rows})
+    labels = np.arange(64) % 4
+    save_rows(tmp_path / "labelled.npz", {"x": rows, "labels": labels})
+    return found
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["optimize", "tiny", *arguments])
+
+
+def document(*arguments: str) -> dict[str, Any]:
+    result = run(*arguments, "--json")
+    assert result.stderr == ""
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+SOME = ("--data", "rows.npz", "--recipes", "fp32, fp16", "--prefer", "size")
+
+
+def test_it_optimizes_and_writes_the_report(catalog: MemoryCatalog) -> None:
+    result = run(*SOME, "--report", "tiny.html")
+    assert result.exit_code == 0, result.output
+    assert "models:/tiny-optimized/1 is " in result.stdout
+    assert "fp32 finished" in result.stderr
+    page = Path("tiny.html").read_text()
+    assert " was chosen</h1>" in page
+    assert catalog.reports[0].files["report.html"].decode() == page
+
+
+def test_its_document_is_the_only_thing_on_stdout(catalog: MemoryCatalog) -> None:
+    found = document(*SOME)
+    assert found["digest"] == catalog.published[0].digest
+    assert [each["recipe"] for each in found["variants"]] == ["fp32", "fp16"]
+    assert found["source_score"] is None
+
+
+def test_nothing_passing_exits_5_with_the_table_and_the_report(catalog: MemoryCatalog) -> None:
+    result = run(*SOME, "--max-size-mb", "0.000001", "--report", "tiny.html")
+    assert result.exit_code == 5
+    assert "size in MB" in result.stdout
+    assert "no variant meets the goals" in result.stderr
+    assert "No variant meets the goals" in Path("tiny.html").read_text()
+    assert catalog.published == []
+
+
+def test_a_plan_does_nothing(catalog: MemoryCatalog) -> None:
+    found = document(*SOME, "--plan")
+    assert [step["cached"] for step in found["steps"]] == [False] * 6
+    assert found["seconds"] > 0
+    text = run(*SOME, "--plan")
+    assert text.exit_code == 0, text.output
+    assert "tiny/1 for cpu: 16 rows calibrate, 48 others judge" in text.stdout
+    assert "int8-trt is left out: it is for cuda, tensorrt" in text.stdout
+    assert catalog.published == []
+
+
+def test_a_plan_for_a_target_that_is_not_here_says_so(catalog: MemoryCatalog) -> None:
+    found = document("--data", "rows.npz", "--target", "cuda", "--recipes", "fp32", "--plan")
+    if found["missing"] is None:
+        pytest.skip("this machine has CUDA")
+    text = run("--data", "rows.npz", "--target", "cuda", "--recipes", "fp32", "--plan").stdout
+    assert "cuda is not on this machine" in text
+    assert catalog.published == []
+
+
+@pytest.mark.usefixtures("catalog")
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--data", "none.npz"), "there is no file none.npz"),
+        (("--data", "rows.npz", "--recipes", "fp23"), "did you mean 'fp32'?"),
+        (("--data", "rows.npz", "--recipes", "int8-trt"), "is not for the target cpu"),
+        (("--data", "rows.npz", "--metric", "acuracy"), "did you mean 'accuracy'?"),
+        (("--data", "rows.npz", "--metric", "accuracy"), "needs labels"),
+        (("--data", "rows.npz", "--report", "none/report.html"), "there is no folder"),
+        (("--data", "nomodule:rows"), "there is no module 'nomodule'"),
+        (("--data", "rows.npz", "--max-p95-ms", "0"), "--max-p95-ms"),
+        (("--data", "rows.npz", "--transform", "none.py"), "none.py"),
+    ],
+)
+def test_a_wrong_value_is_named(arguments: tuple[str, ...], words: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2, result.output
+    assert words in result.stderr
+
+
+def test_a_metric_and_rows_of_the_users_own_are_found_in_the_folder_they_stand_in(
+    catalog: MemoryCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend("not-here")  # puts sys.path back afterwards
+    Path("my_own_judging.py").write_text(
+        "import numpy as np\n"
+        "def batches():\n"
+        "    rows = np.load('labelled.npz')\n"
+        "    yield {name: rows[name] for name in rows.files}\n"
+        "def score(outputs, labels):\n"
+        "    print('chatter')\n"
+        "    return float((outputs['y'].argmax(axis=1) == labels).mean())\n"
+    )
+    own = ("--data", "my_own_judging:batches", "--metric", "my_own_judging:score")
+    result = run(*own, "--recipes", "fp32", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["source_score"] == found["variants"][0]["measured"]["score"]["value"]
+    assert catalog.reports[0].params["metric"] == "my_own_judging:score"
+
+
+def test_ctrl_c_says_that_the_work_is_kept(
+    catalog: MemoryCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_args: object, **_options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(catalog, "publish", interrupt)
+    result = run(*SOME)
+    assert result.exit_code == 130
+    assert "the same command goes on from there" in result.stderr

@@ -1,0 +1,116 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bundle.errors import ErrorCode, MlctlError
+from optimize.data import Sampling
+from optimize.estimate import Basis
+from optimize.goals import Goals, Prefer
+from optimize.pipeline import optimize
+from optimize.plan import Plan, Step, make_plan
+from optimize.prepare import Options
+from optimize.recipes import select
+from optimize.recipes.base import Target
+from registry.memory import MemoryCatalog
+from tests.support.sources import onnx_source, save_rows
+
+RECIPES = select(["fp32", "fp16"], Target.CPU)
+GOALS = Goals(prefer=Prefer.SIZE)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    rows = np.random.default_rng(1).standard_normal((64, 4), dtype=np.float32)
+    return save_rows(tmp_path / "rows.npz", {"x": rows})
+
+
+def plan(catalog: MemoryCatalog, data: Path, options: Options | None = None) -> Plan:
+    return make_plan(
+        "tiny",
+        data,
+        catalog=catalog,
+        goals=GOALS,
+        options=options or Options(),
+        recipes=RECIPES,
+    )
+
+
+def to_do(found: Plan) -> list[str]:
+    return [step.name for step in found.steps if not step.cached]
+
+
+def test_everything_is_to_do_at_first_and_nothing_is_done(
+    onnx_catalog: MemoryCatalog, data: Path, home: Path
+) -> None:
+    found = plan(onnx_catalog, data)
+    steps = ["export", "fp32: build", "fp32: measure", "fp16: build", "fp16: measure", "publish"]
+    assert [step.name for step in found.steps] == steps
+    assert to_do(found) == steps
+    assert {step.basis for step in found.steps} == {Basis.RULE}
+    assert found.seconds == pytest.approx(sum(step.seconds for step in found.steps))
+    assert (found.calibration_rows, found.held_out_rows) == (16, 48)
+    assert list((home / "cache" / "optimize").iterdir()) == []
+    assert onnx_catalog.published == []
+
+
+def test_what_was_done_is_cached_and_foretells_what_is_left(
+    onnx_catalog: MemoryCatalog, data: Path, home: Path
+) -> None:
+    optimize("tiny", data, catalog=onnx_catalog, goals=GOALS, recipes=RECIPES)
+    assert to_do(plan(onnx_catalog, data)) == ["publish"]
+
+    other = Options(sampling=Sampling(held_out_rows=20))
+    found = plan(onnx_catalog, data, other)
+    assert "export" in to_do(found)
+    assert found.steps[0].basis is Basis.OTHER_MODELS
+
+    for measured in (home / "cache" / "optimize").glob("*/measured.json"):
+        measured.unlink()
+    found = plan(onnx_catalog, data)
+    assert to_do(found) == ["fp32: measure", "fp16: measure", "publish"]
+    # A damaged entry still says what it took.
+    assert found.steps[2].basis is Basis.THIS_MODEL
+
+
+def test_the_plan_says_what_is_not_for_the_target_and_whether_it_is_here(
+    onnx_catalog: MemoryCatalog, data: Path
+) -> None:
+    here = plan(onnx_catalog, data)
+    assert here.missing is None
+    assert here.excluded["int8-trt"] == "cuda, tensorrt"
+    assert "fp32" not in here.excluded
+    there = plan(onnx_catalog, data, Options(target=Target.TENSORRT))
+    assert "int8-cpu" in there.excluded
+    assert "int8-trt" not in there.excluded
+
+
+def test_a_search_is_open_ended(onnx_catalog: MemoryCatalog, data: Path) -> None:
+    recipes = select(["fp32", "int4"], Target.CPU)
+    found = make_plan(
+        "tiny", data, catalog=onnx_catalog, goals=GOALS, options=Options(), recipes=recipes
+    )
+    assert [step.name for step in found.steps if step.open_ended] == ["int4: build"]
+
+
+def test_a_plan_finds_the_same_mistakes(
+    onnx_catalog: MemoryCatalog, data: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(MlctlError) as caught:
+        plan(onnx_catalog, data, Options(metric="accuracy"))
+    assert caught.value.code is ErrorCode.INVALID_INPUT
+    with pytest.raises(MlctlError) as caught:
+        plan(MemoryCatalog([onnx_source(tmp_path / "other")]), tmp_path / "none.npz")
+    assert "none.npz" in caught.value.message
+
+
+def test_its_document_is_plain(onnx_catalog: MemoryCatalog, data: Path) -> None:
+    document = plan(onnx_catalog, data).as_dict()
+    step = Step("publish", cached=False, seconds=5.0, basis=Basis.RULE)
+    assert document["steps"][-1] == {
+        "name": "publish",
+        "cached": False,
+        "seconds": step.seconds,
+        "basis": "rule of thumb",
+        "open_ended": False,
+    }
