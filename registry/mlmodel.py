@@ -66,11 +66,8 @@ def _signature(signature: Any, label: str) -> Signature:
     if signature is None or signature.inputs is None or signature.outputs is None:
         raise _unsupported(label, "it has no signature with inputs and outputs")
     try:
-        found = Signature(
-            inputs=_specs(signature.inputs, "input"), outputs=_specs(signature.outputs, "output")
-        )
-        _check_form(found)
-        return found
+        inputs, outputs = _specs(signature.inputs, "input"), _specs(signature.outputs, "output")
+        return _checked(Signature(inputs=inputs, outputs=outputs))
     except ValidationError as error:
         reason = error.errors(include_url=False)[0]["msg"]
         raise _unsupported(label, f"its signature is not usable: {reason}") from error
@@ -92,8 +89,8 @@ def _specs(schema: Any, default: str) -> tuple[TensorSpec, ...]:
     )
 
 
-def _check_form(signature: Signature) -> None:
-    """ValueError for what no graph or no server of rows can keep to."""
+def _checked(signature: Signature) -> Signature:
+    """ValueError for what no graph, or no server of rows, can keep to."""
     specs = (*signature.inputs, *signature.outputs)
     if both := {spec.name for spec in signature.inputs} & {spec.name for spec in signature.outputs}:
         raise ValueError(
@@ -105,6 +102,7 @@ def _check_form(signature: Signature) -> None:
                 f"tensor {spec.name!r} has shape {list(spec.shape)}; its first dimension has to "
                 "be the batch, of any size: -1"
             )
+    return signature
 
 
 def _unsupported(label: str, reason: str) -> MlctlError:

@@ -44,7 +44,7 @@ class _Request:
 @optimize_options
 @reporting
 def optimize(
-    output: Output, model: str, data: str, report: Path | None, plan: bool, **given: Any
+    output: Output, /, model: str, data: str, report: Path | None, plan: bool, **given: Any
 ) -> None:
     """Optimize a registered MODEL and register the best variant.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from tests.support.sources import onnx_source, save_rows
 def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryCatalog:
     monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
+    # The command adds the folder that it runs in.
+    monkeypatch.setattr(sys, "path", [*sys.path])
     found = MemoryCatalog([onnx_source(tmp_path / "registered")])
     monkeypatch.setattr("registry.mlflow_catalog.MlflowCatalog", lambda: found)
     rows = np.random.default_rng(1).standard_normal((64, 4), dtype=np.float32)
@@ -111,9 +114,8 @@ def test_a_wrong_value_is_named(arguments: tuple[str, ...], words: str) -> None:
 
 
 def test_a_metric_and_rows_of_the_users_own_are_found_in_the_folder_they_stand_in(
-    catalog: MemoryCatalog, monkeypatch: pytest.MonkeyPatch
+    catalog: MemoryCatalog,
 ) -> None:
-    monkeypatch.syspath_prepend("not-here")  # puts sys.path back afterwards
     Path("my_own_judging.py").write_text(
         "import numpy as np\n"
         "def batches():\n"

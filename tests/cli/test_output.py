@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import click
 import pytest
@@ -70,7 +71,10 @@ def test_the_unexpected_is_internal_and_shows_its_trace_on_demand(
 
 
 def test_a_full_disk_is_told_as_such() -> None:
-    with pytest.raises(OSError) as caught, open("/dev/full", "wb", buffering=0) as full:
+    with (
+        pytest.raises(OSError, match="No space left") as caught,
+        Path("/dev/full").open("wb", buffering=0) as full,
+    ):
         full.write(b"x")
     result = run(caught.value)
     assert result.exit_code == 13

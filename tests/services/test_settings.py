@@ -13,7 +13,7 @@ def test_defaults_are_safe(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = load_settings()
     assert settings.grpc_host == "127.0.0.1"
     assert settings.grpc_port is None
-    assert settings.provider == "cpu"
+    assert settings.provider is None
 
 
 def test_the_environment_wins(monkeypatch: pytest.MonkeyPatch) -> None:

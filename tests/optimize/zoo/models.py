@@ -42,8 +42,9 @@ class Residual(nn.Module):
         )
         self.head = nn.Linear(8, 5)
         for block in self.blocks:
-            block[1].running_mean.uniform_(-1, 1)
-            block[1].running_var.uniform_(0.5, 2)
+            for name, buffer in block.named_buffers():
+                if buffer.is_floating_point():
+                    buffer.uniform_(0.5, 2 if name.endswith("var") else 1)
 
     def forward(self, image: Tensor) -> Tensor:
         x = self.stem(image)
@@ -55,6 +56,8 @@ class Residual(nn.Module):
 
 class Pixels(nn.Module):
     """Bytes of an image, scaled and normalized by the model itself."""
+
+    mean: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,7 +155,8 @@ class Branching(nn.Module):
     """`if` over the values of one row, as torch.cond has to say it."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x - 1, (x,))
+        out: Tensor = torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x - 1, (x,))
+        return out
 
 
 class Unrolled(nn.Module):
@@ -206,6 +210,8 @@ class Dropping(nn.Module):
 
 class Counting(nn.Module):
     """Remembers how often it was called."""
+
+    calls: Tensor
 
     def __init__(self) -> None:
         super().__init__()

@@ -32,8 +32,9 @@ class Sentence(nn.Module):
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         answer = self.encoder(input_ids=input_ids, attention_mask=attention_mask)
-        weights = attention_mask[:, :, None].to(answer.last_hidden_state.dtype)
-        return (answer.last_hidden_state * weights).sum(1) / weights.sum(1)
+        states: torch.Tensor = answer.last_hidden_state
+        weights = attention_mask[:, :, None].to(states.dtype)
+        return (states * weights).sum(1) / weights.sum(1)
 
 
 def tokens(length: int, rows: int, vocabulary: int) -> Arrays:
