@@ -105,7 +105,8 @@ def weight_loss(weight: np.ndarray, axis: int) -> np.ndarray:
     integers, scales = quantize_blocks(weight, axis)
     spread = np.repeat(scales, BLOCK, axis=1 - axis)
     inputs = weight.shape[1 - axis]
-    return integers * (spread[:, :inputs] if axis == 0 else spread[:inputs])
+    left: np.ndarray = integers * (spread[:, :inputs] if axis == 0 else spread[:inputs])
+    return left
 
 
 def _blocks(weight: np.ndarray, axis: int) -> np.ndarray:
@@ -116,7 +117,8 @@ def _blocks(weight: np.ndarray, axis: int) -> np.ndarray:
 
 
 def _rounded(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    return np.rint(blocks / scales).clip(_LOW, _HIGH)
+    rounded: np.ndarray = np.rint(blocks / scales).clip(_LOW, _HIGH)
+    return rounded
 
 
 def _reader(graph: Any, names: Names, tensor: Any, axis: int) -> Any:

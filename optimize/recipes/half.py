@@ -22,7 +22,8 @@ def to_half(array: np.ndarray, half: Half) -> np.ndarray:
     import ml_dtypes
 
     kind: Any = np.float16 if half == "fp16" else ml_dtypes.bfloat16
-    info = ml_dtypes.finfo(kind)
+    finfo: Any = ml_dtypes.finfo
+    info = finfo(kind)
     top, least = float(info.max), float(info.smallest_subnormal)
     wide = np.where(np.isfinite(array), np.clip(array, -top, top), array)
     wide = np.where((wide != 0) & (np.abs(wide) < least), np.copysign(least, wide), wide)

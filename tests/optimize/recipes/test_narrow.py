@@ -74,8 +74,8 @@ def test_what_overflows_stays_in_fp32(tmp_path: Path) -> None:
         helper.make_node("Sqrt", ["positive"], ["root"], name="root"),
         helper.make_node("MatMul", ["root", "w"], ["y"], name="product"),
     ]
-    weights = {"large": np.asarray(1e6, np.float32), "w": random(FEATURES, FEATURES) / 8}
-    source = write(tmp_path, nodes, weights)
+    product: np.ndarray = random(FEATURES, FEATURES) / 8
+    source = write(tmp_path, nodes, {"large": np.asarray(1e6, np.float32), "w": product})
     out, kept = fp16(source, X)
     assert kept == "3 of 4 operators: grow, positive, root"
     assert stored(out)["large"] == TensorProto.FLOAT

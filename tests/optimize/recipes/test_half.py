@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optimize.recipes.half import FP16_MAX, is_beyond, to_half
+
+HALVES: tuple[Literal["fp16", "bf16"], ...] = ("fp16", "bf16")
+FLOATS = st.floats(width=32, allow_nan=False)
+
+
+@given(value=FLOATS, half=st.sampled_from(HALVES))
+def test_infinity_and_zero_come_only_of_themselves(
+    value: float, half: Literal["fp16", "bf16"]
+) -> None:
+    array = np.array([value], np.float32)
+    narrow = to_half(array, half).astype(np.float32)
+    assert np.isinf(narrow) == np.isinf(array)
+    assert (narrow == 0) == (array == 0)
+    assert np.sign(narrow) == np.sign(array)
+
+
+@given(value=st.floats(2.0**-14, FP16_MAX, width=32), negative=st.booleans())
+def test_within_the_range_it_is_the_nearest_number(value: float, negative: bool) -> None:
+    array = np.array([-value if negative else value], np.float32)
+    np.testing.assert_array_equal(to_half(array, "fp16"), array.astype(np.float16))
+    # 8 bits of precision: the step is 2 ** -7, the error at most half of it.
+    bf16 = to_half(array, "bf16").astype(np.float32)
+    assert np.abs(bf16 - array) <= np.abs(array) * 2.0**-8
+
+
+@pytest.mark.parametrize(
+    ("value", "beyond"),
+    [(65504.0, False), (-65505.0, True), (1e9, True), (-3.4e38, False), (-np.inf, False)],
+)
+def test_stand_ins_for_infinity_are_not_beyond(value: float, beyond: bool) -> None:
+    assert is_beyond(np.array([0.0, value], np.float32), FP16_MAX) is beyond
