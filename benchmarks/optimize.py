@@ -191,7 +191,7 @@ def show(lines: list[Line]) -> None:
                 f"{value[plain, batch] / own:.2f}",
             ]
         table.add_row(*cells)
-    Console().print(table)
+    Console(width=140).print(table)
 
 
 if __name__ == "__main__":

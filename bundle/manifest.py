@@ -22,7 +22,7 @@ from pydantic import (
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.paths import check_relative
-from bundle.tensors import Signature
+from bundle.tensors import DYNAMIC, Signature
 
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -32,6 +32,7 @@ EVIDENCE_NAME = "evidence.json"
 TRANSFORM_FOLDER = "transform"
 TRANSFORM_NAME = f"{TRANSFORM_FOLDER}/transform.py"
 MAX_MANIFEST_BYTES = 4 << 20
+_OPTIONAL_BATCHING = ("pad", "max_wait_ms", "max_queue_rows", "max_queue_ms")
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9](?:[a-z0-9._-]{0,61}[a-z0-9])?$")]
@@ -70,11 +71,20 @@ class Variant(_Value):
 
 
 class Batching(_Value):
-    """How requests may be joined. A model whose rows influence each other is never batched."""
+    """How requests may be joined. A model whose rows influence each other is never batched.
+
+    `pad` names the inputs whose second, dynamic dimension is a length that may be filled
+    up with the given value, so that sequences of unlike length share a batch. The other
+    three are the model's own defaults of the server's settings with these names.
+    """
 
     max_rows: PositiveInt
     buckets: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
     row_independent: bool
+    pad: dict[str, int | FiniteFloat] | None = None
+    max_wait_ms: NonNegative | None = None
+    max_queue_rows: PositiveInt | None = None
+    max_queue_ms: NonNegative | None = None
 
     @model_validator(mode="after")
     def _buckets_ascend_to_max_rows(self) -> Self:
@@ -156,6 +166,14 @@ class Manifest(_Value):
             raise ValueError("signature and transform.model_signature: only one has a batch size")
         return self
 
+    @model_validator(mode="after")
+    def _padded_inputs_have_a_length(self) -> Self:
+        shapes = {spec.name: spec.shape for spec in self.signature.inputs}
+        for name in self.batching.pad or {}:
+            if shapes.get(name, ())[:2] != (DYNAMIC, DYNAMIC):
+                raise ValueError(f"batching.pad: {name!r} is no input of the shape [-1, -1, ...]")
+        return self
+
     @property
     def model_signature(self) -> Signature:
         """What the model file takes and gives: `signature`, unless a transform is around it."""
@@ -164,9 +182,12 @@ class Manifest(_Value):
     def canonical(self) -> bytes:
         """The bytes that the digest is taken of, and that are written to disk."""
         document = self.model_dump(mode="json")
+        # What is not there is left out, so that bundles keep the digest that they always had.
         if self.transform is None:
-            # Left out, so that bundles without one keep the digest that they always had.
             del document["transform"]
+        for name in _OPTIONAL_BATCHING:
+            if document["batching"][name] is None:
+                del document["batching"][name]
         return canonical_json(document)
 
     @property

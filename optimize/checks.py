@@ -29,6 +29,9 @@ _ABSOLUTE = 1e-6
 _OF_COLUMN = 1e-3
 _OF_TENSOR = 1e-5
 
+# Where a graph's type is not the one that NumPy stands in with.
+_GRAPH_NAMES = {Datatype.BF16: "bfloat16"}
+
 
 def check_source(reference: Reference, signature: Signature, rows: Rows) -> None:
     """Run the source model at each of BATCHES, twice; UNSUPPORTED_MODEL says what is wrong.
@@ -194,9 +197,6 @@ def _check_value(tensor: Any, spec: TensorSpec, label: str) -> None:
                 f"dimension {axis} of {label} is fixed at {found.dim_value}, "
                 f"in the signature it is {asked}"
             )
-
-
-_GRAPH_NAMES = {Datatype.BF16: "bfloat16"}
 
 
 def _failed(reason: str) -> MlctlError:

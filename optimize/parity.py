@@ -13,6 +13,10 @@ import numpy as np
 from optimize.data import Tensors
 
 
+# Rows are said to be of length 1 within what fp16 arithmetic leaves of it.
+_UNIT = 1e-3
+
+
 @dataclass(frozen=True, slots=True)
 class Parity:
     """Distances over all rows and outputs, `agreement` over the rows of the first output.
@@ -63,14 +67,18 @@ def agreement(want: np.ndarray, have: np.ndarray) -> float | None:
     return float(np.mean(want.argmax(axis=1) == have.argmax(axis=1)))
 
 
-def accuracy(scores: np.ndarray, labels: np.ndarray) -> float:
-    """The share of rows of `scores` [rows, classes] whose highest score is at their label."""
-    return float(np.mean(scores.argmax(axis=1) == labels))
-
-
 def is_scores(array: np.ndarray) -> bool:
-    """Whether an output can be read as one score for each of several classes."""
-    return array.ndim == 2 and array.shape[1] >= 2 and np.issubdtype(array.dtype, np.floating)
+    """Whether an output can be read as one score for each of several classes.
+
+    Rows of length 1 are an embedding, whose longest direction means nothing; unless they
+    are shares of 1, as those of a very sure classifier.
+    """
+    if array.ndim != 2 or array.shape[1] < 2 or not np.issubdtype(array.dtype, np.floating):
+        return False
+    values = array.astype(np.float64)
+    if (values >= 0).all() and np.allclose(values.sum(axis=1), 1.0, rtol=0.0, atol=_UNIT):
+        return True
+    return not np.allclose(np.linalg.norm(values, axis=1), 1.0, rtol=0.0, atol=_UNIT)
 
 
 def finite(tensors: Tensors) -> bool:

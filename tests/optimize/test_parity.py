@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from optimize.parity import accuracy, agreement, centred_cosine, compare
+from optimize.parity import agreement, centred_cosine, compare
 
 WANT = {"y": np.array([[1.0, 0.0], [0.0, 2.0]], np.float32)}
 
@@ -39,10 +39,18 @@ def test_outputs_that_do_not_vary() -> None:
     assert centred_cosine(constant, np.arange(6.0).reshape(3, 2)) == 0.0
 
 
-def test_agreement_and_accuracy_are_shares_of_rows() -> None:
+def test_an_embedding_has_no_classes_and_a_sure_classifier_has() -> None:
+    unit = np.array([[0.6, -0.8], [1.0, 0.0], [0.0, -1.0]])
+    assert agreement(unit, unit) is None
+    assert agreement(unit * 2, unit * 2) == 1.0
+    sure = np.array([[1.0, 0.0], [0.0, 1.0]])
+    assert agreement(sure, sure) == 1.0
+
+
+def test_agreement_is_a_share_of_rows() -> None:
     scores = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.1, 0.9]])
     assert agreement(scores, scores[::-1]) == 0.0
-    assert accuracy(scores, np.array([0, 1, 1, 1])) == 0.75
+    assert agreement(scores, np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [0.0, 1.0]])) == 0.75
     assert agreement(scores[:, :1], scores[:, :1]) is None
 
 
