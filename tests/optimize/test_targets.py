@@ -1,0 +1,75 @@
+"""Optimizing for a device that is not on this machine: judged here, timed nowhere, said so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bundle.errors import ErrorCode, MlctlError
+from optimize.goals import Goals, Prefer
+from optimize.pipeline import NothingPassedError, OptimizeResult, optimize
+from optimize.prepare import Options
+from optimize.recipes import select
+from optimize.recipes.base import Target
+from registry.mlflow_catalog import MlflowCatalog
+from services.scorer import Scorer
+from services.settings import Settings
+from tests.optimize.conftest import images
+from tests.support.sources import save_rows
+
+pytestmark = pytest.mark.slow
+
+# The weights are random, so that the classes are close together.
+LOOSE = Goals(min_agreement=0.0, min_centred_cosine=0.5)
+
+
+def run(
+    target: Target, catalog: MlflowCatalog, tmp_path: Path, goals: Goals | None = None
+) -> OptimizeResult:
+    data = save_rows(tmp_path / "rows.npz", {"x": images()})
+    return optimize("Digits", data, catalog=catalog, goals=goals, options=Options(target=target))
+
+
+def test_tensorrts_importer_takes_the_graph_of_every_recipe(
+    catalog: MlflowCatalog, tmp_path: Path
+) -> None:
+    result = run(Target.TENSORRT, catalog, tmp_path, LOOSE)
+    found = {item.variant.recipe: item.variant for item in result.judged}
+    assert list(found) == [recipe.name for recipe in select(None, Target.TENSORRT)]
+    for recipe, variant in found.items():
+        measured = variant.measured
+        assert measured is not None, (recipe, variant.failure)
+        assert (measured.importer or "").startswith("taken by the importer of tensorrt-rtx")
+        assert measured.latency == ()
+        assert measured.provider == "cpu"
+        assert measured.emulated == (recipe == "bf16")
+    assert "latency was not measured" in result.chosen.reason
+    assert result.bundle.manifest.variant.target == "tensorrt"
+
+
+def test_a_bundle_for_another_device_is_served_here_only_when_told_to(
+    catalog: MlflowCatalog, tmp_path: Path
+) -> None:
+    data = save_rows(tmp_path / "rows.npz", {"x": images()})
+    result = optimize(
+        "Digits",
+        data,
+        catalog=catalog,
+        options=Options(target=Target.TENSORRT),
+        recipes=select(["int8-trt"], Target.TENSORRT),
+        goals=LOOSE,
+    )
+    with pytest.raises(MlctlError) as caught:
+        Scorer.open(result.bundle, Settings())
+    assert caught.value.code is ErrorCode.PROVIDER_UNAVAILABLE
+    scorer = Scorer.open(result.bundle, Settings(provider="cpu"))
+    assert np.isfinite(scorer.run({"x": images()[:3]})["logits"]).all()
+
+
+def test_a_latency_goal_cannot_be_met_without_the_device(
+    catalog: MlflowCatalog, tmp_path: Path
+) -> None:
+    with pytest.raises(NothingPassedError, match="its latency was not measured"):
+        run(Target.CUDA, catalog, tmp_path, Goals(max_p95_ms=1000.0, prefer=Prefer.LATENCY))
