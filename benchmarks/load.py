@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
+import uvloop
 
-_LENGTH = b"content-length:"
+_LENGTH = b"content-length: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,15 @@ class Load:
     p99_ms: float
 
 
+@dataclass(slots=True)
+class _Tally:
+    """What all connections of a run saw, latencies in seconds; the run is over at `end`."""
+
+    end: float
+    latencies: list[float] = field(default_factory=list)
+    failed: int = 0
+
+
 def post(path: str, body: bytes, headers: dict[str, str]) -> bytes:
     """The bytes of a keep-alive POST request."""
     lines = [f"POST {path} HTTP/1.1", "Host: 127.0.0.1", f"Content-Length: {len(body)}"]
@@ -31,39 +42,62 @@ def post(path: str, body: bytes, headers: dict[str, str]) -> bytes:
 
 def run_load(port: int, request: bytes, connections: int, seconds: float) -> Load:
     """Send `request` over and over on each of `connections` for `seconds`."""
-    return asyncio.run(_run(port, request, connections, seconds))
+    return uvloop.run(_run(port, request, connections, seconds))
 
 
 async def _run(port: int, request: bytes, connections: int, seconds: float) -> Load:
-    latencies: list[float] = []
+    loop = asyncio.get_running_loop()
     start = time.perf_counter()
-    tasks = [_worker(port, request, start + seconds, latencies) for _ in range(connections)]
-    failed = sum(await asyncio.gather(*tasks))
+    tally = _Tally(start + seconds)
+    clients = [
+        (await loop.create_connection(lambda: _Client(request, tally), "127.0.0.1", port))[1]
+        for _ in range(connections)
+    ]
+    await asyncio.gather(*(client.closed for client in clients))
     taken = time.perf_counter() - start
-    p50, p99 = np.percentile(latencies, [50, 99]) * 1e3
-    return Load(len(latencies), failed, taken, float(p50), float(p99))
+    p50, p99 = np.percentile(tally.latencies or [0.0], [50, 99]) * 1e3
+    return Load(len(tally.latencies), tally.failed, taken, float(p50), float(p99))
 
 
-async def _worker(port: int, request: bytes, end: float, latencies: list[float]) -> int:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    failed = 0
-    while (sent := time.perf_counter()) < end:
-        writer.write(request)
-        if await _read_status(reader) == 200:
-            latencies.append(time.perf_counter() - sent)
+class _Client(asyncio.Protocol):
+    """One connection: the next request goes out when the last one's answer is whole."""
+
+    def __init__(self, request: bytes, tally: _Tally) -> None:
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._request = request
+        self._tally = tally
+        self._buffer = b""
+        self._sent = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._send()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if exc is not None or time.perf_counter() < self._tally.end:
+            self._tally.failed += 1
+        self.closed.set_result(None)
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer = self._buffer + data if self._buffer else data
+        end = self._buffer.find(b"\r\n\r\n")
+        if end < 0:
+            return
+        start = self._buffer.index(_LENGTH) + len(_LENGTH)
+        length = int(self._buffer[start : self._buffer.index(b"\r", start)])
+        if len(self._buffer) < end + 4 + length:
+            return
+        now = time.perf_counter()
+        if self._buffer.startswith(b"HTTP/1.1 200"):
+            self._tally.latencies.append(now - self._sent)
         else:
-            failed += 1
-    writer.close()
-    await writer.wait_closed()
-    return failed
+            self._tally.failed += 1
+        self._buffer = b""
+        if now < self._tally.end:
+            self._send()
+        else:
+            self._transport.close()
 
-
-async def _read_status(reader: asyncio.StreamReader) -> int:
-    head = await reader.readuntil(b"\r\n\r\n")
-    length = next(
-        int(line[len(_LENGTH) :])
-        for line in head.lower().split(b"\r\n")
-        if line.startswith(_LENGTH)
-    )
-    await reader.readexactly(length)
-    return int(head[9:12])
+    def _send(self) -> None:
+        self._sent = time.perf_counter()
+        self._transport.write(self._request)

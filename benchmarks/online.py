@@ -1,12 +1,15 @@
 """What a served answer costs beside ONNX Runtime alone, in answers per second of CPU.
 
 The server's CPU seconds are those of its whole process tree, so that the client's share of
-the machine does not count. One tiny model (64 features), one row in each request.
+the machine does not count; where there are two cores, each has one. One tiny model (64
+features), one row in each request. V2 is asked both ways in the same run: answered in the
+HTTP protocol, and through ASGI (`MLCTL_LEAN_HTTP=0`); the ratio is of the one to the other.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -26,15 +29,17 @@ from tests.support.serving import launch, running
 
 FEATURES = 64
 SECONDS = 3.0
-CONNECTIONS = (1, 16)
+CONNECTIONS = (1, 16, 64)
+BATCHES = (1, 16, 64)
 ROOT = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One cell: a way to ask, at a number of connections."""
+    """One cell: a way to ask a server, lean or not, at a number of connections."""
 
     way: str
+    lean: bool
     connections: int
     load: Load
     per_cpu_second: float
@@ -63,14 +68,15 @@ def requests(row: np.ndarray) -> Mapping[str, bytes]:
     }
 
 
-def runtime_alone(model: Path, row: np.ndarray) -> float:
-    """Runs of batch 1 in this process per second of its CPU."""
+def runtime_alone(model: Path, row: np.ndarray, batch: int) -> float:
+    """Rows that batches of `batch` answer in this process per second of its CPU."""
     session = open_session(model)
+    inputs = {"x": np.repeat(row, batch, axis=0)}
     runs, start, cpu = 0, time.perf_counter(), time.process_time()
     while time.perf_counter() - start < SECONDS:
-        session.run({"x": row})
+        session.run(inputs)
         runs += 1
-    return runs / (time.process_time() - cpu)
+    return batch * runs / (time.process_time() - cpu)
 
 
 def cpu_seconds(pid: int) -> float:
@@ -80,9 +86,21 @@ def cpu_seconds(pid: int) -> float:
     return sum(each.user + each.system for each in times)
 
 
-def measure(port: int, pid: int, row: np.ndarray) -> Iterator[Row]:
+def keep_apart(pid: int) -> None:
+    """Give the server's processes one core and this one another, if there are two."""
+    first, *others = sorted(os.sched_getaffinity(0))
+    if others:
+        os.sched_setaffinity(0, {others[0]})
+        for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
+            for thread in process.threads():
+                os.sched_setaffinity(thread.id, {first})
+
+
+def measure(port: int, pid: int, row: np.ndarray, *, lean: bool) -> Iterator[Row]:
     """Every way to ask at every number of connections, after one second of warm-up each."""
     for way, request in requests(row).items():
+        if not lean and not way.startswith("V2"):
+            continue  # it takes the same way on both
         for connections in CONNECTIONS:
             run_load(port, request, connections, 1.0)
             before = cpu_seconds(pid)
@@ -90,42 +108,63 @@ def measure(port: int, pid: int, row: np.ndarray) -> Iterator[Row]:
             used = cpu_seconds(pid) - before
             if load.failed:
                 raise SystemExit(f"{way}: {load.failed} requests failed")
-            yield Row(way, connections, load, load.answered / used)
+            yield Row(way, lean, connections, load, load.answered / used)
+
+
+def serve_and_measure(folder: Path, bundle: Path, row: np.ndarray, *, lean: bool) -> list[Row]:
+    """The rows of one server."""
+    server = launch(
+        "services.service:service",
+        folder / f"log-{lean}",
+        cwd=ROOT,
+        bento_home=folder / "bentoml",
+        environment={"MLCTL_BUNDLE": str(bundle), "MLCTL_LEAN_HTTP": str(int(lean))},
+    )
+    cores = os.sched_getaffinity(0)
+    try:
+        with running(server):
+            keep_apart(server.process.pid)
+            return list(measure(server.port, server.process.pid, row, lean=lean))
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 def main() -> None:
     """Measure and print the table."""
     row = np.linspace(0, 1, FEATURES, dtype=np.float32)[None]
-    with tempfile.TemporaryDirectory(prefix="mlctl-bench-") as folder:
-        bundle = make_bundle(Path(folder) / "model", features=FEATURES)
-        limit = runtime_alone(bundle.root / MODEL_NAME, row)
-        server = launch(
-            "services.service:service",
-            Path(folder) / "log",
-            cwd=ROOT,
-            bento_home=Path(folder) / "bentoml",
-            environment={"MLCTL_BUNDLE": str(bundle.root)},
-        )
-        with running(server):
-            rows = list(measure(server.port, server.process.pid, row))
-    show(rows, limit)
+    with tempfile.TemporaryDirectory(prefix="mlctl-bench-") as name:
+        folder = Path(name)
+        bundle = make_bundle(folder / "model", features=FEATURES)
+        model = bundle.root / MODEL_NAME
+        limits = {batch: runtime_alone(model, row, batch) for batch in BATCHES}
+        rows = [
+            found
+            for lean in (True, False)
+            for found in serve_and_measure(folder, bundle.root, row, lean=lean)
+        ]
+    show(rows, limits)
 
 
-def show(rows: list[Row], limit: float) -> None:
-    """Print one line for each cell, as a share of what the runtime does alone."""
+def show(rows: list[Row], limits: Mapping[int, float]) -> None:
+    """Print one line for each cell, as a share of what the runtime does alone at batch 1."""
     table = Table(title="Answers per CPU second of the server, one row in each request")
-    for name in ("Way", "Clients", "req/s", "p50 ms", "p99 ms", "per CPU s", "of ORT"):
+    names = ("Way", "Clients", "req/s", "p50 ms", "p99 ms", "per CPU s", "of ORT", "lean/ASGI")
+    for name in names:
         table.add_column(name, justify="left" if name == "Way" else "right", no_wrap=True)
+    plain = {(row.way, row.connections): row.per_cpu_second for row in rows if not row.lean}
     for row in rows:
-        rate = row.load.answered / row.load.seconds
+        other = plain.get((row.way, row.connections))
         table.add_row(
-            row.way,
+            row.way if row.lean else f"{row.way}, ASGI",
             str(row.connections),
-            f"{rate:,.0f}",
+            f"{row.load.answered / row.load.seconds:,.0f}",
             f"{row.load.p50_ms:.2f}",
             f"{row.load.p99_ms:.2f}",
             f"{row.per_cpu_second:,.0f}",
-            f"{row.per_cpu_second / limit:.1%}",
+            f"{row.per_cpu_second / limits[1]:.1%}",
+            f"{row.per_cpu_second / other:.2f}" if row.lean and other else "-",
         )
-    table.add_row("ONNX Runtime alone", "-", "-", "-", "-", f"{limit:,.0f}", "100%")
+    for batch, limit in limits.items():
+        share = f"{limit / limits[1]:.0%}"
+        table.add_row(f"ONNX Runtime, batch {batch}", *"----", f"{limit:,.0f}", share, "-")
     Console().print(table)

@@ -7,12 +7,8 @@ built again, and two processes never build the same one at once.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
-import os
-import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -20,7 +16,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from bundle.clock import Clock
 from bundle.errors import MlctlError
-from bundle.files import scratch_directory, sha256_file, write_atomic
+from bundle.files import (
+    exclusive,
+    replace_directory,
+    scratch_directory,
+    sha256_file,
+    write_atomic,
+)
 from bundle.manifest import canonical_json
 from bundle.paths import resolve_inside
 
@@ -54,7 +56,7 @@ def fetch_or_build(store: Path, key: Key, build: Callable[[Path], None], clock: 
     another one building the same entry waits for it.
     """
     target = store / hash_key(key)
-    with _alone(store / f".{target.name}.lock"):
+    with exclusive(store / f".{target.name}.lock"):
         if is_whole(target):
             return Entry(target, reused=True)
         with scratch_directory(store) as scratch:
@@ -64,8 +66,7 @@ def fetch_or_build(store: Path, key: Key, build: Callable[[Path], None], clock: 
             files = {path.name: sha256_file(path) for path in sorted(scratch.iterdir())}
             record = Record(dict(key), files, seconds)
             write_atomic(scratch / LIST_NAME, canonical_json(asdict(record)))
-            shutil.rmtree(target, ignore_errors=True)
-            scratch.rename(target)
+            replace_directory(scratch, target)
     return Entry(target, reused=False)
 
 
@@ -94,14 +95,3 @@ def is_whole(target: Path) -> bool:
         )
     except (OSError, MlctlError):
         return False
-
-
-@contextlib.contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """Hold an advisory lock; the kernel drops it when its holder dies."""
-    descriptor = os.open(lock, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

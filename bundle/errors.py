@@ -22,6 +22,7 @@ class ErrorCode(StrEnum):
     PAYLOAD_TOO_LARGE = "payload_too_large"
     NOT_FOUND = "not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
+    NOT_PERMITTED = "not_permitted"
     MODEL_NOT_FOUND = "model_not_found"
     BENTO_NOT_FOUND = "bento_not_found"
     DEPLOYMENT_NOT_FOUND = "deployment_not_found"
@@ -103,6 +104,13 @@ ERROR_TABLE: Mapping[ErrorCode, ErrorSpec] = MappingProxyType(
             2,
             405,
             "UNIMPLEMENTED",
+        ),
+        ErrorCode.NOT_PERMITTED: ErrorSpec(
+            "The server does not let its callers do that.",
+            "Ask who operates the server.",
+            2,
+            403,
+            "PERMISSION_DENIED",
         ),
         ErrorCode.MODEL_NOT_FOUND: ErrorSpec(
             "The registry has no such model, version or alias.",
@@ -212,7 +220,7 @@ ERROR_TABLE: Mapping[ErrorCode, ErrorSpec] = MappingProxyType(
         ),
         ErrorCode.NOTHING_PASSED: ErrorSpec(
             "No variant meets the goals.",
-            "Loosen the goal that the table names, or give more calibration rows.",
+            "Loosen the goal that the table names, or give more rows to judge on.",
             5,
             500,
             "FAILED_PRECONDITION",

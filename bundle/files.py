@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 _CHUNK = 1 << 20
@@ -64,6 +65,36 @@ def scratch_directory(parent: Path) -> Iterator[Path]:
         yield scratch
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def exclusive(lock: Path) -> Iterator[None]:
+    """Hold an advisory lock on the file `lock`; the kernel drops it when its holder dies."""
+    descriptor = os.open(lock, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def settle(finished: Path, target: Path, whole: Callable[[Path], bool]) -> None:
+    """Give the directory `finished` the name `target` beside it, unless a `whole` one is there.
+
+    A damaged one is replaced. Processes that finish the same thing at once take turns.
+    """
+    with exclusive(target.parent / f".{target.name}.lock"):
+        if not (target.is_dir() and whole(target)):
+            replace_directory(finished, target)
+
+
+def replace_directory(finished: Path, target: Path) -> None:
+    """Give the directory `finished` the name `target`, whatever has that name now."""
+    if target.is_dir() and not target.is_symlink():
+        shutil.rmtree(target)
+    else:
+        target.unlink(missing_ok=True)
+    finished.rename(target)
 
 
 def _is_running(pid: int) -> bool:

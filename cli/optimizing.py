@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -141,6 +142,23 @@ def watching(output: Output, recipes: Sequence[str]) -> Iterator[Progress]:
     console = Console(file=sys.stderr, highlight=False)
     with Live(board, console=console, refresh_per_second=4, transient=True):
         yield board
+
+
+@contextlib.contextmanager
+def only_results_on_stdout() -> Iterator[None]:
+    """What libraries and users' functions print to stdout goes to stderr while the block runs.
+
+    Also what compiled code writes to the descriptor itself, past Python.
+    """
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def duration(seconds: float) -> str:

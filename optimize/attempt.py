@@ -6,12 +6,15 @@ unless the recipe searches for that goal.
 
 from __future__ import annotations
 
+import re
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bundle.clock import Clock
 from bundle.entries import Entry, Key, hash_key
+from bundle.home import mlctl_home
 from bundle.manifest import MODEL_NAME
 from optimize.cache import fetch_or_build, versions
 from optimize.checks import check_graph
@@ -24,6 +27,7 @@ from optimize.judge import QualityMeter, measure_variant
 from optimize.place import Place
 from optimize.recipes import Recipe
 from optimize.recipes.base import Calibrator, Target, Workbench
+from optimize.recipes.guard import build_guarded
 from optimize.variant import (
     Measured,
     Variant,
@@ -33,6 +37,9 @@ from optimize.variant import (
     save_measured,
 )
 from registry.quiet import first_line
+
+# Raised when the same graph is judged otherwise than before.
+MEASURE_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +68,7 @@ class Attempt:
         except OSError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a recipe's library raises is its reason
-            variant = Variant(recipe.name, recipe.precision, None, failure=first_line(error))
+            variant = Variant(recipe.name, recipe.precision, None, failure=_reason(error))
             self._tell(recipe, Status.FAILED, variant)
             return variant
         variant = Variant(recipe.name, recipe.precision, load_measured(entry.root), model.root)
@@ -85,6 +92,7 @@ class Attempt:
         place = self.place
         return {
             "kind": "measure",
+            "version": MEASURE_VERSION,
             "model": hash_key(self.model_key(recipe)),
             "target": place.target.value,
             "provider": place.provider,
@@ -103,7 +111,7 @@ class Attempt:
         return {**self._metric_key(), **self.goals.accuracy_only()}
 
     def _build(self, recipe: Recipe, directory: Path) -> None:
-        details = recipe.build(self.exported.graph, directory, self._bench(recipe))
+        details = build_guarded(recipe, self.exported.graph, directory, self._bench(recipe))
         save_details(details, directory)
 
     def _measure(self, recipe: Recipe, model: Entry) -> Entry:
@@ -142,6 +150,7 @@ class Attempt:
                 baseline.batching.max_rows,
                 baseline.metric,
                 self.goals,
+                baseline.rows.count,
             ),
             store=self._store,
             step=self._step(recipe),
@@ -162,3 +171,9 @@ class Attempt:
         detail = "" if variant is None else variant.failure or ""
         event = Event(Stage.VARIANT, status, recipe.name, detail, variant=variant)
         self.progress.event(event)
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong, without the folders of this machine: it becomes part of the evidence."""
+    roots = "|".join(re.escape(str(root)) for root in (mlctl_home(), tempfile.gettempdir()))
+    return re.sub(rf"(?:{roots})/(?:[^\s/:'\"]+/)*", "", first_line(error))

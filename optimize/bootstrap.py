@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -21,11 +22,6 @@ class Estimate:
     high: float
     level: float
 
-    def widened(self, margin: float) -> Estimate:
-        """The interval reaching at least `margin` to each side of the value."""
-        low, high = self.value - margin, self.value + margin
-        return Estimate(self.value, min(self.low, low), max(self.high, high), self.level)
-
 
 def weighted_mean(values: np.ndarray) -> Statistic:
     """The mean of one value for each row, `values` [rows]."""
@@ -34,32 +30,44 @@ def weighted_mean(values: np.ndarray) -> Statistic:
 
 
 def bootstrap(
-    statistic: Statistic, rows: int, *, resamples: int, level: float, seed: int
+    statistic: Statistic,
+    rows: int,
+    *,
+    resamples: int,
+    level: float,
+    seed: int,
+    unseen: float | None = 0.0,
 ) -> Estimate:
     """The percentile interval of `statistic` over `resamples` resamples of `rows` rows.
 
     Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13. A statistic
     that is the difference of two models' metrics sees both under the same weights, so
-    the interval is that of paired rows. Percentile and not BCa: a paired difference is
-    nearly unbiased and symmetric, and where few rows differ BCa has no more to go on.
+    the interval is that of paired rows.
+
+    No resample holds what no row shows, so an interval over few rows that count is too
+    short: with k of them its end is a quantile of Poisson(k), where the exact one (Clopper
+    and Pearson, Biometrika 1934) is near one of Poisson(k + 1). So each resample may also
+    draw a row that moves the statistic by `unseen` / `rows`, to whichever side is worse; 3
+    of them where k is 0, as the rule of three has it. None takes 1 if all resamples are
+    alike, and 0 otherwise.
     """
     generator = np.random.default_rng(seed)
     values = np.empty(resamples)
     for number in range(resamples):
         drawn = generator.integers(0, rows, rows)
         values[number] = statistic(np.bincount(drawn, minlength=rows).astype(np.float64))
+    if unseen is None:
+        unseen = float(np.ptp(values) == 0)
+    more = generator.permutation(_times_drawn(resamples)) * unseen / rows
     tail = (1 - level) / 2
-    low, high = np.quantile(values, [tail, 1 - tail])
-    return Estimate(statistic(np.ones(rows)), float(low), float(high), level)
+    low, high = np.quantile(values - more, tail), np.quantile(values + more, 1 - tail)
+    return Estimate(statistic(np.ones(rows)), round(float(low), 12), round(float(high), 12), level)
 
 
-def unseen_share(rows: int, level: float) -> float:
-    """The largest share of rows that an event may have which none of `rows` rows shows.
-
-    The exact one-sided binomial bound 1 - (1 - level)^(1 / rows), near 3 / rows at 95 %:
-    Hanley and Lippman-Hand, "If nothing goes wrong, is everything all right?" (JAMA 1983).
-    """
-    return float(-np.expm1(np.log1p(-level) / rows))
+def _times_drawn(resamples: int) -> np.ndarray:
+    """How often each resample draws one certain row: Poisson(1), by quantiles and not at random."""
+    law = np.cumsum([math.exp(-1) / math.factorial(times) for times in range(20)])
+    return np.searchsorted(law, (np.arange(resamples) + 0.5) / resamples)
 
 
 def canonical_order(labels: np.ndarray, sides: Iterable[Iterable[np.ndarray]]) -> np.ndarray:

@@ -19,6 +19,7 @@ MEGABYTE = 1_000_000
 # Quartiles tell the noise within one measurement; between two processes on the same
 # machine a median moves by a few percent.
 TIE = 0.05
+_TIE_WORDS = "a tie"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,8 @@ def choose(variants: Sequence[Variant], goals: Goals) -> tuple[Judged, ...]:
     passing = [variant for variant in variants if faults[variant.recipe] is None]
     best, why = _best(passing, goals.prefer) if passing else (None, "")
     timed = all(variant.measured and variant.measured.latency for variant in passing)
-    won_by = goals.prefer if timed else Prefer.SIZE
+    by_size = not timed or why.startswith(_TIE_WORDS)
+    won_by = Prefer.SIZE if by_size else goals.prefer
     return tuple(
         _judge(variant, faults[variant.recipe], best, why, goals, won_by) for variant in variants
     )
@@ -113,7 +115,7 @@ def _best(passing: Sequence[Variant], prefer: Prefer) -> tuple[Variant, str]:
         return winner, f"the {goal} that passes"
     others = ", ".join(variant.recipe for variant in tied if variant is not winner)
     return winner, (
-        f"a tie: noise cannot separate its {prefer.value} from {others}; the smaller file wins"
+        f"{_TIE_WORDS}: noise cannot separate its {prefer.value} from {others}; the smaller file wins"
     )
 
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 
 from bundle.errors import ErrorCode, MlctlError
-from optimize.parity import Parity
+from optimize.data import Tensors
+from optimize.parity import Parity, is_scores
 
 MIN_AGREEMENT = 0.99
 MIN_CENTRED_COSINE = 0.98
@@ -61,6 +62,21 @@ class Goals:
             "min_agreement": self.min_agreement,
             "min_centred_cosine": self.min_centred_cosine,
         }
+
+
+def require_scores(goals: Goals, outputs: Tensors) -> None:
+    """INVALID_INPUT if a limit on agreement is given for `outputs` that have no classes.
+
+    Otherwise the limit would be passed over in silence.
+    """
+    name, first = next(iter(outputs.items()))
+    if goals.min_agreement is not None and not is_scores(first):
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"agreement has no meaning for output {name!r}: it does not hold one score for each "
+            "class",
+            "Leave the limit on agreement out; a limit on the centred cosine fits such outputs.",
+        )
 
 
 def accuracy_faults(

@@ -65,7 +65,7 @@ def user_code(doing: str) -> Iterator[None]:
             yield
     except MlctlError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
             f"{doing} failed: {type(error).__name__}: {first_line(error)}",

@@ -8,20 +8,13 @@ what it was to the last digits, because nothing else in the computation changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from bundle.errors import MlctlError
 from optimize.checks import close
 from optimize.data import Rows, Tensors
 from optimize.reference import Reference
-
-_ROWS = 7
-_SCANNED = 256
-
-# Far outside of what was seen, and far inside of what float16 holds for usual data.
-_EXTREME = 1e3
+from optimize.strangers import distinct, strangers
 
 # The same kernels run on the same shapes; only summing in another order may differ.
 _SAME = 1e-6
@@ -34,17 +27,8 @@ def is_row_independent(reference: Reference, rows: Rows) -> bool:
     of the smallest and the largest values in the data and, for floats, of ones a thousand
     times beyond. Neighbours that the model refuses to compute prove nothing and are left out.
     """
-    sample = rows.take(_distinct(rows))
+    sample = rows.take(distinct(rows))
     return _same_in_any_company(reference, sample) and _ignores_strangers(reference, sample, rows)
-
-
-def _distinct(rows: Rows) -> np.ndarray:
-    """The numbers of rows that differ from each other, repeated if there are too few."""
-    first: dict[bytes, int] = {}
-    for row in range(min(rows.count, _SCANNED)):
-        key = b"".join(array[row].tobytes() for array in rows.inputs.values())
-        first.setdefault(key, row)
-    return np.resize(list(first.values())[:_ROWS], _ROWS)
 
 
 def _same_in_any_company(reference: Reference, sample: Rows) -> bool:
@@ -63,42 +47,18 @@ def _ignores_strangers(reference: Reference, sample: Rows, rows: Rows) -> bool:
     """Compare the first and the last row of a batch, where a running sum would show."""
     before = sample.head(3).inputs
     answers = reference.run(before)
-    for strangers in _strangers(before, rows.inputs):
+    for others in strangers(before, rows.inputs):
         for place in (0, -1):
-            after = _answers(reference, _replace_others(before, strangers, place))
+            after = _answers(reference, _replace_others(before, others, place))
             if after is not None and not _unchanged(answers, after, place):
                 return False
     return True
 
 
-def _strangers(batch: Tensors, data: Tensors) -> Iterator[Tensors]:
-    """Batches in the form of `batch`, with values unlike those of the data."""
-    yield {
-        name: array if array.dtype == object else np.zeros_like(array)
-        for name, array in batch.items()
-    }
-    for extreme in (np.min, np.max):
-        yield {
-            name: np.broadcast_to(extreme(data[name], axis=0), array.shape)
-            for name, array in batch.items()
-        }
-    for sign in (-1, 1):
-        yield {name: _beyond(array, sign) for name, array in batch.items()}
-
-
-def _beyond(array: np.ndarray, sign: int) -> np.ndarray:
-    """Far outside of the data for floats; whole numbers may be indices and stay as they are."""
-    if not np.issubdtype(array.dtype, np.floating):
-        return array
-    largest = float(np.abs(array).max(initial=0.0))
-    limit = float(np.finfo(array.dtype).max)
-    return np.full_like(array, sign * min(limit, _EXTREME * (1.0 + largest)))
-
-
-def _replace_others(batch: Tensors, strangers: Tensors, place: int) -> dict[str, np.ndarray]:
+def _replace_others(batch: Tensors, others: Tensors, place: int) -> dict[str, np.ndarray]:
     replaced = {}
     for name, array in batch.items():
-        replaced[name] = np.array(strangers[name])
+        replaced[name] = np.array(others[name])
         replaced[name][place] = array[place]
     return replaced
 

@@ -21,7 +21,6 @@ from optimize.bootstrap import (
     Statistic,
     bootstrap,
     canonical_order,
-    unseen_share,
     weighted_mean,
 )
 from optimize.data import SEED, LabelKind, Tensors
@@ -57,13 +56,6 @@ class Metric:
     def score(self, outputs: Tensors, labels: np.ndarray) -> float:
         """The metric of all rows; INVALID_INPUT if it does not apply to such outputs."""
         return self.statistic(outputs, labels, outputs)(np.ones(len(labels)))
-
-    def drop(self, reference: Tensors, outputs: Tensors, labels: np.ndarray) -> float:
-        """How much worse `outputs` are than `reference` on these rows, without an interval."""
-        whole = np.ones(len(labels))
-        before = self.statistic(reference, labels, reference)(whole)
-        after = self.statistic(outputs, labels, reference)(whole)
-        return before - after if self.higher_is_better else after - before
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +97,9 @@ def compare_metric(
 ) -> MetricResult:
     """The drop from `reference` to `outputs` with its paired bootstrap interval.
 
-    The bootstrap cannot draw what no row shows: if no decision differs its interval has no
-    width, however few the rows. So the interval is widened to the rule of three's share
-    of unseen rows, which would move a metric of shares by as much (macro F1 on average).
-    That share is scaled by `margin_used`: decision margins have a finite density at 0,
+    The bootstrap cannot draw what no row shows, so it is given a row of which none was seen
+    to draw too, one that moves a metric of shares by a whole row (macro F1 on average).
+    That row is scaled by `margin_used`: decision margins have a finite density at 0,
     so the share of rows within a distance of a decision's border grows in proportion to
     that distance. It is 0 for equal outputs and all of it once one decision changed.
     """
@@ -129,12 +120,9 @@ def compare_metric(
     if _equal(reference, outputs):
         return MetricResult(*values, Estimate(0.0, 0.0, 0.0, level))
     count = min(resamples, metric.max_resamples or resamples)
-    found = bootstrap(drop, len(labels), resamples=count, level=level, seed=seed)
-    if metric.margin_used is not None:
-        used = metric.margin_used(reference, outputs)
-    else:
-        used = float(found.low == found.high)
-    return MetricResult(*values, found.widened(used * unseen_share(len(labels), level)))
+    unseen = None if metric.margin_used is None else metric.margin_used(reference, outputs)
+    found = bootstrap(drop, len(labels), resamples=count, level=level, seed=seed, unseen=unseen)
+    return MetricResult(*values, found)
 
 
 def _equal(reference: Tensors, outputs: Tensors) -> bool:

@@ -12,7 +12,6 @@ import numpy as np
 
 from optimize.data import Tensors
 
-
 # Rows are said to be of length 1 within what fp16 arithmetic leaves of it.
 _UNIT = 1e-3
 

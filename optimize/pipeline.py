@@ -19,7 +19,7 @@ from optimize.choose import Judged, choose
 from optimize.events import Event, Progress, Silent, Stage, Status
 from optimize.evidence import publish_report, report_document
 from optimize.exported import Exported, export_source
-from optimize.goals import Goals
+from optimize.goals import Goals, require_scores
 from optimize.place import find_place
 from optimize.prepare import Options, Prepared, prepare
 from optimize.recipes import Recipe, select
@@ -83,6 +83,7 @@ def optimize(
     progress, clock = progress or Silent(), clock or SystemClock()
     recipes = select(None, options.target) if recipes is None else recipes
     exported = _export(_prepare(uri, data, catalog, options, progress), progress)
+    require_scores(goals, exported.baseline.outputs)
     place = find_place(options.target, exported.graph)
     attempt = Attempt(exported, goals, place, options.calibrator, progress, clock)
     judged = choose([attempt.make_variant(recipe) for recipe in recipes], goals)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bundle.errors import MlctlError
-from bundle.files import scratch_directory, write_atomic
+from bundle.files import scratch_directory, settle, write_atomic
 from bundle.home import state_dir
 from bundle.manifest import (
     EVIDENCE_NAME,
@@ -24,6 +24,7 @@ from optimize.choose import Judged
 from optimize.evidence import evidence_document, manifest_evidence
 from optimize.exported import Exported
 from optimize.goals import Goals
+from optimize.judge import batching
 from optimize.place import Place
 from optimize.recipes.base import DATA_NAME
 from registry.names import bundle_name
@@ -76,7 +77,7 @@ def _manifest(exported: Exported, place: Place, chosen: Judged) -> Manifest:
             target=place.target.value,
             opset=variant.measured.opset,
         ),
-        batching=exported.baseline.batching,
+        batching=batching(variant.measured.row_independent),
         evidence=manifest_evidence(variant.measured, None if metric is None else metric.name),
     )
 
@@ -93,10 +94,13 @@ def _write_golden(exported: Exported, path: Path) -> None:
 
 def _move(sealed: VerifiedBundle, target: Path) -> VerifiedBundle:
     """Give a sealed bundle its final place, over a damaged one but not over itself."""
-    if target.exists():
-        try:
-            return verify(target, sealed.digest)
-        except MlctlError:
-            shutil.rmtree(target)
-    sealed.root.rename(target)
+    settle(sealed.root, target, lambda there: _is_whole(there, sealed.digest))
     return VerifiedBundle(target, sealed.manifest, sealed.digest)
+
+
+def _is_whole(bundle: Path, digest: str) -> bool:
+    try:
+        verify(bundle, digest)
+    except MlctlError:
+        return False
+    return True

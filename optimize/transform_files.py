@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bundle.errors import ErrorCode, MlctlError
-from bundle.files import scratch_directory, sha256_file
+from bundle.files import scratch_directory, settle, sha256_file
 from bundle.home import state_dir
 from bundle.manifest import TRANSFORM_NAME, canonical_json
 from bundle.paths import check_relative
@@ -38,10 +38,8 @@ def snapshot(path: Path) -> tuple[Path, str]:
                 shutil.copyfile(file, scratch / name)
             sha256 = content_sha256(scratch)
             target = store / sha256
-            if not (target.is_dir() and content_sha256(target) == sha256):
-                shutil.rmtree(target, ignore_errors=True)
-                scratch.chmod(0o755)
-                scratch.rename(target)
+            scratch.chmod(0o755)
+            settle(scratch, target, lambda there: content_sha256(there) == sha256)
             return target, sha256
     except OSError as error:
         raise invalid(f"the transform at {path} cannot be copied: {error.strerror}") from error

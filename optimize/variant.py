@@ -26,7 +26,9 @@ class Measured:
     `size_bytes` counts the model file and its data file. `latency` is empty where the
     variant's target is not on this machine; `provider` is what it was judged on (`emulated`
     by a twin graph where that has no kernels for it), and
-    `importer` what TensorRT's importer said of it without a device.
+    `importer` what TensorRT's importer said of it without a device. `joined_relative_l2` is
+    how far answers are from the source's next to rows that no data has; it decides
+    `row_independent`, and is None where the source's own rows influence each other.
     """
 
     rows: int
@@ -39,6 +41,8 @@ class Measured:
     provider: str = "cpu"
     emulated: bool = False
     importer: str | None = None
+    row_independent: bool = True
+    joined_relative_l2: float | None = None
 
     @property
     def p95_ms(self) -> float:

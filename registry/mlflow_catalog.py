@@ -6,12 +6,12 @@ out only after its digest was found to be the one in the registry's tag.
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from bundle.errors import ErrorCode, MlctlError
+from bundle.files import exclusive, settle
 from bundle.home import state_dir
 from bundle.verify import VerifiedBundle, verify
 from registry import lookup
@@ -80,8 +80,12 @@ class MlflowCatalog:
     def publish(
         self, bundle: VerifiedBundle, source: SourceModel, report: PublishReport
     ) -> PublishedModel:
-        """Register `bundle` with lineage to `source`, unless its digest is registered already."""
-        with quiet(), registry_errors():
+        """Register `bundle` with lineage to `source`, unless its digest is registered already.
+
+        Processes with the same state directory take turns, so that not both register it.
+        """
+        turn = exclusive(state_dir("locks") / "publish")
+        with turn, quiet(), registry_errors():
             return publish_bundle(self._connected(), bundle, source, report)
 
     def find_optimized(self, text: str) -> PublishedModel:
@@ -158,10 +162,7 @@ class MlflowCatalog:
             found = Path(download_artifacts(artifact_uri=location, dst_path=scratch))
             sha256 = artifacts_sha256(found)
             target = store / sha256
-            if target.exists() and artifacts_sha256(target) != sha256:
-                shutil.rmtree(target)
-            if not target.exists():
-                found.rename(target)
+            settle(found, target, lambda there: artifacts_sha256(there) == sha256)
         return target, sha256
 
 

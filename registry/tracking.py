@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator
 
 from bundle.errors import ErrorCode, MlctlError
+from bundle.files import exclusive
 from bundle.home import mlctl_home, state_dir
 from registry.names import printable
 from registry.quiet import first_line, quiet
@@ -40,13 +41,14 @@ def tracking_uri() -> str:
 def configure_tracking() -> str:
     """Point MLflow at the store, make `mlctl` its active experiment, and return the URI.
 
-    Runs that are started afterwards keep their artifacts under an absolute path.
+    Runs that are started afterwards keep their artifacts under an absolute path. Processes
+    take turns: two that make the tables of a new store at once would leave it broken.
     REGISTRY_UNAVAILABLE if the store does not answer.
     """
     uri = tracking_uri()
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
-    with quiet(), registry_errors():
+    with exclusive(state_dir("locks") / "registry"), quiet(), registry_errors():
         import mlflow
 
         _set_uri(uri)

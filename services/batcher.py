@@ -2,66 +2,43 @@
 
 Invariants: every accepted ticket leaves exactly once (released, cancelled or expired);
 waiting rows never exceed the limit; at most one batch runs; tickets are joined only if
-the model's rows are independent and their keys are equal; within a key first come is
-first served, and the oldest ticket is in the next batch, so nobody starves.
+the model's rows are independent and their keys are equal; within a key and a lane first
+come is first served, and the head of each lane is soon in a batch, so nobody starves.
+An idle server takes any request at once, so an estimate that is wrong corrects itself.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
 from collections.abc import Hashable
-from dataclasses import dataclass
 
 from bundle.errors import ErrorCode, MlctlError
+from services.admission import Forecast, Limits, QueueFullError, deadline_exceeded
+from services.costs import BatchCosts
+from services.lanes import Lanes, Priority, Ticket
 
-# How much the newest batch moves the running mean of batch times.
-_WEIGHT = 0.2
+__all__ = ["Batcher", "Limits", "Priority", "QueueFullError", "Ticket", "deadline_exceeded"]
+
 _SPARE_DEADLINES = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """`max_rows` of a batch, `max_queue_rows` waiting, `max_wait` seconds to hold back."""
-
-    max_rows: int
-    max_queue_rows: int
-    max_wait: float = 0.0
-    joinable: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Ticket:
-    """One waiting or running request. `prompt` if it came to an idle server and must not wait."""
-
-    number: int
-    rows: int
-    key: Hashable
-    arrived: float
-    deadline: float
-    prompt: bool
-
-
-class QueueFullError(MlctlError):
-    """QUEUE_FULL with the seconds after which a retry is likely to be accepted."""
-
-    def __init__(self, rows: int, limit: int, retry_after: float) -> None:
-        super().__init__(ErrorCode.QUEUE_FULL, f"{rows} rows wait already, the limit is {limit}")
-        self.retry_after = retry_after
 
 
 class Batcher:
     """The queue of one model and its one running batch."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, costs: BatchCosts | None = None) -> None:
         self.limits = limits
-        self.waiting_rows = 0
-        self._waiting: OrderedDict[int, Ticket] = OrderedDict()
+        self.costs = costs or BatchCosts()
+        self._lanes = Lanes()
+        self._forecast = Forecast(limits, self.costs, self._lanes)
         self._running: dict[int, Ticket] = {}
         self._busy = False
         self._deadlines: list[tuple[float, int]] = []
         self._next = 0
-        self._batch_seconds = 0.0
+
+    @property
+    def waiting_rows(self) -> int:
+        """Rows that wait in both lanes."""
+        return self._lanes.rows
 
     @property
     def busy(self) -> bool:
@@ -71,13 +48,21 @@ class Batcher:
     @property
     def idle(self) -> bool:
         """Whether nothing runs and nothing waits."""
-        return not self._busy and not self._waiting
+        return not self._busy and not self._lanes.count
 
-    def offer(self, rows: int, key: Hashable, now: float, deadline: float) -> Ticket:
+    def offer(
+        self,
+        rows: int,
+        key: Hashable,
+        now: float,
+        deadline: float,
+        priority: Priority = Priority.NORMAL,
+    ) -> Ticket:
         """Accept a request of `rows` rows, or raise.
 
-        QUEUE_FULL with a computed retry time; PAYLOAD_TOO_LARGE for more rows than
-        could ever wait; DEADLINE_EXCEEDED if the deadline has passed already.
+        QUEUE_FULL with a computed retry time, by the rows or by the predicted wait;
+        PAYLOAD_TOO_LARGE for more rows than could ever wait; DEADLINE_EXCEEDED if the
+        deadline has passed already.
         """
         limit = self.limits.max_queue_rows
         if rows > limit:
@@ -86,109 +71,138 @@ class Batcher:
             )
         if deadline <= now:
             raise deadline_exceeded()
-        if self.waiting_rows + rows > limit:
-            raise QueueFullError(self.waiting_rows, limit, self.retry_after())
-        ticket = Ticket(self._next, rows, key, now, deadline, prompt=self.idle)
+        self._forecast.offered(rows, now)
+        if self._lanes.rows + rows > limit:
+            raise QueueFullError(self._lanes.rows, limit, self._forecast.retry_after(now))
+        prompt = self.idle
+        if self._busy or self._lanes.rows >= self.limits.max_rows:
+            self._admit(rows, now, deadline, priority)
+        ticket = Ticket(self._next, rows, key, now, deadline, prompt, priority)
         self._next += 1
-        self._waiting[ticket.number] = ticket
-        self.waiting_rows += rows
-        heapq.heappush(self._deadlines, (deadline, ticket.number))
+        self._lanes.add(ticket)
+        # Who cannot be answered any more leaves then, and not only at the deadline.
+        last_start = deadline if prompt else deadline - self.costs.seconds(rows)
+        heapq.heappush(self._deadlines, (last_start, ticket.number))
         return ticket
 
     def cancel(self, ticket: Ticket) -> bool:
         """Forget a request whose caller left; whether it had not been released yet."""
         self._running.pop(ticket.number, None)
-        return self._forget_waiting(ticket.number)
+        return self._lanes.remove(ticket.number) is not None
 
     def expire(self, now: float) -> list[Ticket]:
-        """Remove and return the requests whose deadline has passed.
+        """Remove and return the requests that cannot be answered by their deadline any more.
 
-        A running one is returned too, once, so that its caller can be told; its
-        batch keeps the slot until it has finished.
+        A running one is returned too, once, when the deadline has passed, so that its
+        caller can be told; its batch keeps the slot until it has finished.
         """
         overdue = []
         while self._deadlines and self._deadlines[0][0] <= now:
             number = heapq.heappop(self._deadlines)[1]
-            ticket = self._waiting.get(number) or self._running.pop(number, None)
-            self._forget_waiting(number)
+            running = self._running.get(number)
+            if running is not None and running.deadline > now:
+                heapq.heappush(self._deadlines, (running.deadline, number))
+                continue
+            ticket = self._running.pop(number, None) or self._lanes.remove(number)
             if ticket is not None:
                 overdue.append(ticket)
         return overdue
 
     def release(self, now: float) -> list[Ticket]:
-        """The requests to run together now, oldest first; empty if it is better to wait."""
-        if self._busy or not self._waiting:
+        """The requests to run together now, in turn; empty if it is better to wait."""
+        if self._busy or not self._lanes.count:
             return []
-        batch, full = self._compose()
-        if not (full or batch[0].prompt or now - batch[0].arrived >= self.limits.max_wait):
+        batch, full = self._compose(now)
+        if not full and self._hold_until(batch) > now:
             return []
-        for ticket in batch:
-            self._forget_waiting(ticket.number)
+        self._lanes.release(batch)
         self._running = {ticket.number: ticket for ticket in batch}
+        self._forecast.started(sum(ticket.rows for ticket in batch), now)
         self._busy = True
         return batch
 
-    def finished(self, seconds: float) -> None:
-        """The running batch has ended after `seconds`; the slot is free."""
+    def finished(self, seconds: float, *, clean: bool = True) -> None:
+        """The running batch has ended after `seconds`; the slot is free.
+
+        Unless `clean` it was run in parts because one failed, which says nothing about
+        what such a batch takes.
+        """
+        if clean:
+            self.costs.observe(self._forecast.running_rows, seconds)
+        self._forecast.ended(seconds)
         self._running = {}
         self._busy = False
         self._compact()
-        mean = self._batch_seconds
-        self._batch_seconds = mean + _WEIGHT * (seconds - mean) if mean else seconds
 
-    def next_event(self) -> float | None:
+    def next_event(self, now: float) -> float | None:
         """When to look again if nothing else happens: a deadline, or the end of a wait."""
         while self._deadlines and not self._is_open(self._deadlines[0][1]):
             heapq.heappop(self._deadlines)
         moments = [self._deadlines[0][0]] if self._deadlines else []
-        if self._waiting and not self._busy:
-            moments.append(next(iter(self._waiting.values())).arrived + self.limits.max_wait)
+        if self._lanes.count and not self._busy:
+            batch, full = self._compose(now)
+            moments.append(now if full else self._hold_until(batch))
         return min(moments, default=None)
 
-    def retry_after(self) -> float:
-        """Seconds until the queue as it is now has drained, by the mean batch time."""
-        batches = -(-self.waiting_rows // self.limits.max_rows) + self._busy
-        return batches * self._batch_seconds
+    def running_seconds(self, now: float) -> float:
+        """For how long the running batch has been running; 0 if none does."""
+        return self._forecast.running_seconds(now)
 
-    def _compose(self) -> tuple[list[Ticket], bool]:
-        """The oldest ticket and those that may join it, and whether no more would fit."""
-        waiting = iter(self._waiting.values())
+    def _admit(self, rows: int, now: float, deadline: float, priority: Priority) -> None:
+        wait = self._forecast.wait(priority, now)
+        in_time = deadline - now - self.costs.seconds(rows)
+        if wait > min(self._forecast.longest_wait(), in_time):
+            retry_after = self._forecast.retry_after(now)
+            raise QueueFullError(
+                self._lanes.rows, self.limits.max_queue_rows, retry_after, wait=wait
+            )
+
+    def _hold_until(self, batch: list[Ticket]) -> float:
+        """When a batch that is not full is released: at once unless company is worth a wait."""
+        oldest = self._lanes.oldest()
+        if oldest.prompt or self.limits.max_wait <= 0:
+            return oldest.arrived
+        rows = sum(ticket.rows for ticket in batch)
+        company = self._forecast.company_until(rows, len(batch))
+        if company is None:
+            return oldest.arrived
+        # Twice what it takes: a batch that leaves at the last moment is late.
+        in_time = min(ticket.deadline for ticket in batch) - 2 * self.costs.seconds(rows)
+        return min(oldest.arrived + self.limits.max_wait, company, in_time)
+
+    def _compose(self, now: float) -> tuple[list[Ticket], bool]:
+        """The next in turn and those that may join it, and whether no more would fit.
+
+        A ticket is not joined where the larger batch would end after somebody's deadline.
+        """
+        waiting = self._lanes.in_turn()
         batch = [next(waiting)]
-        rows = batch[0].rows
+        rows, tightest = batch[0].rows, batch[0].deadline
         if not self.limits.joinable:
             return batch, True
+        in_no_hurry = now + self.costs.seconds(self.limits.max_rows)
         for ticket in waiting:
-            if rows >= self.limits.max_rows:
-                break
             if ticket.key != batch[0].key:
                 continue
             if rows + ticket.rows > self.limits.max_rows:
                 return batch, True
+            tightest = min(tightest, ticket.deadline)
+            if tightest < in_no_hurry and now + self.costs.seconds(rows + ticket.rows) > tightest:
+                return batch, True
             batch.append(ticket)
             rows += ticket.rows
+            if rows >= self.limits.max_rows:
+                break
         return batch, rows >= self.limits.max_rows
 
     def _is_open(self, number: int) -> bool:
-        return number in self._waiting or number in self._running
+        return number in self._lanes or number in self._running
 
     def _compact(self) -> None:
         """Drop deadlines of answered requests before they outnumber the open ones.
 
         Without this, every answered request would stay in memory until its deadline.
         """
-        if len(self._deadlines) > 2 * len(self._waiting) + _SPARE_DEADLINES:
+        if len(self._deadlines) > 2 * self._lanes.count + _SPARE_DEADLINES:
             self._deadlines = [entry for entry in self._deadlines if self._is_open(entry[1])]
             heapq.heapify(self._deadlines)
-
-    def _forget_waiting(self, number: int) -> bool:
-        ticket = self._waiting.pop(number, None)
-        if ticket is not None:
-            self.waiting_rows -= ticket.rows
-        return ticket is not None
-
-
-def deadline_exceeded() -> MlctlError:
-    """The error of a request whose time is over."""
-    return MlctlError(
-        ErrorCode.DEADLINE_EXCEEDED, "the answer was not ready before the request's deadline"
-    )

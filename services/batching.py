@@ -10,20 +10,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from bundle.clock import Clock
 from bundle.errors import ErrorCode, MlctlError
-from services.batcher import Batcher, Limits, Ticket, deadline_exceeded
+from services.batcher import Batcher, Limits, Priority, Ticket, deadline_exceeded
+from services.costs import BatchCosts
 from services.joining import Outcome, run_joined
 from services.metrics import BatchStats
+from services.model_thread import ModelThread
+from services.padding import Arrays, LengthPadding, shape_key
 
-Arrays = dict[str, np.ndarray]
+__all__ = ["Answer", "Arrays", "Batching", "Model"]
+
 logger = logging.getLogger("mlctl.batching")
 
 
@@ -43,8 +45,7 @@ class BatchMeter(Protocol):
     def queue_rows(self, rows: int) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """A request's outputs, how long it waited, and the batch that it ran in."""
 
     outputs: Arrays
@@ -53,8 +54,7 @@ class Answer:
     batch_rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
+class _Job(NamedTuple):
     ticket: Ticket
     inputs: Arrays
     future: asyncio.Future[Answer]
@@ -68,42 +68,70 @@ class Batching:
     """
 
     def __init__(
-        self, model: Model, limits: Limits, clock: Clock, meter: BatchMeter, *, inline: bool = False
+        self,
+        model: Model,
+        limits: Limits,
+        clock: Clock,
+        meter: BatchMeter,
+        *,
+        inline: bool = False,
+        costs: BatchCosts | None = None,
+        lengths: LengthPadding | None = None,
     ) -> None:
         self._model = model
-        self._policy = Batcher(limits)
+        self._policy = Batcher(limits, costs)
         self._clock = clock
         self._meter = meter
         self._inline = inline
+        self._lengths = lengths
+        self._key = shape_key if lengths is None else lengths.key
         self._loop = asyncio.get_running_loop()
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mlctl-model")
+        self._thread = ModelThread[list[Outcome]](self._loop)
         self._jobs: dict[int, _Job] = {}
         self._pumping = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
+        self._answered = asyncio.Event()
+        self._answered.set()
         self._empty = asyncio.Event()
         self._empty.set()
 
-    def submit(self, inputs: Arrays, timeout: float) -> asyncio.Future[Answer]:
+    @property
+    def running_seconds(self) -> float:
+        """For how long the batch that runs now has been running; 0 if none does."""
+        return self._policy.running_seconds(self._clock.monotonic())
+
+    def submit(
+        self, inputs: Arrays, timeout: float, priority: Priority = Priority.NORMAL
+    ) -> asyncio.Future[Answer]:
         """Queue `inputs`; the future is answered, or fails with DEADLINE_EXCEEDED, in `timeout` s.
 
         Raises at once what is known at once: INVALID_INPUT, QUEUE_FULL, PAYLOAD_TOO_LARGE.
         """
         rows = self._model.check(inputs)
-        # Sorted, with names: the order in which a request lists its tensors means nothing.
-        key = tuple(sorted((name, array.shape[1:]) for name, array in inputs.items()))
         now = self._clock.monotonic()
-        ticket = self._policy.offer(rows, key, now, now + timeout)
+        ticket = self._policy.offer(rows, self._key(inputs), now, now + timeout, priority)
         future: asyncio.Future[Answer] = self._loop.create_future()
         future.add_done_callback(partial(self._on_done, ticket))
         self._jobs[ticket.number] = _Job(ticket, inputs, future)
+        self._answered.clear()
         self._empty.clear()
         self._schedule()
         return future
 
-    async def drain(self) -> None:
-        """Wait until every submitted request has its answer and nothing runs."""
-        await self._empty.wait()
+    async def drain(self, grace: float | None = None) -> bool:
+        """Wait until every submitted request has its answer and nothing runs; whether it is so.
+
+        A batch that still runs when all callers have had theirs is given `grace` seconds,
+        or as long as it takes.
+        """
+        await self._answered.wait()
+        try:
+            async with asyncio.timeout(grace):
+                await self._empty.wait()
+        except TimeoutError:
+            return False
+        return True
 
     def close(self) -> None:
         """Open requests fail with UNAVAILABLE; the thread ends after the batch that runs."""
@@ -111,7 +139,7 @@ class Batching:
             self._timer.cancel()
         for job in list(self._jobs.values()):
             _fail(job, MlctlError(ErrorCode.UNAVAILABLE, "the server is stopping"))
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._thread.stop()
 
     def _schedule(self) -> None:
         # Once per turn of the loop, so that requests which arrive together run together.
@@ -132,28 +160,28 @@ class Batching:
 
     def _start(self, jobs: list[_Job], now: float) -> None:
         rows = [job.ticket.rows for job in jobs]
-        work = partial(run_joined, self._model.run, [job.inputs for job in jobs], rows)
+        inputs = [job.inputs for job in jobs]
+        work = partial(run_joined, self._model.run, inputs, rows, self._lengths)
         if self._inline and sum(rows) <= self._policy.limits.max_rows:
             self._finish(jobs, now, work())
             return
-        running = self._loop.run_in_executor(self._pool, work)
-        running.add_done_callback(partial(self._collect, jobs, now))
+        self._thread.submit(work, partial(self._collect, jobs, now))
 
     def _collect(
-        self, jobs: list[_Job], started: float, done: asyncio.Future[list[Outcome]]
+        self, jobs: list[_Job], started: float, result: list[Outcome] | BaseException
     ) -> None:
         """Free the slot whatever became of the thread's work, else nothing would run again."""
-        error = asyncio.CancelledError() if done.cancelled() else done.exception()
-        if error is None:
-            self._finish(jobs, started, done.result())
+        if not isinstance(result, BaseException):
+            self._finish(jobs, started, result)
             return
         failure = MlctlError(ErrorCode.INTERNAL, "the batch could not be run")
-        failure.__cause__ = error
+        failure.__cause__ = result
         self._finish(jobs, started, [failure] * len(jobs))
 
     def _finish(self, jobs: list[_Job], started: float, outcomes: list[Outcome]) -> None:
         seconds = self._clock.monotonic() - started
-        self._policy.finished(seconds)
+        clean = not any(isinstance(outcome, Exception) for outcome in outcomes)
+        self._policy.finished(seconds, clean=clean)
         rows = sum(job.ticket.rows for job in jobs)
         waits = [started - job.ticket.arrived for job in jobs]
         for job, wait, outcome in zip(jobs, waits, outcomes, strict=True):
@@ -173,12 +201,14 @@ class Batching:
         self._note_empty()
 
     def _note_empty(self) -> None:
-        if not self._jobs and not self._policy.busy:
-            self._empty.set()
+        if not self._jobs:
+            self._answered.set()
+            if not self._policy.busy:
+                self._empty.set()
 
     def _arm(self, now: float) -> None:
         """Keep one timer, at the policy's next event; one that fires early only looks again."""
-        moment = self._policy.next_event()
+        moment = self._policy.next_event(now)
         if moment is None:
             return
         if self._timer is not None and self._timer_at <= moment:

@@ -1,4 +1,4 @@
-"""The seam to BentoML: its service class with our ASGI application in front of its own.
+"""The seam to BentoML: its service class with our protocol and application in front of its own.
 
 `/v2` is answered before BentoML's middleware, and no body is unlimited anywhere. When
 the model must not serve, the whole server ends: BentoML's supervisor would otherwise
@@ -11,15 +11,19 @@ import logging
 import os
 import re
 import signal
+from collections.abc import Callable
 from typing import Any
 
 import bentoml
+from uvicorn.config import HTTP_PROTOCOLS
 
 from bundle.errors import MlctlError
 from bundle.verify import VerifiedBundle
 from services.grpc_server import GrpcServer
 from services.host import ModelHost
 from services.http import App, V2App
+from services.inference import Inference
+from services.lean.protocol import lean_protocol
 from services.limits import BodyLimit
 from services.predict import make_predict
 from services.settings import Settings
@@ -33,12 +37,15 @@ logger = logging.getLogger("mlctl.service")
 class Front:
     """Sends /v2 to our application and everything else to BentoML's."""
 
-    def __init__(self, v2: App, other: App) -> None:
+    def __init__(self, v2: App, other: App, publish: Callable[[], None]) -> None:
         self._v2 = v2
         self._other = other
+        self._publish = publish
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         path = scope.get("path", "")
+        if path == "/metrics":
+            self._publish()
         ours = scope["type"] == "http" and (path == "/v2" or path.startswith("/v2/"))
         await (self._v2 if ours else self._other)(scope, receive, send)
 
@@ -48,8 +55,21 @@ class MlctlService(bentoml.Service[Any]):
 
     def to_asgi(self, is_main: bool = True) -> Any:
         host: ModelHost = self.inner.host
+        inference = Inference(host)
+        if host.settings.lean_http:
+            serve_lean(inference)
         limited = BodyLimit(super().to_asgi(is_main), host.settings.max_body_bytes)
-        return Front(V2App(host), limited)
+        return Front(V2App(host, inference), limited, host.publish)
+
+
+def serve_lean(inference: Inference) -> None:
+    """Make it the protocol of the server that this process starts next.
+
+    BentoML makes uvicorn's configuration after the application and names no protocol,
+    so uvicorn takes the one that its table has for "auto"; a test holds both to that.
+    """
+    protocols: dict[str, Any] = HTTP_PROTOCOLS
+    protocols["auto"] = lean_protocol(inference)
 
 
 def build_service(bundle: VerifiedBundle, settings: Settings) -> MlctlService:

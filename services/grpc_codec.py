@@ -16,13 +16,16 @@ from services.wire import (
     Declared,
     InferRequest,
     check_outputs,
+    check_parameters,
+    check_priority,
+    check_timeout,
     declare,
     decode_raw,
     encode_raw,
     invalid,
 )
 
-_FIELDS: Mapping[Datatype, str] = MappingProxyType(
+FIELDS: Mapping[Datatype, str] = MappingProxyType(
     {
         Datatype.BOOL: "bool_contents",
         Datatype.INT8: "int_contents",
@@ -38,6 +41,10 @@ _FIELDS: Mapping[Datatype, str] = MappingProxyType(
         Datatype.BYTES: "bytes_contents",
     }
 )
+# What the values of a field are that carries narrower datatypes, too.
+_FIELD_TYPES: Mapping[str, type] = MappingProxyType(
+    {"int_contents": np.int32, "uint_contents": np.uint32}
+)
 
 
 class GrpcCodec:
@@ -51,6 +58,7 @@ class GrpcCodec:
 
     def decode(self, message: Any) -> InferRequest:
         """The request in a ModelInferRequest; INVALID_INPUT names the tensor and the reason."""
+        parameters = _parameters(message, "the request")
         raw = message.raw_input_contents
         if raw and len(raw) != len(message.inputs):
             raise invalid(
@@ -59,13 +67,20 @@ class GrpcCodec:
         inputs: dict[str, np.ndarray] = {}
         for index, tensor in enumerate(message.inputs):
             declared = declare(self._inputs, tensor.name, tensor.datatype, tensor.shape)
+            _parameters(tensor, f"tensor {tensor.name!r}")
             if tensor.name in inputs:
                 raise invalid(f"input {tensor.name!r} is given twice")
             if raw:
                 inputs[tensor.name] = _from_raw(declared, tensor, raw[index])
             else:
                 inputs[tensor.name] = _from_contents(declared, tensor.contents)
-        return InferRequest(message.id, inputs, self._requested(message))
+        return InferRequest(
+            message.id,
+            inputs,
+            self._requested(message),
+            check_timeout(parameters.get("timeout")),
+            check_priority(parameters.get("priority")),
+        )
 
     def encode(
         self, response: type[Any], request: InferRequest, outputs: Mapping[str, np.ndarray]
@@ -81,7 +96,21 @@ class GrpcCodec:
     def _requested(self, message: Any) -> Mapping[str, bool]:
         names = [output.name for output in message.outputs]
         check_outputs(self._outputs, names)
+        for output in message.outputs:
+            _parameters(output, f"output {output.name!r}")
         return dict.fromkeys(names or self._outputs, True)
+
+
+def _parameters(message: Any, owner: str) -> dict[str, Any]:
+    """The parameters of a message as plain values; one without a value is None."""
+    if not message.parameters:
+        return {}
+    check_parameters(message.parameters, owner)
+    found = {}
+    for name, parameter in message.parameters.items():
+        kind = parameter.WhichOneof("parameter_choice")
+        found[name] = None if kind is None else getattr(parameter, kind)
+    return found
 
 
 def _from_raw(declared: Declared, tensor: Any, data: bytes) -> np.ndarray:
@@ -92,7 +121,7 @@ def _from_raw(declared: Declared, tensor: Any, data: bytes) -> np.ndarray:
 
 def _from_contents(declared: Declared, contents: Any) -> np.ndarray:
     spec = declared.spec
-    field = _FIELDS.get(spec.dtype)
+    field = FIELDS.get(spec.dtype)
     if field is None:
         raise invalid(f"tensor {spec.name!r}: {spec.dtype.value} needs raw_input_contents")
     values = getattr(contents, field)
@@ -102,12 +131,14 @@ def _from_contents(declared: Declared, contents: Any) -> np.ndarray:
             f"expected {declared.count} for shape {list(declared.shape)}"
         )
     wanted = np.dtype(spec.dtype.numpy_name)
-    if wanted.kind in "iu" and declared.count:
-        limits = np.iinfo(wanted)
-        if min(values) < limits.min or max(values) > limits.max:
-            raise invalid(
-                f"tensor {spec.name!r}: a value is outside of {limits.min} to {limits.max}"
-            )
-    array = np.empty(declared.count, dtype=wanted)
-    array[:] = values
-    return array.reshape(declared.shape)
+    if spec.dtype is Datatype.BYTES:
+        array = np.empty(declared.count, dtype=object)
+        array[:] = values
+        return array.reshape(declared.shape)
+    array = np.fromiter(values, _FIELD_TYPES.get(field, wanted), declared.count)
+    if array.dtype == wanted:
+        return array.reshape(declared.shape)
+    limits = np.iinfo(wanted)
+    if array.min(initial=0) < limits.min or array.max(initial=0) > limits.max:
+        raise invalid(f"tensor {spec.name!r}: a value is outside of {limits.min} to {limits.max}")
+    return array.astype(wanted).reshape(declared.shape)

@@ -1,26 +1,30 @@
 """The V2 protocol over gRPC, in the worker's own event loop, sharing the host with HTTP.
 
-Statuses come from the error table. The port is shared (SO_REUSEPORT), so that several
-workers can answer on it; a message above the body limit never reaches us.
+Beside it are the standard health and reflection services. Statuses come from the error
+table. The port is shared (SO_REUSEPORT), so that several workers can answer on it; a
+message above the body limit never reaches us, compressed or not.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Awaitable, Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from bundle import __version__
 from bundle.errors import ErrorCode, MlctlError
-from services.batcher import QueueFullError
+from services.describe import model_metadata, refuse_change, repository_index, server_metadata
 from services.grpc_codec import GrpcCodec
-from services.host import ModelHost, metadata_tensors, require_model
-from services.http import EXTENSIONS, PLATFORM
-from services.v2_messages import SERVICE, Method, methods
+from services.grpc_health import HEALTH_SERVICE, Health
+from services.grpc_status import abort
+from services.host import ModelHost, require_model
+from services.v2_messages import SERVICE, Method, make_pool, methods
+from services.wire import invalid
 
 Handler = Callable[[Any, Any], Awaitable[Any]]
 logger = logging.getLogger("mlctl.grpc")
@@ -33,6 +37,7 @@ class GrpcServer:
         self._host = host
         self._codec = GrpcCodec(host.name, host.digest, host.signature)
         self._methods = methods()
+        self._health = Health(host, SERVICE)
         options = [
             ("grpc.max_receive_message_length", host.settings.max_body_bytes),
             ("grpc.max_send_message_length", -1),
@@ -40,6 +45,10 @@ class GrpcServer:
         ]
         self._server = grpc.aio.server(options=options)
         self._server.add_generic_rpc_handlers((self._handlers(),))
+        health_pb2_grpc.add_HealthServicer_to_server(  # type: ignore[no-untyped-call]
+            self._health, self._server
+        )
+        _reflect(self._server)
         self.port = _bind(self._server, address, port)
 
     async def start(self) -> None:
@@ -47,7 +56,8 @@ class GrpcServer:
         await self._server.start()
 
     async def stop(self, grace: float) -> None:
-        """Accept no more calls and give open ones `grace` seconds."""
+        """Say so to those who watch, accept no more calls and give open ones `grace` seconds."""
+        self._health.stop()
         await self._server.stop(grace)
 
     def _handlers(self) -> Any:
@@ -58,6 +68,9 @@ class GrpcServer:
             "ServerMetadata": self._server_metadata,
             "ModelMetadata": self._model_metadata,
             "ModelInfer": self._counted(self._infer),
+            "RepositoryIndex": self._repository_index,
+            "RepositoryModelLoad": self._repository_load,
+            "RepositoryModelUnload": self._repository_unload,
         }
         return grpc.method_handlers_generic_handler(  # type: ignore[no-untyped-call]
             SERVICE,
@@ -68,7 +81,7 @@ class GrpcServer:
         return self._methods[method].response(**fields)
 
     async def _server_live(self, _request: Any, _context: Any) -> Any:
-        return self._response("ServerLive", live=True)
+        return self._response("ServerLive", live=self._host.live)
 
     async def _server_ready(self, _request: Any, _context: Any) -> Any:
         return self._response("ServerReady", ready=self._host.ready)
@@ -78,27 +91,29 @@ class GrpcServer:
         return self._response("ModelReady", ready=self._host.ready)
 
     async def _server_metadata(self, _request: Any, _context: Any) -> Any:
-        return self._response(
-            "ServerMetadata", name="mlctl", version=__version__, extensions=EXTENSIONS
-        )
+        return self._response("ServerMetadata", **server_metadata())
 
     async def _model_metadata(self, request: Any, _context: Any) -> Any:
         require_model(self._host, request.name, request.version)
-        response = self._response(
-            "ModelMetadata",
-            name=self._host.name,
-            versions=[self._host.digest],
-            platform=PLATFORM,
-        )
-        for side, specs in metadata_tensors(self._host).items():
-            for name, datatype, shape in specs:
-                getattr(response, side).add(name=name, datatype=datatype, shape=shape)
-        return response
+        return self._response("ModelMetadata", **model_metadata(self._host))
+
+    async def _repository_index(self, request: Any, _context: Any) -> Any:
+        models = repository_index(self._host, ready=request.ready)
+        return self._response("RepositoryIndex", models=models)
+
+    async def _repository_load(self, _request: Any, _context: Any) -> Any:
+        refuse_change("load")
+
+    async def _repository_unload(self, _request: Any, _context: Any) -> Any:
+        refuse_change("unload")
 
     async def _infer(self, request: Any, context: Any) -> Any:
         require_model(self._host, request.model_name, request.model_version)
         decoded = self._codec.decode(request)
-        answer = await self._host.infer(decoded.inputs, context.time_remaining())
+        limits = [
+            limit for limit in (context.time_remaining(), decoded.timeout) if limit is not None
+        ]
+        answer = await self._host.infer(decoded.inputs, min(limits, default=None), decoded.priority)
         return self._codec.encode(self._methods["ModelInfer"].response, decoded, answer.outputs)
 
     def _counted(self, handler: Handler) -> Handler:
@@ -116,9 +131,11 @@ class GrpcServer:
 
 
 def _unary(method: Method, handler: Handler) -> Any:
-    async def answer(request: Any, context: Any) -> Any:
+    async def answer(message: bytes, context: Any) -> Any:
         try:
-            return await handler(request, context)
+            return await handler(method.request.FromString(message), context)
+        except DecodeError:
+            failure = invalid(f"the message is not a {method.request.DESCRIPTOR.name}")
         except MlctlError as error:
             failure = error
         except asyncio.CancelledError:
@@ -126,21 +143,19 @@ def _unary(method: Method, handler: Handler) -> Any:
         except Exception:
             logger.exception("a %s call failed", method.name)
             failure = MlctlError(ErrorCode.INTERNAL, "the request failed in the server")
-        return await _abort(context, failure)
+        return await abort(context, failure)
 
     return grpc.unary_unary_rpc_method_handler(  # type: ignore[no-untyped-call]
-        answer,
-        request_deserializer=method.request.FromString,
+        answer,  # given no deserializer: a message that is none is the caller's fault
         response_serializer=method.response.SerializeToString,
     )
 
 
-async def _abort(context: Any, error: MlctlError) -> NoReturn:
-    trailers = [("mlctl-code", error.code.value)]
-    if isinstance(error, QueueFullError):
-        trailers.append(("retry-after", str(max(1, math.ceil(error.retry_after)))))
-    await context.abort(grpc.StatusCode[error.spec.grpc], error.message, tuple(trailers))
-    raise AssertionError("abort raises")
+def _reflect(server: Any) -> None:
+    """Let clients such as grpcurl ask which services and messages there are."""
+    names = (SERVICE, HEALTH_SERVICE, reflection.SERVICE_NAME)
+    pool = make_pool(health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR)
+    reflection.enable_server_reflection(names, server, pool)  # type: ignore[no-untyped-call]
 
 
 def _bind(server: Any, address: str, port: int) -> int:

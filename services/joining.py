@@ -13,26 +13,52 @@ from typing import TypeVar
 
 import numpy as np
 
+from services.padding import Arrays, LengthPadding
 from services.scorer import join_rows
 
-Arrays = dict[str, np.ndarray]
+__all__ = ["Arrays", "Outcome", "run_joined"]
 Outcome = Arrays | Exception
 _T = TypeVar("_T")
 
 
 def run_joined(
-    run: Callable[[Arrays], Arrays], requests: Sequence[Arrays], rows: Sequence[int]
+    run: Callable[[Arrays], Arrays],
+    requests: Sequence[Arrays],
+    rows: Sequence[int],
+    lengths: LengthPadding | None = None,
 ) -> list[Outcome]:
-    """One outcome for each of `requests`, which have `rows` rows each, in their order."""
+    """One outcome for each of `requests`, which have `rows` rows each, in their order.
+
+    With `lengths` their sequences may be of unlike length, and are padded for the run.
+    """
     if len(requests) == 1:
         return [_attempt(partial(run, requests[0]))]
-    answers = _attempt(lambda: _divide(run(join_rows(list(requests))), rows))
+    answers = _attempt(lambda: _run_together(run, requests, rows, lengths))
     if not isinstance(answers, Exception):
-        return answers
+        return list(answers)
     middle = len(requests) // 2
     return [
-        *run_joined(run, requests[:middle], rows[:middle]),
-        *run_joined(run, requests[middle:], rows[middle:]),
+        *run_joined(run, requests[:middle], rows[:middle], lengths),
+        *run_joined(run, requests[middle:], rows[middle:], lengths),
+    ]
+
+
+def _run_together(
+    run: Callable[[Arrays], Arrays],
+    requests: Sequence[Arrays],
+    rows: Sequence[int],
+    lengths: LengthPadding | None,
+) -> list[Arrays]:
+    if lengths is None:
+        return _divide(run(join_rows(list(requests))), rows)
+    levelled = lengths.level(requests)
+    answers = _divide(run(join_rows(levelled)), rows)
+    padded = lengths.length(levelled[0])
+    if padded is None:
+        return answers
+    return [
+        lengths.cut(answer, padded, lengths.length(inputs) or padded)
+        for answer, inputs in zip(answers, requests, strict=True)
     ]
 
 
@@ -43,7 +69,7 @@ def _attempt(work: Callable[[], _T]) -> _T | Exception:
         return error
 
 
-def _divide(outputs: Arrays, rows: Sequence[int]) -> list[Outcome]:
+def _divide(outputs: Arrays, rows: Sequence[int]) -> list[Arrays]:
     ends = np.cumsum(rows)
     return [
         {name: array[end - count : end] for name, array in outputs.items()}

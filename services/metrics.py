@@ -1,21 +1,29 @@
-"""Counters and histograms on BentoML's /metrics.
+"""What is counted: plain numbers in memory on the path of a request, told on scrape.
 
-BentoML's workers run prometheus-client in its multiprocess mode, where each
-observation costs microseconds: so one counter per request, everything else once per batch.
+An observation here is a bisection and two additions. `services.exposition` moves the
+sums to prometheus-client, whose own observations cost microseconds each in the
+multiprocess mode that BentoML's workers run it in.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import REGISTRY, CollectorRegistry
+
+from services.exposition import CounterSink, Exposition, GaugeSink, HistogramSink
 
 OK = "ok"
 GONE = "gone"
+# The outcomes that are no refusal: what was answered, what nobody waited for any more,
+# what came too late (counted on its own) and what is the server's own fault.
+_NOT_REJECTED = frozenset({OK, GONE, "deadline_exceeded", "internal"})
 _SECONDS = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025,
     0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 )  # fmt: skip
+_STAGE_SECONDS = (0.00001, 0.000025, 0.00005, *_SECONDS)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
@@ -28,53 +36,127 @@ class BatchStats:
     infer_seconds: float
 
 
+class Distribution:
+    """A histogram in memory: `counts[i]` values are at most `bounds[i]`, the last any more."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+
 class Metrics:
-    """The metrics of one model in one worker."""
+    """The metrics of one model in one worker. Made on the event loop that the worker runs."""
 
     def __init__(self, model: str, registry: CollectorRegistry = REGISTRY) -> None:
-        self._requests = Counter(
-            "mlctl_requests",
-            "Requests by protocol and outcome ('ok', 'gone' or an error code).",
-            ("model", "protocol", "outcome"),
-            registry=registry,
+        self._outcomes: dict[tuple[str, ...], int] = {}
+        self._rows = Distribution(_ROWS)
+        self._queue = Distribution(_SECONDS)
+        self._infer = Distribution(_SECONDS)
+        names = ("parse", "queue", "infer", "serialize")
+        self._stages = {name: Distribution(_STAGE_SECONDS) for name in names}
+        self._parse_stage, self._queue_stage, self._infer_stage, self._serialize_stage = (
+            self._stages.values()
         )
-        self._model = model
-        self._outcomes: dict[tuple[str, str], Counter] = {}
-        self._rows = _histogram("mlctl_batch_rows", "Rows of each batch.", _ROWS, registry, model)
-        self._queue = _histogram(
-            "mlctl_queue_seconds", "Longest wait in each batch.", _SECONDS, registry, model
-        )
-        self._infer = _histogram(
-            "mlctl_infer_seconds", "Seconds each batch ran.", _SECONDS, registry, model
-        )
-        self._depth = Gauge(
-            "mlctl_queue_rows",
-            "Rows waiting now, over all workers.",
-            ("model",),
-            registry=registry,
-            multiprocess_mode="livesum",
-        ).labels(model)
+        self._waiting = 0
+        self._exposition = Exposition(registry, self._tell)
+        self._make_sinks(model, registry)
 
     def request(self, protocol: str, outcome: str) -> None:
         """Count one request of `protocol` ("http", "grpc", "predict") by its outcome."""
-        child = self._outcomes.get((protocol, outcome))
-        if child is None:
-            child = self._requests.labels(self._model, protocol, outcome)
-            self._outcomes[protocol, outcome] = child
-        child.inc()
+        key = (protocol, outcome)
+        self._outcomes[key] = self._outcomes.get(key, 0) + 1
+        self._exposition.touch()
+
+    def stages(self, parse: float, queue: float, infer: float, serialize: float) -> None:
+        """Record the seconds that one answered request spent in each stage."""
+        self._parse_stage.observe(parse)
+        self._queue_stage.observe(queue)
+        self._infer_stage.observe(infer)
+        self._serialize_stage.observe(serialize)
 
     def batch(self, stats: BatchStats) -> None:
         """Record one finished batch."""
         self._rows.observe(stats.rows)
         self._queue.observe(stats.queue_seconds)
         self._infer.observe(stats.infer_seconds)
+        self._exposition.touch()
 
     def queue_rows(self, rows: int) -> None:
         """Record how many rows wait."""
-        self._depth.set(rows)
+        self._waiting = rows
+        self._exposition.touch()
 
+    def publish(self) -> None:
+        """Tell prometheus-client everything that was counted so far."""
+        self._exposition.publish()
 
-def _histogram(
-    name: str, text: str, buckets: tuple[float, ...], registry: CollectorRegistry, model: str
-) -> Histogram:
-    return Histogram(name, text, ("model",), buckets=buckets, registry=registry).labels(model)
+    def _make_sinks(self, model: str, registry: CollectorRegistry) -> None:
+        self._request_sink = CounterSink(
+            "mlctl_requests",
+            "Requests by protocol and outcome ('ok', 'gone' or an error code).",
+            {"model": model},
+            ("protocol", "outcome"),
+            registry,
+        )
+        self._rejection_sink = CounterSink(
+            "mlctl_rejections",
+            "Requests that were refused, by the error code.",
+            {"model": model},
+            ("reason",),
+            registry,
+        )
+        self._miss_sink = CounterSink(
+            "mlctl_deadline_misses",
+            "Requests whose answer was not ready in time.",
+            {"model": model},
+            (),
+            registry,
+        )
+        batch = {
+            "mlctl_batch_rows": ("Rows of each batch.", self._rows),
+            "mlctl_queue_seconds": ("Longest wait in each batch.", self._queue),
+            "mlctl_infer_seconds": ("Seconds each batch ran.", self._infer),
+        }
+        self._histograms = [
+            (
+                HistogramSink(name, text, {"model": model}, registry, bounds=values.bounds),
+                {"": values},
+            )
+            for name, (text, values) in batch.items()
+        ]
+        stages = HistogramSink(
+            "mlctl_stage_seconds",
+            "Seconds of each answered request in each stage.",
+            {"model": model},
+            registry,
+            label="stage",
+            bounds=_STAGE_SECONDS,
+        )
+        self._histograms.append((stages, self._stages))
+        self._depth_sink = GaugeSink(
+            "mlctl_queue_rows", "Rows waiting now, over all workers.", {"model": model}, registry
+        )
+
+    def _tell(self) -> None:
+        outcomes = dict(self._outcomes)
+        self._request_sink.tell(outcomes)
+        rejected: dict[tuple[str, ...], int] = {}
+        missed = 0
+        for (_, outcome), count in outcomes.items():
+            if outcome not in _NOT_REJECTED:
+                rejected[outcome,] = rejected.get((outcome,), 0) + count
+            missed += count * (outcome == "deadline_exceeded")
+        self._rejection_sink.tell(rejected)
+        self._miss_sink.tell({(): missed})
+        for sink, values in self._histograms:
+            for label, distribution in values.items():
+                sink.tell(label, distribution.counts, distribution.total)
+        self._depth_sink.tell(self._waiting)

@@ -34,8 +34,9 @@ SERVICE = "services.service:service"
 MODEL_FOLDER = "model"
 # What the image needs and no more: neither torch nor mlflow. BentoML adds itself, pinned.
 REQUIREMENTS = (
-    "grpcio", "httptools", "numpy", "onnx", "platformdirs", "prometheus-client",
-    "protobuf", "pydantic", "pydantic-settings", "uvloop",
+    "googleapis-common-protos", "grpcio", "grpcio-health-checking", "grpcio-reflection",
+    "httptools", "numpy", "onnx", "orjson", "platformdirs", "prometheus-client", "protobuf",
+    "pydantic", "pydantic-settings", "uvloop",
 )  # fmt: skip
 _SOURCES = ("*.py", "*.proto", "*.binpb", "py.typed")
 

@@ -20,7 +20,7 @@ from bundle.errors import MlctlError
 from bundle.tensors import Datatype, Signature, TensorSpec
 from services.host import ModelHost
 from services.jsondata import decode_data
-from services.wire import declare, invalid
+from services.wire import declare
 
 
 def argument_names(specs: Iterable[TensorSpec]) -> dict[str, str]:
@@ -111,23 +111,11 @@ def _array_type(spec: TensorSpec) -> Any:
 
 
 def to_array(spec: TensorSpec, value: Any) -> np.ndarray:
-    """The array of an argument: an array as it is, nested lists by the rules of V2's JSON.
-
-    FP16, which V2's JSON does not have, is taken as FP32 and narrowed.
-    """
+    """The array of an argument: an array as it is, nested lists by the rules of V2's JSON."""
     if isinstance(value, np.ndarray):
         return value
-    narrow = spec.dtype is Datatype.FP16
-    wire = spec.model_copy(update={"dtype": Datatype.FP32}) if narrow else spec
     shape = np.shape(np.array(value, dtype=object))
-    array = decode_data(declare({spec.name: wire}, spec.name, wire.dtype.value, shape), value)
-    if not narrow:
-        return array
-    with np.errstate(over="ignore"):
-        narrowed = array.astype(np.float16)
-    if not np.isfinite(narrowed).all():
-        raise invalid(f"tensor {spec.name!r}: a value does not fit FP16")
-    return narrowed
+    return decode_data(declare({spec.name: spec}, spec.name, spec.dtype.value, shape), value)
 
 
 def _shape_answer(signature: Signature, output: Any, outputs: Mapping[str, np.ndarray]) -> Any:

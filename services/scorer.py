@@ -17,11 +17,14 @@ from bundle.manifest import MODEL_NAME, Manifest
 from bundle.tensors import Datatype, TensorSpec
 from bundle.verify import VerifiedBundle
 from services.forms import misfit
+from services.padding import RowPaddedSession
 from services.session import Session, open_session
 from services.settings import Settings
 from services.transform import Transform, TransformError, load_transform
 
 Arrays = Mapping[str, np.ndarray]
+# A shape that these have not seen costs them more than the surplus rows of the next larger one.
+_FIXED_SHAPES = ("tensorrt", "tensorrt-raw")
 logger = logging.getLogger("mlctl.scorer")
 
 
@@ -58,13 +61,18 @@ class Scorer:
                     ErrorCode.UNSUPPORTED_MODEL,
                     f"tensor {spec.name!r} is BF16, which ONNX Runtime does not exchange",
                 )
+        batching = bundle.manifest.batching
+        provider = settings.provider or bundle.manifest.variant.target
         session = open_session(
             bundle.path(MODEL_NAME),
-            settings.provider or bundle.manifest.variant.target,
+            provider,
             settings.threads,
-            batching=bundle.manifest.batching,
+            batching=batching,
             engine=settings.engine,
         )
+        wants_fixed = provider in _FIXED_SHAPES if settings.pad_rows is None else settings.pad_rows
+        if wants_fixed and bundle.manifest.signature.batched and batching.row_independent:
+            session = RowPaddedSession(session, batching.buckets)
         return cls(bundle.manifest, bundle.digest, session, load_transform(bundle))
 
     def check(self, inputs: Arrays) -> int:

@@ -34,8 +34,14 @@ class Settings(BaseSettings):
     """How to serve one bundle. `grpc_port` unset means no gRPC; times are in their name's unit.
 
     `provider` unset is the one that the bundle was made for. `max_wait_ms` is how long a
-    busy server may hold a request back to join it with others; an idle server never
-    waits. `deadline_ms` bounds every request, reading included. The `trt_` ones shape
+    busy server may hold a request back to join it with others where that pays; an idle
+    server never waits. `max_queue_ms` is the longest predicted wait that is accepted, and
+    `max_queue_rows` the most rows that wait. These three, unset, are what the bundle says,
+    or else 0, no limit below overload, and 4096. `pad_rows` unset pads batches to the
+    bundle's sizes only where TensorRT runs them. A batch that runs for longer than `hang_s`
+    (and 20 times what is expected) counts as hung. `deadline_ms` bounds every request,
+    reading included. `lean_http` answers V2 infer requests in the HTTP protocol itself; off,
+    they take the way through ASGI and uvicorn's own protocol. The `trt_` ones shape
     TensorRT's engine; `trt_lengths` is the least, usual and greatest size of every
     dynamic dimension but the batch.
     """
@@ -49,9 +55,14 @@ class Settings(BaseSettings):
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
     grpc_host: str = "127.0.0.1"
     grpc_port: _Port | None = None
+    lean_http: bool = True
     max_body_bytes: Annotated[int, Field(ge=1, le=(1 << 31) - 1)] = 64 << 20
-    max_queue_rows: Annotated[int, Field(ge=1)] = 4096
-    max_wait_ms: Annotated[float, Field(ge=0, le=60_000)] = 0.0
+    max_queue_rows: Annotated[int, Field(ge=1)] | None = None
+    max_queue_ms: Annotated[float, Field(ge=0, le=3_600_000)] | None = None
+    overload_patience_ms: Annotated[float, Field(ge=0, le=3_600_000)] = 100.0
+    max_wait_ms: Annotated[float, Field(ge=0, le=60_000)] | None = None
+    pad_rows: bool | None = None
+    hang_s: Annotated[float, Field(gt=0)] = 30.0
     deadline_ms: Annotated[float, Field(gt=0, le=3_600_000)] = 30_000.0
     trt_version_compatible: bool = False
     trt_hardware_compatibility: HardwareCompatibility = HardwareCompatibility.NONE

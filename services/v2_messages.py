@@ -28,19 +28,21 @@ class Method:
     response: type[Any]
 
 
-@cache
-def _pool() -> descriptor_pool.DescriptorPool:
+def make_pool(*others: Any) -> descriptor_pool.DescriptorPool:
+    """A new pool with the protocol's file and copies of `others`, which are file descriptors."""
     files = descriptor_pb2.FileDescriptorSet.FromString(DESCRIPTORS.read_bytes())
     pool = descriptor_pool.DescriptorPool()
     for file in files.file:
         pool.Add(file)
+    for other in others:
+        pool.AddSerializedFile(other.serialized_pb)
     return pool
 
 
 @cache
 def methods() -> dict[str, Method]:
     """The service's methods by name."""
-    service = _pool().FindServiceByName(SERVICE)
+    service = make_pool().FindServiceByName(SERVICE)
     return {
         method.name: Method(
             method.name,

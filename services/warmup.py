@@ -11,12 +11,14 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import GOLDEN_NAME, Evidence
 from bundle.verify import VerifiedBundle
 from services.golden import load_golden
+from services.padding import LengthPadding
 from services.scorer import Scorer, join_rows, split_rows
 
 # The golden rows are some of those that the evidence was measured on, so its largest error
 # bounds theirs; the slack is for another processor's kernels, which add in another order.
 _SLACK = 1.5
 _FLOAT_NOISE = 1e-4
+_GOLDEN = "of the golden rows"
 
 
 def check_golden(scorer: Scorer, bundle: VerifiedBundle) -> Mapping[str, np.ndarray]:
@@ -37,36 +39,57 @@ def check_golden(scorer: Scorer, bundle: VerifiedBundle) -> Mapping[str, np.ndar
     return inputs
 
 
-def warm_up(scorer: Scorer, inputs: Mapping[str, np.ndarray], clock: Clock) -> float:
-    """Run every batch size twice with rows of `inputs`; seconds of the slowest second run."""
-    slowest = 0.0
+def check_padding(scorer: Scorer, lengths: LengthPadding, inputs: Mapping[str, np.ndarray]) -> None:
+    """Half of a golden row's sequence must answer the same when padded to its whole length.
+
+    PARITY_FAILED otherwise, by the same measure as the golden rows.
+    """
+    row = {name: array[:1] for name, array in inputs.items()}
+    whole = lengths.length(row)
+    if whole is None or whole < 2:
+        return
+    half = whole // 2
+    short = {
+        name: array[:, :half] if name in lengths.names else array for name, array in row.items()
+    }
+    alone = scorer.run(short)
+    padded = lengths.cut(scorer.run(lengths.widen(short, whole)), whole, half)
+    for name, want in alone.items():
+        _compare(name, want, padded[name], scorer.manifest.evidence, "padded, of the golden rows")
+
+
+def warm_up(scorer: Scorer, inputs: Mapping[str, np.ndarray], clock: Clock) -> dict[int, float]:
+    """Run every batch size twice with rows of `inputs`; by rows, the seconds of the second run."""
+    seconds = {}
     for rows in scorer.manifest.batching.buckets if scorer.batched else (1,):
         batch = _resize(inputs, rows) if scorer.batched else inputs
         scorer.run(batch)
         start = clock.monotonic()
         scorer.run(batch)
-        slowest = max(slowest, clock.monotonic() - start)
-    return slowest
+        seconds[rows] = clock.monotonic() - start
+    return seconds
 
 
 def _resize(inputs: Mapping[str, np.ndarray], rows: int) -> dict[str, np.ndarray]:
     return {name: array[np.arange(rows) % array.shape[0]] for name, array in inputs.items()}
 
 
-def _compare(name: str, want: np.ndarray, have: np.ndarray, evidence: Evidence) -> None:
+def _compare(
+    name: str, want: np.ndarray, have: np.ndarray, evidence: Evidence, of: str = _GOLDEN
+) -> None:
     if want.shape != have.shape:
-        raise _failed(name, f"its shape is {list(have.shape)}, recorded {list(want.shape)}")
+        raise _failed(name, f"its shape is {list(have.shape)}, not {list(want.shape)}", of)
     if want.dtype.kind in "Ob":
         if not np.array_equal(want, have):
-            raise _failed(name, "it differs")
+            raise _failed(name, "it differs", of)
         return
     wide_want, wide_have = want.astype(np.float64), have.astype(np.float64)
     noise = _FLOAT_NOISE * float(np.abs(wide_want).max(initial=0.0))
     limit = _SLACK * evidence.max_abs_error + noise
     error = float(np.abs(wide_have - wide_want).max(initial=0.0))
     if not error <= limit:  # also when it is NaN
-        raise _failed(name, f"it differs by {error:.3g}, more than {limit:.3g}")
+        raise _failed(name, f"it differs by {error:.3g}, more than {limit:.3g}", of)
 
 
-def _failed(name: str, reason: str) -> MlctlError:
-    return MlctlError(ErrorCode.PARITY_FAILED, f"output {name!r} of the golden rows: {reason}")
+def _failed(name: str, reason: str, of: str = _GOLDEN) -> MlctlError:
+    return MlctlError(ErrorCode.PARITY_FAILED, f"output {name!r} {of}: {reason}")

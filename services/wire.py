@@ -7,18 +7,33 @@ little-endian and row-major; each BYTES element is preceded by its length in 4 b
 
 from __future__ import annotations
 
-import math
 import struct
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
 from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import Datatype, TensorSpec
+from bundle.tensors import DYNAMIC, Datatype, TensorSpec
+from services.lanes import Priority, parse_priority
 
 MAX_ELEMENTS = 1 << 31
 _LENGTH = struct.Struct("<I")
+# By plain text: an Enum's members are hashed in Python, which the path of every request shows.
+_LITTLE_ENDIAN: Mapping[str, np.dtype] = MappingProxyType(
+    {datatype.value: np.dtype(datatype.numpy_name).newbyteorder("<") for datatype in Datatype}
+)
+_IN_ORDER = "<|=" if sys.byteorder == "little" else "<|"
+_MICROSECONDS = 1e6
+# Each changes what an answer means or where it is found, so ignoring one would be wrong.
+_UNSERVED = frozenset(
+    {
+        "classification", "sequence_end", "sequence_id", "sequence_start",
+        "shared_memory_byte_size", "shared_memory_offset", "shared_memory_region",
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,20 +47,25 @@ class InferRequest:
     inputs: dict[str, np.ndarray]
     outputs: Mapping[str, bool]
     timeout: float | None = None
+    priority: Priority = Priority.NORMAL
 
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """A tensor as a request declares it, found to fit the signature; `count` elements."""
+    """A tensor as a request declares it, found to fit the signature.
+
+    It has `count` elements, which raw data carries as `dtype` (unless they are BYTES).
+    """
 
     spec: TensorSpec
     shape: tuple[int, ...]
     count: int
+    dtype: np.dtype
 
 
-def invalid(message: str) -> MlctlError:
+def invalid(message: str, hint: str | None = None) -> MlctlError:
     """INVALID_INPUT with `message`, which names the tensor and field at fault."""
-    return MlctlError(ErrorCode.INVALID_INPUT, message)
+    return MlctlError(ErrorCode.INVALID_INPUT, message, hint)
 
 
 def declare(
@@ -55,44 +75,45 @@ def declare(
     spec = specs.get(name) if isinstance(name, str) else None
     if spec is None:
         known = ", ".join(repr(known) for known in specs)
-        raise invalid(f"input {_shown(name)} is unknown; the model's inputs are {known}")
-    if not isinstance(datatype, str) or datatype not in Datatype.__members__:
-        raise invalid(f"tensor {spec.name!r}: datatype {_shown(datatype)} is unknown")
-    dims = _dimensions(spec, shape)
-    if reason := spec.mismatch(Datatype(datatype), dims):
-        raise invalid(reason)
-    count = math.prod(dims)
-    if count > MAX_ELEMENTS:
-        raise invalid(f"tensor {spec.name!r}: {count} elements are more than {MAX_ELEMENTS}")
-    return Declared(spec, dims, count)
-
-
-def _dimensions(spec: TensorSpec, shape: Sequence[object]) -> tuple[int, ...]:
+        raise invalid(f"input {shown(name)} is unknown; the model's inputs are {known}")
+    if not isinstance(datatype, str) or datatype != spec.dtype:
+        raise _wrong_datatype(spec, datatype)
     if len(shape) != len(spec.shape):
         raise invalid(
             f"tensor {spec.name!r}: shape has {len(shape)} dimensions, expected {list(spec.shape)}"
         )
-    dims = []
-    for size in shape:
-        if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= MAX_ELEMENTS:
-            raise invalid(f"tensor {spec.name!r}: {_shown(size)} is not a size of a dimension")
+    dims, count, fits = [], 1, True
+    for size, wanted in zip(shape, spec.shape, strict=True):
+        if type(size) is not int or not 0 <= size <= MAX_ELEMENTS:  # a bool is an int, too
+            raise invalid(f"tensor {spec.name!r}: {shown(size)} is not a size of a dimension")
+        fits &= wanted in (size, DYNAMIC)
+        count *= size
         dims.append(size)
-    return tuple(dims)
+    if not fits:
+        raise invalid(f"tensor {spec.name!r}: shape is {dims}, expected {list(spec.shape)}")
+    if count > MAX_ELEMENTS:
+        raise invalid(f"tensor {spec.name!r}: {count} elements are more than {MAX_ELEMENTS}")
+    return Declared(spec, tuple(dims), count, _LITTLE_ENDIAN[datatype])
+
+
+def _wrong_datatype(spec: TensorSpec, datatype: object) -> MlctlError:
+    if not isinstance(datatype, str) or datatype not in Datatype.__members__:
+        return invalid(f"tensor {spec.name!r}: datatype {shown(datatype)} is unknown")
+    return invalid(f"tensor {spec.name!r}: datatype is {datatype}, expected {spec.dtype.value}")
 
 
 def decode_raw(declared: Declared, data: bytes | memoryview) -> np.ndarray:
     """The array in `data`; a read-only view of it except for BYTES."""
     spec = declared.spec
     if spec.dtype is Datatype.BYTES:
-        return _decode_bytes(declared, data)
-    itemsize = spec.dtype.itemsize
-    assert itemsize is not None
-    if len(data) != declared.count * itemsize:
+        return _decode_bytes(declared, bytes(data))
+    dtype = declared.dtype
+    if len(data) != declared.count * dtype.itemsize:
         raise invalid(
             f"tensor {spec.name!r}: {len(data)} bytes of data, "
-            f"expected {declared.count * itemsize} for shape {list(declared.shape)}"
+            f"expected {declared.count * dtype.itemsize} for shape {list(declared.shape)}"
         )
-    array = np.frombuffer(data, dtype=_little_endian(spec.dtype))
+    array = np.frombuffer(data, dtype)
     if spec.dtype is Datatype.BOOL and array.view(np.uint8).max(initial=0) > 1:
         raise invalid(f"tensor {spec.name!r}: a BOOL byte is neither 0 nor 1")
     return array.reshape(declared.shape)
@@ -101,8 +122,10 @@ def decode_raw(declared: Declared, data: bytes | memoryview) -> np.ndarray:
 def encode_raw(dtype: Datatype, array: np.ndarray) -> bytes:
     """The raw form of `array`, which has the numpy dtype of `dtype`."""
     if dtype is Datatype.BYTES:
-        return b"".join(_LENGTH.pack(len(value)) + value for value in array.flat)
-    return array.astype(_little_endian(dtype), copy=False).tobytes()
+        return b"".join(part for value in array.flat for part in (_LENGTH.pack(len(value)), value))
+    if array.dtype.byteorder not in _IN_ORDER:
+        array = array.astype(array.dtype.newbyteorder("<"))
+    return array.tobytes()
 
 
 def check_outputs(specs: Mapping[str, TensorSpec], names: Sequence[object]) -> None:
@@ -110,38 +133,58 @@ def check_outputs(specs: Mapping[str, TensorSpec], names: Sequence[object]) -> N
     for index, name in enumerate(names):
         if not isinstance(name, str) or name not in specs:
             known = ", ".join(repr(known) for known in specs)
-            raise invalid(f"output {_shown(name)} is unknown; the model's outputs are {known}")
+            raise invalid(f"output {shown(name)} is unknown; the model's outputs are {known}")
         if name in names[:index]:
             raise invalid(f"output {name!r} is requested twice")
 
 
-def _decode_bytes(declared: Declared, data: bytes | memoryview) -> np.ndarray:
+def check_parameters(names: Collection[str], owner: str) -> None:
+    """INVALID_INPUT for a parameter of an extension that is not served and must not be ignored."""
+    if not _UNSERVED.isdisjoint(names):
+        name = next(name for name in names if name in _UNSERVED)
+        raise invalid(
+            f"{owner}: parameter {name!r} belongs to an extension that is not served",
+            "GET /v2 lists the extensions that are.",
+        )
+
+
+def check_timeout(value: object) -> float | None:
+    """The `timeout` parameter, which is in microseconds, in seconds; None if there is none."""
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+        raise invalid("parameter 'timeout' must be a positive number of microseconds")
+    return value / _MICROSECONDS
+
+
+def check_priority(value: object) -> Priority:
+    """The lane that the `priority` parameter names; the normal one if there is none."""
+    return Priority.NORMAL if value is None else parse_priority(value)
+
+
+def _decode_bytes(declared: Declared, data: bytes) -> np.ndarray:
     name = declared.spec.name
     if declared.count * _LENGTH.size > len(data):
         raise invalid(
             f"tensor {name!r}: {len(data)} bytes of data are too few for {declared.count} elements"
         )
     values = np.empty(declared.count, dtype=object)
-    offset = 0
+    unpack, size = _LENGTH.unpack_from, len(data)
+    start = 0
     for index in range(declared.count):
-        if offset + _LENGTH.size > len(data):
+        first = start + _LENGTH.size
+        if first > size:
             raise invalid(f"tensor {name!r}: the data ends before element {index}")
-        (length,) = _LENGTH.unpack_from(data, offset)
-        offset += _LENGTH.size
-        if offset + length > len(data):
+        start = first + unpack(data, start)[0]
+        if start > size:
             raise invalid(f"tensor {name!r}: the data ends inside of element {index}")
-        values[index] = bytes(data[offset : offset + length])
-        offset += length
-    if offset != len(data):
-        raise invalid(f"tensor {name!r}: {len(data) - offset} bytes are left after the data")
+        values[index] = data[first:start]
+    if start != size:
+        raise invalid(f"tensor {name!r}: {size - start} bytes are left after the data")
     return values.reshape(declared.shape)
 
 
-def _little_endian(dtype: Datatype) -> np.dtype:
-    return np.dtype(dtype.numpy_name).newbyteorder("<")
-
-
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """A caller's value for a message: its repr, shortened."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -122,15 +122,18 @@ def _request(model: str, data: str, given: dict[str, Any]) -> _Request:
         transform=given["transform"],
         allow_pickle=given["allow_pickle"],
     )
-    return _Request(model, data, goals, options, select(names or None, target))
+    return _Request(
+        model, data, goals, options, select(names if given["recipes"] else None, target)
+    )
 
 
 def _run(output: Output, request: _Request) -> OptimizeResult:
-    from cli.optimizing import watching
+    from cli.optimizing import only_results_on_stdout, watching
     from optimize.pipeline import optimize as run
     from registry.mlflow_catalog import MlflowCatalog
 
-    with watching(output, [recipe.name for recipe in request.recipes]) as progress:
+    names = [recipe.name for recipe in request.recipes]
+    with only_results_on_stdout(), watching(output, names) as progress:
         return run(
             request.model,
             request.data,
@@ -143,17 +146,19 @@ def _run(output: Output, request: _Request) -> OptimizeResult:
 
 
 def _show_plan(output: Output, request: _Request) -> None:
+    from cli.optimizing import only_results_on_stdout
     from optimize.plan import make_plan
     from registry.mlflow_catalog import MlflowCatalog
 
-    found = make_plan(
-        request.model,
-        request.data,
-        catalog=MlflowCatalog(),
-        goals=request.goals,
-        options=request.options,
-        recipes=request.recipes,
-    )
+    with only_results_on_stdout():
+        found = make_plan(
+            request.model,
+            request.data,
+            catalog=MlflowCatalog(),
+            goals=request.goals,
+            options=request.options,
+            recipes=request.recipes,
+        )
     if output.as_json:
         output.document(found.as_dict())
     else:

@@ -16,6 +16,7 @@ from optimize.cache import versions
 from optimize.data import Rows
 from optimize.parity import compare, finite
 from optimize.quantize.calibrate import BATCH, graph_digest, rows_digest
+from optimize.quantize.effort import multiply_accumulates, trial_rows
 from optimize.quantize.methods import Method
 from optimize.quantize.sensitivity import keep_worst, layer_costs
 from optimize.quantize.trial import Trial
@@ -24,21 +25,19 @@ from services.scorer import join_rows, split_rows
 
 VERSION = 1
 
-# Enough to rank layers; a whole graph is judged on all calibration rows.
-TRIAL_ROWS = 2 * BATCH
-
 # The cost of a layer that makes answers NaN or infinite: more than any other.
 BROKEN = 1e9
 
 
 def build(method: Method, directory: Path, bench: Workbench) -> Details:
-    """Write the graph into `directory`; ValueError if no layer can be quantized."""
+    """Write the graph into `directory`, all of it quantized if no search can help."""
     method.write((), directory)
     costs: dict[str, float] = {}
     kept: tuple[str, ...] = ()
+    missed = ""
     if not bench.quality(directory).good:
         costs = _costs(method, directory, bench)
-        kept = keep_worst(costs, method.write, directory, bench)
+        kept, missed = keep_worst(costs, method.write, directory, bench)
         method.write(kept, directory)
     operators = {layer.name: layer.operator for layer in method.layers}
     return Details(
@@ -47,6 +46,7 @@ def build(method: Method, directory: Path, bench: Workbench) -> Details:
             "calibration rows": str(bench.calibration.count),
             "layers quantized": str(len(method.layers) - len(kept)),
             "layers left in float": str(len(kept)),
+            **({"search": missed} if missed else {}),
         },
         layers=tuple(
             LayerCost(name, operators[name], cost, name in kept) for name, cost in costs.items()
@@ -55,7 +55,10 @@ def build(method: Method, directory: Path, bench: Workbench) -> Details:
 
 
 def _costs(method: Method, directory: Path, bench: Workbench) -> dict[str, float]:
-    rows = bench.calibration.head(TRIAL_ROWS)
+    names = [layer.name for layer in method.layers]
+    with tempfile.TemporaryDirectory(dir=directory) as scratch:
+        per_row = multiply_accumulates(method.source, bench.calibration, Path(scratch))
+    rows = bench.calibration.head(trial_rows(per_row, len(names)))
     key: Key = {
         "version": VERSION,
         "graph": graph_digest(method.source),
@@ -65,7 +68,7 @@ def _costs(method: Method, directory: Path, bench: Workbench) -> dict[str, float
     }
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         judge = _LayerJudge(method, rows, Path(scratch))
-        return layer_costs([layer.name for layer in method.layers], judge.cost, key, bench)
+        return layer_costs(names, judge.cost, key, bench)
 
 
 class _LayerJudge:

@@ -97,7 +97,10 @@ class Dynamic:
 
     @property
     def settings(self) -> Mapping[str, str]:
-        return {"form": "dynamic U8S8 per channel"}
+        return {
+            "form": "dynamic U8S8 per channel",
+            "activation scale": "one for a whole batch, so neighbours move an answer a little",
+        }
 
     def write(self, kept: Collection[str], directory: Path) -> None:
         model = read_graph(self.source, data=True)

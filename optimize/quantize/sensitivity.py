@@ -61,22 +61,27 @@ def layer_costs(
 
 def keep_worst(
     costs: Mapping[str, float], make: Make, directory: Path, bench: Workbench
-) -> tuple[str, ...]:
-    """The costliest layers that must stay in float for the graph to be good.
+) -> tuple[tuple[str, ...], str]:
+    """The costliest layers that must stay in float for the graph to be good, and no words.
 
     `costs` has the costliest first; `make` writes the graph with the named layers in float
-    into a directory, here one inside `directory` that is gone afterwards. ValueError if no
-    layer can be quantized.
+    into a directory, here one inside `directory` that is gone afterwards. If even a single
+    quantized layer is too much, no layer is named, and the words say what the last try
+    missed: whoever judges then shows what quantizing all of them costs.
     """
     ranked = list(costs)
+    words = ""
 
     def good(kept: int) -> bool:
+        nonlocal words
         bench.step("layers left in float", kept, len(ranked))
         with tempfile.TemporaryDirectory(dir=directory) as scratch:
             make(ranked[:kept], Path(scratch))
-            return bench.quality(Path(scratch)).good
+            quality = bench.quality(Path(scratch))
+        words = f": {quality.words}"
+        return quality.good
 
     kept = smallest_good(len(ranked), good)
     if kept is None:
-        raise ValueError("no layer can be quantized within the goals")
-    return tuple(ranked[:kept])
+        return (), f"no layer can be quantized within the goals{words}"
+    return tuple(ranked[:kept]), ""

@@ -118,7 +118,7 @@ def _load(entry: EntryPoint) -> Recipe:
             loaded: Any = entry.load()
             recipe = loaded() if isinstance(loaded, type) else loaded
         fault = _fault(recipe, entry.name)
-    except Exception as error:  # noqa: BLE001 - a stranger's module may raise anything
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's module may raise it
         fault = f"{type(error).__name__}: {first_line(error)}"
     if fault is None:
         usable: Recipe = recipe

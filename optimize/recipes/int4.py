@@ -23,7 +23,7 @@ class Int4:
     name: str = "int4"
     precision: Precision = "int4"
     targets: frozenset[Target] = frozenset({Target.CPU, Target.TENSORRT})
-    version: int = 1
+    version: int = 2
     tuned: bool = True
 
     def build(self, source: Path, directory: Path, bench: Workbench) -> Details:

@@ -116,6 +116,8 @@ def _reason(item: VariantRecord) -> Markup:
         settings = "; ".join(f"{name}: {value}" for name, value in found.details.settings.items())
         if settings:
             extra.append(tag("p", settings, class_="hint"))
+        if found.joined_relative_l2 is not None and not found.row_independent:
+            extra.append(tag("p", "its rows influence each other: never joined", class_="hint"))
         if found.importer:
             extra.append(tag("p", f"TensorRT's importer: {found.importer}", class_="hint"))
         if found.emulated:

@@ -54,7 +54,7 @@ def conditions_list(report: Report) -> Markup:
     """Everything that the numbers depend on."""
     data, place = report.data, report.place
     judged = "" if place.missing is None else f"; {place.missing}"
-    joined = "yes" if report.row_independent else "no: served one row at a time"
+    joined = "yes" if report.row_independent else "no: requests are not joined"
     entries = {
         "Source model": report.source.uri,
         "Source digest": report.source.sha256,

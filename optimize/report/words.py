@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from optimize.report.numbers import milliseconds, rate, share, size, times
+from optimize.report.numbers import milliseconds, rate, share, significant, size, times
 from optimize.report.record import Report, VariantRecord, Verdict
 from optimize.variant import Measured
 
@@ -139,7 +139,13 @@ def _reservations(report: Report, found: Measured) -> Iterator[str]:
     if found.emulated:
         yield "Accuracy was judged on a twin graph with the same arithmetic."
     if not report.row_independent:
-        yield "Rows influence each other in this model, so it is served one row at a time."
+        yield "Rows influence each other in this model, so requests are not joined."
+    elif not found.row_independent:
+        yield (
+            "Unlike the source model's, its answers depend on the rows they are joined with "
+            f"(relative L2 {significant(found.joined_relative_l2 or 0.0)} next to unusual ones), "
+            "so requests are not joined, and it was judged one row at a time."
+        )
 
 
 def _quality(report: Report, found: Measured) -> Figure:

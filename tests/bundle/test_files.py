@@ -3,11 +3,19 @@ import os
 import stat
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from bundle.files import scratch_directory, sha256_file, write_atomic
+from bundle.files import (
+    exclusive,
+    replace_directory,
+    scratch_directory,
+    settle,
+    sha256_file,
+    write_atomic,
+)
 
 
 def test_sha256_reads_large_files_in_pieces(tmp_path: Path) -> None:
@@ -73,3 +81,63 @@ def test_scratch_of_a_killed_process_is_swept_and_that_of_a_running_one_is_not(
         assert not orphan.exists()
         assert mine.exists()
         assert other.exists()
+
+
+def finished(parent: Path, number: int) -> Path:
+    directory = parent / f"finished-{number}"
+    directory.mkdir()
+    (directory / "value").write_text("42")
+    return directory
+
+
+def is_right(directory: Path) -> bool:
+    return (directory / "value").is_file() and (directory / "value").read_text() == "42"
+
+
+def test_a_lock_is_held_by_one_at_a_time(tmp_path: Path) -> None:
+    order: list[str] = []
+
+    def second() -> None:
+        with exclusive(tmp_path / "lock"):
+            order.append("second")
+
+    with ThreadPoolExecutor(1) as pool:
+        with exclusive(tmp_path / "lock"):
+            waiting = pool.submit(second)
+            with pytest.raises(TimeoutError):
+                waiting.result(timeout=0.05)
+            order.append("first")
+        waiting.result(timeout=30)
+    assert order == ["first", "second"]
+
+
+def test_many_may_settle_the_same_directory_at_once(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    directories = [finished(tmp_path, number) for number in range(16)]
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda directory: settle(directory, target, is_right), directories))
+    assert is_right(target)
+    assert sum(directory.exists() for directory in directories) == 15
+
+
+@pytest.mark.parametrize("damage", ["altered", "file", "link"])
+def test_what_is_damaged_is_replaced(tmp_path: Path, damage: str) -> None:
+    target, elsewhere = tmp_path / "target", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "value").write_text("43")
+    match damage:
+        case "altered":
+            elsewhere.rename(target)
+        case "file":
+            target.write_text("42")
+        case _:
+            target.symlink_to(elsewhere)
+    settle(finished(tmp_path, 0), target, is_right)
+    assert is_right(target)
+    assert not target.is_symlink()
+    assert damage != "link" or (elsewhere / "value").read_text() == "43"
+
+
+def test_a_directory_takes_a_name_that_is_free(tmp_path: Path) -> None:
+    replace_directory(finished(tmp_path, 0), tmp_path / "target")
+    assert is_right(tmp_path / "target")

@@ -61,6 +61,46 @@ def test_a_manifest_tells_the_models_signature_from_the_apis() -> None:
     assert manifest.digest != plain.digest
 
 
+def sequence_document(pad: dict[str, Any]) -> dict[str, Any]:
+    document = manifest_document()
+    document["signature"]["inputs"] = [
+        {"name": "ids", "dtype": "INT64", "shape": [-1, -1]},
+        {"name": "kind", "dtype": "INT64", "shape": [-1, 3]},
+        {"name": "flag", "dtype": "INT64", "shape": [-1]},
+    ]
+    document["batching"]["pad"] = pad
+    return document
+
+
+def test_what_batching_may_say_is_left_out_where_it_is_not_said() -> None:
+    assert json.loads(small_manifest().canonical())["batching"].keys() == {
+        "max_rows",
+        "buckets",
+        "row_independent",
+    }
+    said = manifest_document()
+    said["batching"] |= {"max_wait_ms": 0.0, "max_queue_rows": 9, "max_queue_ms": 50.0}
+    manifest = parse_manifest(json.dumps(said).encode())
+    assert parse_manifest(manifest.canonical()) == manifest
+    assert manifest.batching.max_wait_ms == 0.0
+    assert manifest.digest != small_manifest().digest
+
+
+def test_an_input_with_a_length_may_be_padded() -> None:
+    manifest = parse_manifest(json.dumps(sequence_document({"ids": 1})).encode())
+    assert manifest.batching.pad == {"ids": 1}
+    assert parse_manifest(manifest.canonical()) == manifest
+
+
+@pytest.mark.parametrize(
+    "pad", [{"kind": 0}, {"flag": 0}, {"other": 0}, {"ids": "x"}, {"ids": None}]
+)
+def test_nothing_else_may_be_padded(pad: dict[str, Any]) -> None:
+    with pytest.raises(MlctlError, match="pad") as caught:
+        parse(sequence_document(pad))
+    assert caught.value.code is ErrorCode.MANIFEST_INVALID
+
+
 def test_a_manifest_without_a_transform_does_not_mention_it() -> None:
     assert b"transform" not in small_manifest().canonical()
 

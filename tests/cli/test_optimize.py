@@ -99,6 +99,7 @@ def test_a_plan_for_a_target_that_is_not_here_says_so(catalog: MemoryCatalog) ->
         (("--data", "none.npz"), "there is no file none.npz"),
         (("--data", "rows.npz", "--recipes", "fp23"), "did you mean 'fp32'?"),
         (("--data", "rows.npz", "--recipes", "int8-trt"), "is not for the target cpu"),
+        (("--data", "rows.npz", "--recipes", ","), "no recipe is named"),
         (("--data", "rows.npz", "--metric", "acuracy"), "did you mean 'accuracy'?"),
         (("--data", "rows.npz", "--metric", "accuracy"), "needs labels"),
         (("--data", "rows.npz", "--report", "none/report.html"), "there is no folder"),

@@ -1,10 +1,11 @@
 import io
+import os
 
 import pytest
 from rich.console import Console
 
 from bundle.clock import ManualClock
-from cli.optimizing import Board, Lines, Piecework, duration, watching
+from cli.optimizing import Board, Lines, Piecework, duration, only_results_on_stdout, watching
 from cli.output import Output
 from cli.variants import COLUMNS, NUMBERS, filled, models_table, number_cells, variants_table
 from optimize.choose import choose
@@ -118,3 +119,20 @@ def test_columns_without_a_number_are_left_out() -> None:
     columns, rows = filled(COLUMNS, [row])
     assert columns == ["Variant", "Verdict", "Agree>", "Cosine>", "Size>"]
     assert [len(each) for each in rows] == [len(columns)]
+
+
+def test_prints_go_to_stderr_even_past_python(capfd: pytest.CaptureFixture[str]) -> None:
+    with only_results_on_stdout():
+        print("chatter")
+        os.write(1, b"of compiled code\n")
+    print("the result")
+    found = capfd.readouterr()
+    assert found.out == "the result\n"
+    assert sorted(found.err.splitlines()) == ["chatter", "of compiled code"]
+
+
+def test_stdout_is_back_after_an_error(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="odd"), only_results_on_stdout():
+        raise ValueError("odd")
+    os.write(1, b"back\n")
+    assert capfd.readouterr().out == "back\n"

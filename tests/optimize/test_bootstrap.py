@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from optimize.bootstrap import Estimate, bootstrap, canonical_order, unseen_share, weighted_mean
+from optimize.bootstrap import bootstrap, canonical_order, weighted_mean
 
 
 def test_the_interval_of_a_mean_is_that_of_the_normal_law() -> None:
@@ -43,21 +43,44 @@ def test_every_resample_has_as_many_rows_as_there_are() -> None:
     assert len({weights.tobytes() for weights in seen}) > 25
 
 
-def test_an_interval_is_widened_but_never_narrowed() -> None:
-    estimate = Estimate(0.5, 0.45, 0.9, 0.95)
-    assert estimate.widened(0.1) == Estimate(0.5, 0.4, 0.9, 0.95)
-    assert estimate.widened(0.0) == estimate
+def exact_bound(seen: int, rows: int, level: float) -> float:
+    """The largest share of which `seen` or fewer of `rows` are drawn as often as 1 - level."""
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        share = (low + high) / 2
+        fewer = sum(
+            math.comb(rows, number) * share**number * (1 - share) ** (rows - number)
+            for number in range(seen + 1)
+        )
+        low, high = (share, high) if fewer > 1 - level else (low, share)
+    return low
 
 
-@pytest.mark.parametrize("rows", [1, 10, 300])
-def test_the_unseen_share_is_the_exact_bound(rows: int) -> None:
-    share = unseen_share(rows, 0.95)
-    assert (1 - share) ** rows == pytest.approx(0.05)
+@pytest.mark.parametrize("rows", [30, 300])
+@pytest.mark.parametrize("seen", [0, 1, 2, 3, 5])
+def test_a_share_of_few_rows_has_nearly_its_exact_bound(rows: int, seen: int) -> None:
+    shown = (np.arange(rows) < seen).astype(float)
+    draw = weighted_mean(shown)
+    drawn = bootstrap(draw, rows, resamples=1000, level=0.95, seed=3, unseen=1.0)
+    assert drawn.value == seen / rows
+    assert exact_bound(seen, rows, 0.95) <= drawn.high <= exact_bound(seen, rows, 0.99)
 
 
-def test_the_unseen_share_follows_the_rule_of_three() -> None:
-    assert unseen_share(1000, 0.95) == pytest.approx(3 / 1000, rel=0.01)
-    assert unseen_share(300, 0.95) < 0.01 < unseen_share(290, 0.95)
+def test_a_row_that_was_not_seen_moves_either_end_by_its_weight() -> None:
+    none = weighted_mean(np.zeros(300))
+    full = bootstrap(none, 300, resamples=1000, level=0.95, seed=3, unseen=1.0)
+    assert (full.low, full.value, full.high) == (-0.01, 0.0, 0.01)
+    half = bootstrap(none, 300, resamples=1000, level=0.95, seed=3, unseen=0.5)
+    assert (half.low, half.value, half.high) == (-0.005, 0.0, 0.005)
+
+
+def test_its_weight_may_depend_on_whether_resamples_differ() -> None:
+    alike, mixed = weighted_mean(np.ones(300)), weighted_mean(np.arange(300.0))
+    found = bootstrap(alike, 300, resamples=1000, level=0.95, seed=3, unseen=None)
+    assert (found.low, found.high) == (0.99, 1.01)
+    assert bootstrap(mixed, 300, resamples=99, level=0.9, seed=3, unseen=None) == bootstrap(
+        mixed, 300, resamples=99, level=0.9, seed=3
+    )
 
 
 def test_rows_are_ordered_by_content_alone() -> None:

@@ -200,6 +200,8 @@ class Broken:
 
     def build(self, source: Path, directory: Path, bench: Workbench) -> Details:
         del bench
+        if self.name == "path":
+            raise RuntimeError(f"/body/MatMul in '{directory / 'model.onnx'}' is odd")
         if self.name == "raises":
             raise RuntimeError("no kernel for this\nand a long trace")
         model = onnx.load(str(source))
@@ -223,9 +225,27 @@ def test_a_failing_recipe_is_recorded_and_the_others_go_on(
         recipes=(Broken("raises"), Broken("nans"), *FP32),
     )
     reasons = {item.variant.recipe: item.reason for item in result.judged}
-    assert reasons["raises"] == "failed: no kernel for this"
+    assert reasons["raises"] == "failed: RuntimeError: no kernel for this"
     assert "NaN" in reasons["nans"]
     assert result.chosen.variant.recipe == "fp32"
+
+
+def test_a_reason_names_no_folder_of_this_machine(
+    catalog: MlflowCatalog, digits_data: Path
+) -> None:
+    result = optimize("Digits", digits_data, catalog=catalog, recipes=(Broken("path"), *FP32))
+    assert result.judged[0].reason == "failed: RuntimeError: /body/MatMul in 'model.onnx' is odd"
+
+
+def test_a_limit_on_agreement_that_cannot_be_checked_is_refused(
+    catalog: MlflowCatalog, tmp_path: Path
+) -> None:
+    rows = np.random.default_rng(3).standard_normal((32, 6, 16), dtype=np.float32)
+    data = save_rows(tmp_path / "rows.npz", {"inputs": rows})
+    goals = Goals(min_agreement=0.5)
+    with pytest.raises(MlctlError, match="agreement has no meaning for output") as caught:
+        optimize("linear", data, catalog=catalog, goals=goals, recipes=FP32)
+    assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
 def test_rows_that_influence_each_other_are_served_alone(
@@ -251,7 +271,22 @@ def test_unlabelled_transformer_shapes_get_dynamic_int8(
     assert int8.model is not None
     kinds = {node.op_type for node in onnx.load(str(int8.model / "model.onnx")).graph.node}
     assert "DynamicQuantizeLinear" in kinds
+    # One scale for a batch: a row far from the others would take their digits.
+    assert not int8.measured.row_independent
+    assert [batch.batch for batch in int8.measured.latency] == [1]
     assert result.bundle.manifest.evidence.agreement is None
+
+
+def test_a_variant_that_lost_row_independence_is_sealed_unjoined(
+    catalog: MlflowCatalog, tmp_path: Path
+) -> None:
+    rows = np.random.default_rng(3).standard_normal((32, 6, 16), dtype=np.float32)
+    data = save_rows(tmp_path / "rows.npz", {"inputs": rows})
+    recipes = select(["int8-cpu"], Target.CPU)
+    result = optimize("linear", data, catalog=catalog, recipes=recipes)
+    batching = result.bundle.manifest.batching
+    assert (batching.row_independent, batching.buckets) == (False, (1,))
+    assert "requests are not joined" in result.report
 
 
 def test_several_inputs_and_outputs_keep_their_names(

@@ -9,7 +9,9 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from bundle.errors import ErrorCode, MlctlError
-from services.batcher import Batcher, Limits, QueueFullError, Ticket
+from services.batcher import Batcher, Limits, Priority, QueueFullError, Ticket
+from services.costs import BatchCosts
+from services.lanes import TURNS
 
 MAX_ROWS, MAX_QUEUE, MAX_WAIT = 8, 20, 0.5
 SECONDS = st.integers(0, 24).map(lambda eighths: eighths / 8)  # sums of these are exact
@@ -22,28 +24,38 @@ class Policy(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.policy = Batcher(Limits(MAX_ROWS, MAX_QUEUE, MAX_WAIT, self.joinable))
+        limits = Limits(MAX_ROWS, MAX_QUEUE, MAX_WAIT, self.joinable)
+        self.policy = Batcher(limits, BatchCosts({1: 0.25, 8: 0.5}))
         self.now = 0.0
         self.waiting: dict[int, Ticket] = {}
         self.running: list[Ticket] = []
-        self.told_late: set[int] = set()
-        self.left: set[int] = set()
+        self.answered_or_told: set[int] = set()
+        self.last_starts: dict[int, float] = {}
+        self.heads_passed_over = 0
 
-    @rule(rows=st.integers(1, MAX_QUEUE + 1), key=st.sampled_from("ab"), time=SECONDS)
-    def offer(self, rows: int, key: str, time: float) -> None:
+    @rule(
+        rows=st.integers(1, MAX_QUEUE + 1),
+        key=st.sampled_from("ab"),
+        time=SECONDS,
+        priority=st.sampled_from(Priority),
+    )
+    def offer(self, rows: int, key: str, time: float, priority: Priority) -> None:
         queued = sum(ticket.rows for ticket in self.waiting.values())
+        idle = not self.waiting and not self.running
         try:
-            ticket = self.policy.offer(rows, key, self.now, self.now + time)
+            ticket = self.policy.offer(rows, key, self.now, self.now + time, priority)
         except QueueFullError as error:
-            assert queued + rows > MAX_QUEUE
+            assert not idle
             assert error.retry_after >= 0
         except MlctlError as error:
             too_large = error.code is ErrorCode.PAYLOAD_TOO_LARGE
             assert (rows > MAX_QUEUE) if too_large else (time == 0)
         else:
             assert queued + rows <= MAX_QUEUE
-            assert ticket.prompt == (not self.waiting and not self.policy.busy)
+            assert ticket.prompt == idle
             self.waiting[ticket.number] = ticket
+            expected = self.policy.costs.seconds(rows)
+            self.last_starts[ticket.number] = ticket.deadline - expected
 
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
@@ -52,46 +64,64 @@ class Policy(RuleBasedStateMachine):
             ticket = data.draw(st.sampled_from(everyone))
             assert self.policy.cancel(ticket) == (ticket.number in self.waiting)
             self.waiting.pop(ticket.number, None)
-            self.left.add(ticket.number)
+            self.answered_or_told.add(ticket.number)
 
     @rule(seconds=SECONDS)
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
         overdue = self.policy.expire(self.now)
-        expected = {number for number, t in self.waiting.items() if t.deadline <= self.now}
-        expected |= {
-            t.number
-            for t in self.running
-            if t.deadline <= self.now and t.number not in self.told_late | self.left
-        }
-        assert {ticket.number for ticket in overdue} == expected
-        assert len(overdue) == len(expected)
-        self.told_late |= expected
-        for number in expected:
+        told = {ticket.number for ticket in overdue}
+        assert len(told) == len(overdue)
+        assert not told & self.answered_or_told  # each of them once
+        late = {number for number, t in self.waiting.items() if t.deadline <= self.now}
+        open_late = {t.number for t in self.running if t.deadline <= self.now}
+        assert late | (open_late - self.answered_or_told) <= told
+        # Nobody else, but those who could not be answered any more.
+        for number in told - late - open_late:
+            ticket = self.waiting[number]
+            assert not ticket.prompt
+            assert self.last_starts[number] <= self.now
+        self.answered_or_told |= told
+        for number in told:
             self.waiting.pop(number, None)
 
     @rule()
     def release(self) -> None:
         batch = self.policy.release(self.now)
         if not batch:
-            oldest = next(iter(self.waiting.values()), None)
+            oldest = min(self.waiting.values(), key=lambda t: t.number, default=None)
             waited = oldest is not None and self.now - oldest.arrived >= MAX_WAIT
             assert self.policy.busy or oldest is None or not (waited or oldest.prompt)
             return
         assert not self.running
-        assert batch[0] is next(iter(self.waiting.values()))
         assert len({ticket.key for ticket in batch}) == 1
         assert len(batch) == 1 or self.joinable
         assert len(batch) == 1 or sum(ticket.rows for ticket in batch) <= MAX_ROWS
-        assert [t.number for t in batch] == sorted(t.number for t in batch)
+        self._assert_fair(batch)
         for ticket in batch:
             del self.waiting[ticket.number]  # once only, and only who waits
         self.running = batch
 
-    @rule(seconds=SECONDS)
-    def finish(self, seconds: float) -> None:
+    def _assert_fair(self, batch: list[Ticket]) -> None:
+        """First come first served in each lane, and neither lane's head waits for ever."""
+        heads: dict[Priority, Ticket] = {}
+        for ticket in self.waiting.values():
+            heads.setdefault(ticket.priority, ticket)
+        assert batch[0] is heads[batch[0].priority]
+        for lane in Priority:
+            mine = [ticket.number for ticket in batch if ticket.priority is lane]
+            assert mine == sorted(mine)
+        normal = heads.get(Priority.NORMAL)
+        led_by_high = batch[0].priority is Priority.HIGH
+        passed = led_by_high and normal is not None and normal not in batch
+        self.heads_passed_over = self.heads_passed_over + 1 if passed else 0
+        assert self.heads_passed_over <= TURNS
+
+    @rule(seconds=SECONDS, clean=st.booleans())
+    def finish(self, seconds: float, clean: bool) -> None:
         if self.running:
-            self.policy.finished(seconds)
+            self.policy.finished(seconds, clean=clean)
+            self.answered_or_told |= {ticket.number for ticket in self.running}
             self.running = []
 
     @invariant()
@@ -103,10 +133,17 @@ class Policy(RuleBasedStateMachine):
 
     @invariant()
     def nobody_who_waits_is_forgotten(self) -> None:
-        moment = self.policy.next_event()
+        moment = self.policy.next_event(self.now)
         for ticket in self.waiting.values():
             assert moment is not None
             assert moment <= ticket.deadline
+            if not self.running:
+                assert moment <= max(self.now, ticket.arrived + MAX_WAIT)
+
+    @invariant()
+    def more_rows_never_cost_less(self) -> None:
+        seconds = [self.policy.costs.seconds(rows) for rows in range(1, 2 * MAX_QUEUE)]
+        assert seconds == sorted(seconds)
 
 
 class Unjoined(Policy):

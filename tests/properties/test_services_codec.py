@@ -112,3 +112,91 @@ def test_nothing_but_invalid_input_comes_of_any_body(
         assert error.message
     else:
         assert request.inputs.keys() <= {"t"}
+
+
+KEPT = st.fixed_dictionaries(
+    {
+        "name": st.just("t"),
+        "shape": st.lists(st.integers(0, 4), min_size=1, max_size=1),
+        "parameters": st.fixed_dictionaries({"binary_data_size": st.integers(0, 16)}),
+    }
+)
+
+
+@given(st.sampled_from(list(Datatype)), KEPT, st.binary(max_size=16), st.booleans())
+@settings(deadline=None)
+def test_a_header_that_is_kept_changes_no_answer(
+    dtype: Datatype, tensor: dict[str, Any], binary: bytes, wanted: bool
+) -> None:
+    document = {
+        "inputs": [{**tensor, "datatype": dtype.value}],
+        "parameters": {"binary_data_output": wanted},
+    }
+    head = json.dumps(document).encode()
+    signature = signature_of(dtype, np.zeros(1))
+    codec = V2Codec("m", "v", signature)
+    answers = [outcome(codec, head + binary, len(head)) for _ in range(2)]
+    assert (
+        answers[0] == answers[1] == outcome(V2Codec("m", "v", signature), head + binary, len(head))
+    )
+
+
+def outcome(codec: V2Codec, body: bytes, header_length: int) -> object:
+    try:
+        request = codec.decode(body, header_length)
+    except MlctlError as error:
+        return error.code, error.message
+    arrays = {name: (array.shape, array.tolist()) for name, array in request.inputs.items()}
+    return request.id, arrays, dict(request.outputs), request.timeout, request.priority
+
+
+PARAMETERS = st.dictionaries(
+    st.sampled_from(["timeout", "priority", "classification", "note"]),
+    st.fixed_dictionaries({}, optional={"int64_param": st.integers(-3, 3)})
+    | st.fixed_dictionaries({"string_param": st.text(max_size=3)}),
+    max_size=2,
+)
+CONTENTS = st.one_of(
+    [
+        st.fixed_dictionaries({field: st.lists(values, max_size=4)})
+        for field, values in {
+            "bool_contents": st.booleans(),
+            "int_contents": st.integers(-(1 << 31), (1 << 31) - 1),
+            "uint64_contents": st.integers(0, (1 << 64) - 1),
+            "fp32_contents": st.floats(width=32),
+            "bytes_contents": st.binary(max_size=4),
+        }.items()
+    ]
+)
+
+
+@given(
+    st.sampled_from(list(Datatype)),
+    st.sampled_from(["t", "", "\0"]),
+    st.lists(st.integers(-1, 1 << 40) | st.integers(0, 4), max_size=3),
+    st.none() | CONTENTS,
+    st.lists(st.binary(max_size=16), max_size=2),
+    PARAMETERS,
+)
+@settings(deadline=None, max_examples=300)
+def test_nothing_but_invalid_input_comes_of_any_grpc_message(
+    dtype: Datatype,
+    name: str,
+    shape: list[int],
+    contents: dict[str, list[Any]] | None,
+    raw: list[bytes],
+    parameters: dict[str, dict[str, Any]],
+) -> None:
+    message: Any = methods()["ModelInfer"].request(raw_input_contents=raw)
+    message.inputs.add(name=name, datatype=dtype.value, shape=shape, contents=contents)
+    for key, value in parameters.items():
+        message.parameters[key].SetInParent()
+        for field, given_value in value.items():
+            setattr(message.parameters[key], field, given_value)
+    codec = GrpcCodec("m", "v", signature_of(dtype, np.zeros((1, 1))))
+    try:
+        request = codec.decode(message)
+    except MlctlError as error:
+        assert error.code is ErrorCode.INVALID_INPUT
+    else:
+        assert request.inputs["t"].shape == tuple(shape)

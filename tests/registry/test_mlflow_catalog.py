@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
+from bundle.files import exclusive
+from bundle.home import state_dir
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle, verify
 from registry.catalog import Flavor, PublishReport, artifacts_sha256
@@ -98,6 +101,20 @@ def test_publishing_records_lineage_and_is_idempotent(
     assert tags["mlctl.precision"] == "fp32"
     assert tags["mlctl.verdict"] == REPORT.verdict
     assert "variants.json" in {file.path for file in client.list_artifacts(published.run_id)}
+
+
+def test_two_that_publish_the_same_bundle_at_once_register_it_once(
+    catalog: MlflowCatalog, tmp_path: Path
+) -> None:
+    source = catalog.resolve("digits/1")
+    bundle = make_bundle(tmp_path / "bundle", name="digits", scale=7.0)
+    turn = exclusive(state_dir("locks") / "publish")
+    with ThreadPoolExecutor(1) as pool:
+        with turn:
+            other = pool.submit(MlflowCatalog().publish, bundle, source, REPORT)
+            with pytest.raises(TimeoutError):
+                other.result(timeout=0.2)
+        assert other.result(timeout=120) == catalog.publish(bundle, source, REPORT)
 
 
 @pytest.fixture

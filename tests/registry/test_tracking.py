@@ -73,3 +73,19 @@ def test_an_unreachable_server_is_a_clear_error(
         MlflowCatalog().list_models()
     assert caught.value.code is ErrorCode.REGISTRY_UNAVAILABLE
     assert "MLFLOW_TRACKING_URI" in caught.value.hint
+
+
+@pytest.mark.slow
+def test_a_new_store_may_be_made_by_two_at_once(tmp_path: Path) -> None:
+    environment = {
+        **{name: value for name, value in os.environ.items() if name != TRACKING_VARIABLE},
+        HOME_VARIABLE: str(tmp_path / "home"),
+        "PYTHONPATH": str(PROJECT),
+    }
+    code = "from registry.tracking import configure_tracking; configure_tracking()"
+    both = [
+        subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE)
+        for _ in range(2)
+    ]
+    told = [process.communicate(timeout=120)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], told

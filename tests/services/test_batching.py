@@ -9,9 +9,11 @@ import pytest
 
 from bundle.clock import ManualClock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
-from services.batcher import Limits, QueueFullError
+from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from services.batcher import Limits, Priority, QueueFullError
 from services.batching import Answer, Arrays, Batching
 from services.metrics import BatchStats
+from services.padding import LengthPadding
 from tests.support.wait import wait_until
 
 
@@ -178,6 +180,55 @@ def test_the_clock_that_is_passed_in_decides() -> None:
 
     asyncio.run(main())
     assert meter.batches == [BatchStats(rows=1, queue_seconds=0.0, infer_seconds=5.0)]
+
+
+def test_a_run_that_never_ends_is_seen_and_not_waited_for() -> None:
+    async def scenario(batching: Batching, model: GatedModel, _meter: Meter) -> None:
+        assert batching.running_seconds == 0
+        model.gate.clear()
+        stuck = batching.submit(x(1), 0.05)
+        await until(lambda: model.started)
+        assert await error_of(stuck) is ErrorCode.DEADLINE_EXCEEDED
+        assert batching.running_seconds > 0
+        assert not await batching.drain(grace=0.01)
+        model.gate.set()
+        assert await batching.drain(grace=20)
+        assert batching.running_seconds == 0
+
+    play(scenario)
+
+
+def test_the_high_lane_is_served_first() -> None:
+    async def scenario(batching: Batching, model: GatedModel, _meter: Meter) -> None:
+        model.gate.clear()
+        first = batching.submit(x(0), 20)
+        await until(lambda: model.started)
+        crowd = [batching.submit(x(i), 20) for i in range(1, 5)]
+        urgent = batching.submit(x(9), 20, Priority.HIGH)
+        model.gate.set()
+        await asyncio.gather(first, *crowd, urgent)
+        assert model.runs == [[0], [9, 1, 2, 3], [4]]
+
+    play(scenario)
+
+
+def test_sequences_of_unlike_length_share_a_batch_and_keep_their_own() -> None:
+    shape = (DYNAMIC, DYNAMIC)
+    x_spec, y_spec = (TensorSpec(name=n, dtype=Datatype.FP32, shape=shape) for n in "xy")
+    lengths = LengthPadding(Signature(inputs=(x_spec,), outputs=(y_spec,)), {"x": 0})
+
+    async def main() -> None:
+        meter, model = Meter(), GatedModel()
+        batching = Batching(model, LIMITS, SystemClock(), meter, lengths=lengths)
+        sizes = (3, 5, 1, 40)
+        answers = await asyncio.gather(
+            *(batching.submit({"x": np.full((1, n), n, np.float32)}, 20) for n in sizes)
+        )
+        assert [y(answer) for answer in answers] == [[n + 1] * n for n in sizes]
+        assert [stats.rows for stats in meter.batches] == [3, 1]  # 40 is of another bucket
+        batching.close()
+
+    asyncio.run(main())
 
 
 def test_closing_answers_whoever_is_left() -> None:

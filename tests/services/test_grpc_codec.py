@@ -5,7 +5,7 @@ import pytest
 
 from bundle.errors import MlctlError
 from bundle.tensors import Datatype, Signature, TensorSpec
-from services.grpc_codec import GrpcCodec
+from services.grpc_codec import FIELDS, GrpcCodec
 from services.v2_messages import methods
 
 SIGNATURE = Signature(
@@ -15,6 +15,7 @@ SIGNATURE = Signature(
     ),
     outputs=(TensorSpec(name="y", dtype=Datatype.FP32, shape=(-1, 2)),),
 )
+TYPELESS = (Datatype.FP16, Datatype.BF16)
 CODEC = GrpcCodec("m", "v", SIGNATURE)
 
 
@@ -24,6 +25,14 @@ def request(*tensors: tuple[str, list[int], dict[str, Any]], raw: list[bytes] | 
         tensor = message.inputs.add(name=name, datatype=name, shape=shape)
         for field, values in contents.items():
             getattr(tensor.contents, field).extend(values)
+    return message
+
+
+def with_parameter(name: str, *, on: str = "", **value: Any) -> Any:
+    message = request(("FP32", [1], {"fp32_contents": [1]}))
+    owner = message.inputs[0] if on else message
+    for field, given in value.items():
+        setattr(owner.parameters[name], field, given)
     return message
 
 
@@ -40,6 +49,25 @@ def test_typed_contents() -> None:
     assert decoded.inputs["FP32"].tolist() == [0.5]
     assert decoded.inputs["BYTES"].tolist() == [b"a", b"\xff"]
     assert decoded.id == "9"
+
+
+@pytest.mark.parametrize("dtype", [kind for kind in Datatype if kind not in TYPELESS])
+def test_every_typed_field(dtype: Datatype) -> None:
+    spec = TensorSpec(name="t", dtype=dtype, shape=(-1,))
+    codec = GrpcCodec("m", "v", Signature(inputs=(spec,), outputs=(spec,)))
+    values: list[Any] = [0, 1, 1]
+    if dtype is Datatype.BYTES:
+        values = [b"", b"a", b"\xff"]
+    elif np.dtype(dtype.numpy_name).kind in "iu":
+        limits = np.iinfo(dtype.numpy_name)
+        values = [limits.min, limits.max, 0]
+    for given in (values, []):
+        message: Any = methods()["ModelInfer"].request()
+        tensor = message.inputs.add(name="t", datatype=dtype.value, shape=[len(given)])
+        getattr(tensor.contents, FIELDS[dtype]).extend(given)
+        found = codec.decode(message).inputs["t"]
+        assert found.dtype == np.dtype(dtype.numpy_name)
+        assert found.tolist() == given
 
 
 def test_raw_contents_and_answer() -> None:
@@ -65,6 +93,10 @@ def test_raw_contents_and_answer() -> None:
         (request(("FP32", [1], {"fp32_contents": [1]}), raw=[b"\0" * 4]), "both contents"),
         (request(("FP32", [1], {"fp32_contents": [1]}), ("FP32", [1], {})), "given twice"),
         (request(("FP64", [1], {})), "'FP64' is unknown"),
+        (with_parameter("timeout", int64_param=0), "'timeout' must be a positive"),
+        (with_parameter("priority", string_param="first"), "priority must be"),
+        (with_parameter("sequence_id", uint64_param=1), "'sequence_id'.*not served"),
+        (with_parameter("classification", on="FP32", int64_param=1), "'FP32'.*not served"),
     ],
 )
 def test_what_is_wrong_is_named(message: Any, complaint: str) -> None:

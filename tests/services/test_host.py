@@ -1,14 +1,21 @@
 import asyncio
+import threading
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
+from bundle.clock import ManualClock
 from bundle.errors import ErrorCode, MlctlError
+from bundle.manifest import Batching
 from bundle.verify import VerifiedBundle, seal
+from services.batcher import Limits, Priority
 from services.golden import load_golden, save_golden
 from services.host import ModelHost, Phase, require_model
+from services.scorer import Scorer
 from services.settings import Settings
 from tests.support.bundles import expected, make_bundle
 
@@ -85,3 +92,75 @@ def test_other_models_and_versions_are_not_here(bundle: VerifiedBundle) -> None:
         with pytest.raises(MlctlError) as caught:
             require_model(host, name, version)
         assert caught.value.code is ErrorCode.MODEL_NOT_FOUND
+
+
+def with_batching(bundle: VerifiedBundle, **changes: Any) -> VerifiedBundle:
+    """The bundle again, with `changes` to what its manifest says about batching."""
+    batching = Batching.model_validate({**bundle.manifest.batching.model_dump(), **changes})
+    return seal(bundle.root, bundle.manifest.model_copy(update={"batching": batching}))
+
+
+def test_the_bundle_says_how_to_batch_and_the_environment_has_the_last_word(
+    tmp_path: Path,
+) -> None:
+    said = {"max_wait_ms": 3.0, "max_queue_rows": 9, "max_queue_ms": 50.0}
+    plain = make_bundle(tmp_path / "plain")
+    told = with_batching(make_bundle(tmp_path / "told"), **said)
+
+    def limits(bundle: VerifiedBundle, **settings: float) -> Limits:
+        host = host_of(bundle, **settings)
+        return host._limits(Scorer.open(bundle, host.settings))
+
+    assert limits(plain) == Limits(32, 4096, patience=0.1)
+    assert limits(told) == Limits(32, 9, 0.003, max_queue=0.05, patience=0.1)
+    ours = limits(told, max_wait_ms=0, max_queue_ms=0, overload_patience_ms=0)
+    assert ours == Limits(32, 9, 0.0, max_queue=0.0)
+    assert limits(told, max_queue_rows=7).max_queue_rows == 7
+
+
+def test_a_run_that_hangs_ends_the_hosts_life(
+    bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, started = threading.Event(), threading.Event()
+    clock = ManualClock()
+
+    def stuck(_scorer: Scorer, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        started.set()
+        assert gate.wait(20)
+        return {"y": inputs["x"]}
+
+    async def main() -> None:
+        settings = Settings(hang_s=3)
+        host = ModelHost(bundle, settings, clock=clock, registry=CollectorRegistry())
+
+        def live() -> bool:
+            return host.live
+
+        assert live()
+        # Too slow to run on the event loop, by what the warm-up is told.
+        monkeypatch.setattr("services.host.warm_up", lambda *_: {1: 0.1, 32: 0.1})
+        await host.start()
+        monkeypatch.setattr(Scorer, "run", stuck)
+        waiting = host.infer({"x": ROW})
+        await asyncio.to_thread(started.wait, 20)
+        clock.advance(2.9)
+        assert live()
+        clock.advance(0.2)
+        assert not live()
+        waiting.cancel()
+        await host.stop(grace=0.01)  # does not wait for it
+        gate.set()
+        assert not live()
+
+    asyncio.run(main())
+
+
+def test_a_high_request_is_one_argument_away(bundle: VerifiedBundle) -> None:
+    async def main() -> None:
+        host = host_of(bundle)
+        await host.start()
+        answer = await host.infer({"x": ROW}, None, Priority.HIGH)
+        np.testing.assert_allclose(answer.outputs["y"], expected(ROW))
+        await host.stop()
+
+    asyncio.run(main())

@@ -26,6 +26,7 @@ def decode(dtype: str, data: list[object]) -> np.ndarray:
         ("INT8", [-128, 127]),
         ("UINT64", [0, (1 << 64) - 1]),
         ("INT64", [-(1 << 63), (1 << 63) - 1]),
+        ("FP16", [1.5, -65504]),
         ("FP32", [1.5, 2]),
         ("FP64", [0.1, 100000000000000000000]),
         ("BYTES", ["grün", ""]),
@@ -36,7 +37,7 @@ def decode(dtype: str, data: list[object]) -> np.ndarray:
 def test_round_trip(dtype: str, data: list[object]) -> None:
     array = decode(dtype, data)
     assert array.dtype == np.dtype(Datatype(dtype).numpy_name)
-    assert encode_data(spec_of(dtype), array) == data
+    assert list(encode_data(spec_of(dtype), array)) == data
 
 
 @pytest.mark.parametrize(
@@ -57,12 +58,16 @@ def test_round_trip(dtype: str, data: list[object]) -> None:
         ("FP64", [float("inf")], "does not fit FP64"),
         ("FP64", [10**400], "does not fit FP64"),
         ("BOOL", [1], "not of datatype BOOL"),
-        ("BYTES", [1], "element 0 is not a string"),
+        ("FP16", [65520.0], "does not fit FP16"),
+        ("BYTES", [1], "1 is not of datatype BYTES, which takes strings"),
+        ("BYTES", [None], "None is not of datatype"),
         ("BYTES", ["\ud800"], "surrogate"),
-        ("FP16", [1.0], "binary"),
         ("BF16", [1.0], "binary"),
         ("FP32", [[1.0], [1.0, 2.0]], "ragged"),
-        ("BYTES", [["a"]], "deeper than its shape"),
+        ("BYTES", [["a"]], "nested too deep"),
+        ("INT64", [-1e19], "outside of"),
+        ("INT64", [1e3], "1000.0 is not of datatype INT64, which takes whole numbers"),
+        ("FP32", ["x" * 500], r"'x{76}\.\.\. is not of"),
     ],
 )
 def test_silent_conversions_are_refused(dtype: str, data: list[object], message: str) -> None:
@@ -107,10 +112,25 @@ def test_uneven_rows_are_refused_even_if_their_number_is_right() -> None:
             decode_data(declared, uneven)
 
 
+def test_texts_are_nested_in_their_shape_too() -> None:
+    specs = {"m": TensorSpec(name="m", dtype=Datatype.BYTES, shape=(-1, 2))}
+    declared = declare(specs, "m", "BYTES", [2, 2])
+    nested = decode_data(declared, [["a", "b"], ["c", "d"]])
+    assert nested.tolist() == [[b"a", b"b"], [b"c", b"d"]]
+    assert decode_data(declared, ["a", "b", "c", "d"]).tolist() == nested.tolist()
+    for wrong in ([["a", "b", "c"], ["d"]], [["a", "b", "c", "d"]], [["a"], ["b"], ["c"], ["d"]]):
+        with pytest.raises(MlctlError, match="'m': data"):
+            decode_data(declared, wrong)
+    empty = declare(specs, "m", "BYTES", [0, 2])
+    assert decode_data(empty, []).shape == (0, 2)
+
+
 def test_what_json_cannot_carry_says_so() -> None:
     with pytest.raises(MlctlError, match="not finite"):
         encode_data(spec_of("FP32"), np.array([np.nan], np.float32))
     with pytest.raises(MlctlError, match="UTF-8"):
         encode_data(spec_of("BYTES"), np.array([b"\xff"], dtype=object))
     with pytest.raises(MlctlError, match="binary"):
-        encode_data(spec_of("FP16"), np.ones(1, np.float16))
+        encode_data(spec_of("BF16"), np.ones(1, np.uint16))
+    with pytest.raises(MlctlError, match="not finite"):
+        encode_data(spec_of("FP16"), np.array([np.inf], np.float16))

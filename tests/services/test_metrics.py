@@ -1,6 +1,8 @@
+from __future__ import annotations
+
 from prometheus_client import CollectorRegistry
 
-from services.metrics import BatchStats, Metrics
+from services.metrics import BatchStats, Distribution, Metrics
 
 
 def test_requests_batches_and_depth_are_told() -> None:
@@ -21,3 +23,49 @@ def test_requests_batches_and_depth_are_told() -> None:
     assert value("mlctl_queue_seconds_bucket", le="0.0025") == 1
     assert value("mlctl_infer_seconds_sum") == 0.5
     assert value("mlctl_queue_rows") == 3
+
+
+def test_refusals_and_misses_are_told_apart() -> None:
+    registry = CollectorRegistry()
+    metrics = Metrics("m", registry)
+    assert registry.get_sample_value("mlctl_deadline_misses_total", {"model": "m"}) == 0
+    outcomes = ("ok", "gone", "internal", "queue_full", "queue_full", "deadline_exceeded")
+    for outcome in outcomes:
+        metrics.request("http", outcome)
+    metrics.request("grpc", "queue_full")
+
+    def refused(reason: str) -> float | None:
+        labels = {"model": "m", "reason": reason}
+        return registry.get_sample_value("mlctl_rejections_total", labels)
+
+    assert refused("queue_full") == 3
+    assert [refused(reason) for reason in ("ok", "gone", "internal", "deadline_exceeded")] == [
+        None
+    ] * 4
+    assert registry.get_sample_value("mlctl_deadline_misses_total", {"model": "m"}) == 1
+
+
+def test_every_stage_of_an_answer_is_told() -> None:
+    registry = CollectorRegistry()
+    metrics = Metrics("m", registry)
+    metrics.stages(parse=0.00002, queue=0.5, infer=20.0, serialize=0.0)
+    metrics.stages(parse=0.00002, queue=0.25, infer=0.0, serialize=0.0)
+
+    def value(suffix: str, stage: str, **labels: str) -> float | None:
+        found = {"model": "m", "stage": stage, **labels}
+        return registry.get_sample_value(f"mlctl_stage_seconds_{suffix}", found)
+
+    assert value("bucket", "parse", le="1e-05") == 0
+    assert value("bucket", "parse", le="2.5e-05") == 2
+    assert value("sum", "queue") == 0.75
+    assert value("bucket", "infer", le="10.0") == 1
+    assert value("bucket", "infer", le="+Inf") == 2
+    assert value("count", "serialize") == 2
+
+
+def test_a_value_is_in_the_bucket_whose_bound_it_does_not_pass() -> None:
+    distribution = Distribution((1, 2, 4))
+    for value in (0.5, 1, 1.5, 2, 4, 5):
+        distribution.observe(value)
+    assert distribution.counts == [2, 2, 1, 1]
+    assert distribution.total == 14

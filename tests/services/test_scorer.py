@@ -6,6 +6,7 @@ import pytest
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import Manifest
 from bundle.verify import VerifiedBundle
+from services.padding import RowPaddedSession
 from services.scorer import Scorer
 from services.session import FunctionSession
 from services.settings import Settings
@@ -103,3 +104,11 @@ def test_bf16_is_refused_at_load(bundle: VerifiedBundle) -> None:
     with pytest.raises(MlctlError, match="BF16") as caught:
         Scorer.open(odd, Settings())
     assert caught.value.code is ErrorCode.UNSUPPORTED_MODEL
+
+
+def test_batches_are_of_the_bundles_sizes_where_that_is_asked_for(bundle: VerifiedBundle) -> None:
+    rows = np.arange(20, dtype=np.float32).reshape(5, 4)
+    for pad_rows in (None, True, False):
+        scorer = Scorer.open(bundle, Settings(pad_rows=pad_rows))
+        np.testing.assert_allclose(scorer.run({"x": rows})["y"], expected(rows))
+        assert isinstance(scorer._session, RowPaddedSession) == (pad_rows is True)

@@ -125,7 +125,18 @@ def test_metrics_are_beside_bentomls(server: Server) -> None:
     assert 'mlctl_requests_total{model="tiny",outcome="ok",protocol="predict"}' in text
     assert 'mlctl_queue_rows{model="tiny"} 0.0' in text
     assert "mlctl_batch_rows_bucket" in text
+    assert 'mlctl_stage_seconds_bucket{le="0.001",model="tiny",stage="parse"}' in text
+    assert 'mlctl_deadline_misses_total{model="tiny"} 0.0' in text
     assert "bentoml_service_request_total" in text
+
+
+def test_the_server_speaks_our_protocol(server: Server) -> None:
+    headers = {f"x-{number}": "1" for number in range(200)}  # uvicorn's own takes any number
+    assert httpx.get(f"{server.url}/v2", headers=headers).status_code == 431
+    tensor = {"name": "x", "datatype": "FP32", "shape": [2, 4], "data": X.tolist()}
+    found = httpx.post(f"{server.url}{MODEL}/infer", json={"inputs": [tensor]})
+    assert found.headers["date"]
+    assert found.headers["x-request-id"]
 
 
 def test_the_bentos_own_code_is_served(server: Server) -> None:

@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
+import uvicorn.config
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
+from services.lean.protocol import LeanProtocol
 from services.service_bundle import digest_file, find_bundle
 from services.settings import Settings
 
@@ -64,8 +67,21 @@ def test_predict_has_one_typed_argument_for_each_input(seam: Any, bundle: Verifi
     assert route["input"]["properties"]["x"]["dtype"] == "float32"
 
 
-def test_our_application_is_in_front(seam: Any, bundle: VerifiedBundle) -> None:
-    assert isinstance(seam.build_service(bundle, Settings()).to_asgi(), seam.Front)
+@pytest.mark.parametrize("lean", [True, False])
+def test_our_application_and_protocol_are_in_front(
+    seam: Any, bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch, lean: bool
+) -> None:
+    stock = uvicorn.config.HTTP_PROTOCOLS["auto"]
+    monkeypatch.setitem(uvicorn.config.HTTP_PROTOCOLS, "auto", stock)  # put back afterwards
+    app = seam.build_service(bundle, Settings(lean_http=lean)).to_asgi()
+    assert isinstance(app, seam.Front)
+    # This is how BentoML makes it: after `to_asgi`, and without naming a protocol.
+    config = uvicorn.Config(app, log_config=None)
+    config.load()
+    protocol: Any = config.http_protocol_class
+    assert issubclass(protocol, LeanProtocol) is lean
+    if lean:
+        assert f"/v2/models/tiny/versions/{bundle.digest}/infer".encode() in protocol.targets
 
 
 def test_importing_without_a_bundle_exits_with_the_reason(tmp_path: Path) -> None:

@@ -30,6 +30,17 @@ def test_a_wrong_value_names_its_variable(monkeypatch: pytest.MonkeyPatch) -> No
     assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
+def test_what_batching_does_is_the_bundles_unless_it_is_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = ("max_queue_rows", "max_queue_ms", "max_wait_ms", "pad_rows")
+    assert all(getattr(load_settings(), name) is None for name in names)
+    monkeypatch.setenv("MLCTL_MAX_WAIT_MS", "0")
+    monkeypatch.setenv("MLCTL_PAD_ROWS", "true")
+    assert load_settings().max_wait_ms == 0
+    assert load_settings().pad_rows is True
+
+
 def test_an_engines_options_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLCTL_TRT_HARDWARE_COMPATIBILITY", "ampere_plus")
     monkeypatch.setenv("MLCTL_TRT_WORKSPACE_MB", "512")

@@ -6,12 +6,15 @@ import pytest
 
 from bundle.clock import ManualClock
 from bundle.errors import ErrorCode, MlctlError
+from bundle.manifest import Manifest
 from bundle.verify import VerifiedBundle
+from services.padding import LengthPadding
 from services.scorer import Scorer
 from services.session import FunctionSession
 from services.settings import Settings
-from services.warmup import check_golden, warm_up
+from services.warmup import check_golden, check_padding, warm_up
 from tests.support.bundles import expected, make_bundle
+from tests.support.manifests import manifest_document
 
 Run = Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]
 
@@ -53,5 +56,39 @@ def test_every_bucket_is_run_and_the_slowest_counts(bundle: VerifiedBundle) -> N
         return {"y": inputs["x"]}
 
     rows = {"x": np.zeros((3, 4), np.float32)}
-    assert warm_up(scorer_of(bundle, run), rows, clock) == pytest.approx(0.32)
+    measured = warm_up(scorer_of(bundle, run), rows, clock)
+    assert measured == pytest.approx({1: 0.01, 8: 0.08, 32: 0.32})
     assert seen == [1, 1, 8, 8, 32, 32]
+
+
+def sequence_scorer(run: Run) -> Scorer:
+    """A scorer of `run` whose one input and one output are of any length."""
+    document = manifest_document()
+    for side, name in (("inputs", "x"), ("outputs", "y")):
+        document["signature"][side] = [{"name": name, "dtype": "FP32", "shape": [-1, -1]}]
+    document["batching"]["pad"] = {"x": 0}
+    document["evidence"]["max_abs_error"] = 1e-6
+    manifest = Manifest.model_validate(document)
+    return Scorer(manifest, manifest.digest, FunctionSession(run))
+
+
+def test_a_model_that_padding_disturbs_is_refused() -> None:
+    rows = {"x": np.arange(1, 13, dtype=np.float32).reshape(2, 6)}
+
+    def check(run: Run) -> None:
+        scorer = sequence_scorer(run)
+        check_padding(scorer, LengthPadding(scorer.signature, {"x": 0}), rows)
+
+    check(lambda inputs: {"y": inputs["x"] * inputs["x"].sum(axis=1, keepdims=True)})
+    with pytest.raises(MlctlError, match="'y' padded, of the golden rows") as caught:
+        check(lambda inputs: {"y": inputs["x"] * inputs["x"].mean(axis=1, keepdims=True)})
+    assert caught.value.code is ErrorCode.PARITY_FAILED
+
+
+def test_a_single_column_proves_nothing_about_padding() -> None:
+    def never(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        raise AssertionError(inputs)
+
+    scorer = sequence_scorer(never)
+    lengths = LengthPadding(scorer.signature, {"x": 0})
+    check_padding(scorer, lengths, {"x": np.ones((2, 1), np.float32)})

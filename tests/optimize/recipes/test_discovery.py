@@ -145,6 +145,7 @@ def test_a_built_in_name_cannot_be_taken(folder: Folder) -> None:
     [
         ("import nowhere_to_be_found", "No module named 'nowhere_to_be_found'"),
         ("raise RuntimeError('no licence')", "RuntimeError: no licence"),
+        ("raise SystemExit('no licence')", "SystemExit: no licence"),
         ("Other = 1", "has no attribute 'Copy'"),
         (GOOD.replace('"copy"', '"other"'), "called 'copy', the recipe 'other'"),
         (GOOD.replace('"fp32"', '"fp8"'), "precision 'fp8' is none of fp32, "),

@@ -1,0 +1,184 @@
+"""What the batcher does at three times what the model can: `python -m benchmarks.overload`.
+
+The real batcher, event loop and model thread, with a dense network of 20 MFLOP a row that
+ONNX Runtime runs on one thread; no network. Open loop: a request comes when it is due,
+whatever became of those before, and its latency counts from then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+from rich.console import Console
+from rich.table import Table
+
+from bundle.clock import SystemClock
+from bundle.errors import MlctlError
+from services.batcher import Limits
+from services.batching import Arrays, Batching
+from services.costs import BatchCosts
+from services.metrics import BatchStats
+from services.session import Session, open_session
+
+WIDTHS = (1024, 3072, 2048, 512)
+MAX_ROWS = 64
+BUCKETS = (1, 8, 32, MAX_ROWS)
+SECONDS = 6.0
+LOADS = (0.3, 0.6, 3.0)
+
+
+class Model:
+    """The session as the batcher sees it."""
+
+    def __init__(self, session: Session) -> None:
+        self.run = session.run
+
+    def check(self, inputs: Mapping[str, np.ndarray]) -> int:
+        return int(inputs["x"].shape[0])
+
+
+class Rows:
+    """Counts rows and batches."""
+
+    def __init__(self) -> None:
+        self.rows = self.batches = 0
+
+    def batch(self, stats: BatchStats) -> None:
+        self.rows += stats.rows
+        self.batches += 1
+
+    def queue_rows(self, rows: int) -> None:
+        """The depth is not of interest here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One load: rates in requests per second, times in milliseconds."""
+
+    offered: float
+    answered: float
+    p50: float
+    p99: float
+    refused_share: float
+    refusal_p99: float
+    mean_rows: float
+
+
+def dense_model(path: Path) -> None:
+    """Write the network; its weights are random."""
+    generator = np.random.default_rng(0)
+    nodes, weights, last = [], [], "x"
+    for index, (width_in, width_out) in enumerate(itertools.pairwise(WIDTHS)):
+        weight = generator.normal(0, width_in**-0.5, (width_in, width_out)).astype(np.float32)
+        weights.append(numpy_helper.from_array(weight, f"w{index}"))
+        nodes.append(helper.make_node("MatMul", [last, f"w{index}"], [f"h{index}"]))
+        nodes.append(helper.make_node("Relu", [f"h{index}"], [f"a{index}"]))
+        last = f"a{index}"
+    x, y = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", width])
+        for name, width in (("x", WIDTHS[0]), (last, WIDTHS[-1]))
+    )
+    model = helper.make_model(
+        helper.make_graph(nodes, "dense", [x], [y], weights),
+        opset_imports=[helper.make_opsetid("", 20)],
+    )
+    model.ir_version = 10
+    onnx.save(model, str(path))
+
+
+def measure_costs(session: Session) -> dict[int, float]:
+    """Seconds by rows: the median of nine runs."""
+    costs = {}
+    for rows in BUCKETS:
+        x = {"x": np.ones((rows, WIDTHS[0]), np.float32)}
+        seconds = []
+        for _ in range(10):
+            start = time.perf_counter()
+            session.run(x)
+            seconds.append(time.perf_counter() - start)
+        costs[rows] = sorted(seconds[1:])[4]
+    return costs
+
+
+async def offer(session: Session, costs: dict[int, float], rate: float) -> Result:
+    """Ask at random moments, `rate` a second on average, for `SECONDS`."""
+    meter, generator = Rows(), random.Random(1)
+    limits = Limits(MAX_ROWS, 4096)
+    batching = Batching(Model(session), limits, SystemClock(), meter, costs=BatchCosts(costs))
+    latencies: list[float] = []
+    refusals: list[float] = []
+    x: Arrays = {"x": np.ones((1, WIDTHS[0]), np.float32)}
+
+    def ask(due: float) -> None:
+        try:
+            future = batching.submit(x, 30.0)
+        except MlctlError:
+            refusals.append(time.perf_counter() - due)
+        else:
+            future.add_done_callback(lambda _: latencies.append(time.perf_counter() - due))
+
+    due = start = time.perf_counter()
+    while due < start + SECONDS:
+        now = time.perf_counter()
+        while due <= now:
+            ask(due)
+            due += generator.expovariate(rate)
+        await asyncio.sleep(0.0002)
+    asked_for = time.perf_counter() - start
+    await batching.drain()
+    batching.close()
+    p50, p99 = np.percentile(latencies, [50, 99]) * 1e3
+    refusal_p99 = np.percentile(refusals, 99) * 1e3 if refusals else 0.0
+    total = len(latencies) + len(refusals)
+    return Result(
+        total / asked_for,
+        len(latencies) / asked_for,
+        float(p50),
+        float(p99),
+        len(refusals) / total,
+        float(refusal_p99),
+        meter.rows / meter.batches,
+    )
+
+
+def main() -> None:
+    """Print the table."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "dense.onnx"
+        dense_model(path)
+        session = open_session(path)
+    costs = measure_costs(session)
+    capacity = MAX_ROWS / costs[MAX_ROWS]
+    console = Console(width=120)
+    each = ", ".join(f"{rows} rows {seconds * 1e3:.1f} ms" for rows, seconds in costs.items())
+    console.print(f"ONNX Runtime alone: {each}; {capacity:.0f} rows a second at {MAX_ROWS}")
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("load", "offered/s", "answered/s", "p50 ms", "p99 ms", "refused", "in ms", "rows"):
+        table.add_column(name, justify="right")
+    for load in LOADS:
+        result = asyncio.run(offer(session, costs, load * capacity))
+        table.add_row(
+            f"{load:.1f}x",
+            f"{result.offered:.0f}",
+            f"{result.answered:.0f}",
+            f"{result.p50:.1f}",
+            f"{result.p99:.1f}",
+            f"{result.refused_share:.1%}",
+            f"{result.refusal_p99:.1f}",
+            f"{result.mean_rows:.1f}",
+        )
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""The standard gRPC health service: SERVING while the host is ready and the server not stopping.
+
+Only the messages are the package's. Its own service forgets watchers when one of several
+leaves, and its streams would hold a server back that is told to stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1.health_pb2 import DESCRIPTOR, HealthCheckResponse
+
+from services.host import ModelHost
+
+HEALTH_SERVICE = DESCRIPTOR.services_by_name["Health"].full_name
+
+
+class Health(health_pb2_grpc.HealthServicer):
+    """Answers for the whole server, which is named "", and for each of `services`."""
+
+    def __init__(self, host: ModelHost, *services: str) -> None:
+        self._host = host
+        self._known = frozenset({"", *services})
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """Tell everyone that watches, and end their streams."""
+        self._stopping.set()
+
+    async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol's name
+        if request.service not in self._known:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "this server has no such service")
+        return self._answer()
+
+    async def Watch(  # noqa: N802 - the protocol's name
+        self, request: Any, _context: Any
+    ) -> AsyncIterator[Any]:
+        if request.service not in self._known:
+            yield HealthCheckResponse(status=HealthCheckResponse.SERVICE_UNKNOWN)
+            await self._stopping.wait()
+            return
+        yield self._answer()
+        await self._stopping.wait()
+        yield self._answer()
+
+    def _answer(self) -> Any:
+        serving = self._host.ready and not self._stopping.is_set()
+        status = HealthCheckResponse.SERVING if serving else HealthCheckResponse.NOT_SERVING
+        return HealthCheckResponse(status=status)

@@ -1,0 +1,201 @@
+"""uvicorn's protocol with limits on what a slow, endless or impolite client can hold.
+
+A head has a size, a number of headers and a time; an answer that nobody reads, and the
+rest of a body that was refused, have a time as well. A client that only ended its sending
+half still gets its answer. An error never overtakes the answer to an earlier request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from services.responses import make_response, render_headers, to_wire
+
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class _HeadersError(Exception):
+    """More headers than are taken."""
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """One connection. The class attributes are its limits, in bytes and seconds."""
+
+    max_head_bytes = 64 << 10
+    max_headers = 128
+    head_seconds = 10.0
+    drain_seconds = 10.0
+    # A client must take this much in this time while an answer waits to be sent.
+    stall_seconds = 10.0
+    stall_bytes = 4 << 10
+    probe_seconds = 0.05
+
+    transport: asyncio.Transport
+    _in_head = True
+    _in_body = False
+    _broken = False
+    _too_many_headers = False
+    _head_bytes = 0
+    _head_timer: asyncio.TimerHandle | None = None
+    _drain_timer: asyncio.TimerHandle | None = None
+    _stall_timer: asyncio.TimerHandle | None = None
+    _probe_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def answering(self) -> bool:
+        """Whether a request's answer is not complete."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._arm_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        timers = (self._head_timer, self._drain_timer, self._stall_timer, self._probe_timer)
+        for timer in (*timers, self.timeout_keep_alive_task):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._broken or self.transport.is_closing():
+            return
+        continued = self._in_head
+        super().data_received(data)
+        if self._in_head:
+            self._head_bytes = self._head_bytes + len(data) if continued else 0
+            if self._head_bytes > self.max_head_bytes:
+                self._fail(431, "The head of the request is too large.")
+            else:
+                self._arm_head()
+        elif not self._in_body and self.timeout_keep_alive_task is None and not self.answering:
+            self._arm_head()  # only blank lines came: they must not hold the connection either
+
+    def on_message_begin(self) -> None:
+        self._in_head = True
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # Not by the inherited one: each header of each request comes here.
+        if not self._in_head:
+            return  # trailers mean nothing here
+        if len(self.headers) >= self.max_headers:
+            self._too_many_headers = True
+            raise _HeadersError
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        self._end_head()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._in_body = False
+        if self._drain_timer is not None:
+            self._drain_timer.cancel()
+            self._drain_timer = None
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.flow.write_paused:
+            self.flow.pause_reading()
+        if self._in_body and not self.answering:
+            self._drain()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.flow.pause_reading()
+        self._watch_stall(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+        if not self.pipeline and not self._broken:
+            self.flow.resume_reading()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Whether to stay for the answer, though the client sends no more.
+
+        Its end looks the same whether it left or only closed its sending half. An interim
+        answer tells: who left answers it with a reset, which ends the connection.
+        """
+        if not self.answering or self._in_head or self._in_body or self.scheme == "https":
+            return False
+        if self.parser.get_http_version() != "1.1":
+            return False
+        self.cycle.keep_alive = False
+        self._broken = True
+        self._probe()
+        return True
+
+    def send_400_response(self, msg: str) -> None:
+        if self._too_many_headers:
+            self._fail(431, "The request has too many headers.")
+        else:
+            self._fail(400, msg)
+
+    def _probe(self) -> None:
+        if not self.answering or self.transport.is_closing():
+            return
+        if not self.pipeline and not self.cycle.response_started:
+            self.transport.write(_CONTINUE)
+            self._probe_timer = self.loop.call_later(self.probe_seconds, self._probe)
+
+    def _end_head(self) -> None:
+        self._in_head = False
+        self._in_body = True
+        self._head_bytes = 0
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _arm_head(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.head_seconds, self._head_is_late)
+
+    def _head_is_late(self) -> None:
+        if self._in_head and self.headers is not None:
+            self._fail(408, "The head of the request did not come in time.")
+        elif not self.answering:
+            self.transport.close()
+
+    def _fail(self, status: int, message: str) -> None:
+        """Answer `status` and close, after the answers that are still to come."""
+        self._broken = True
+        waiting = self.cycle if self.answering else None
+        if waiting is not None and (self._in_head or not waiting.more_body):
+            waiting.keep_alive = False
+            self.flow.pause_reading()
+            return
+        refused = self._in_body and waiting is None
+        if refused or self.pipeline or (waiting is not None and waiting.response_started):
+            self.transport.close()
+            return
+        response = make_response(status, b"text/plain; charset=utf-8", message.encode())
+        headers = render_headers(self.server_state.default_headers)
+        self.transport.write(to_wire(response, headers, close=True))
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._drain()
+
+    def _drain(self) -> None:
+        """Take what still comes: closing would reset the connection before the answer is read."""
+        if self._drain_timer is None:
+            self._drain_timer = self.loop.call_later(self.drain_seconds, self.transport.abort)
+
+    def _watch_stall(self, size: int) -> None:
+        self._stall_timer = self.loop.call_later(self.stall_seconds, self._check_stall, size)
+
+    def _check_stall(self, before: int) -> None:
+        size = self.transport.get_write_buffer_size()
+        if before - size < self.stall_bytes:
+            self.transport.abort()
+        else:
+            self._watch_stall(size)

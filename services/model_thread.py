@@ -1,0 +1,48 @@
+"""The thread that a model runs on, seen from an event loop.
+
+It is a daemon: a run that never ends must not keep the process from ending, as a thread of
+`concurrent.futures` would, which the interpreter joins at its exit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+_T = TypeVar("_T")
+Done = Callable[[_T | BaseException], None]
+
+
+class ModelThread(Generic[_T]):
+    """Does one piece of work after the other; results are told on the event loop's thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._work: queue.SimpleQueue[tuple[Callable[[], _T], Done[_T]] | None] = (
+            queue.SimpleQueue()
+        )
+        threading.Thread(target=self._run, name="mlctl-model", daemon=True).start()
+
+    def submit(self, work: Callable[[], _T], done: Done[_T]) -> None:
+        """Do `work`, then call `done` on the loop with its result, or with what it raised."""
+        self._work.put((work, done))
+
+    def stop(self) -> None:
+        """End the thread after the work that it was given."""
+        self._work.put(None)
+
+    def _run(self) -> None:
+        while (item := self._work.get()) is not None:
+            work, done = item
+            result: _T | BaseException
+            try:
+                result = work()
+            except BaseException as error:  # noqa: BLE001 - told to whoever waits for it
+                result = error
+            # A loop that was closed has nobody left who waits.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(done, result)

@@ -1,0 +1,113 @@
+"""Strangers' recipes that raise, leave and return what they should not."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from bundle.errors import ErrorCode, MlctlError
+from optimize.recipes.base import Details, Precision, Target, Workbench
+from optimize.recipes.guard import build_guarded
+from tests.optimize.recipes.models import bench, images, network
+
+Body = Callable[[Path, Path], Any]
+
+
+@dataclass(frozen=True)
+class Strange:
+    body: Body
+    name: str = "strange"
+    precision: Precision = "fp32"
+    targets: frozenset[Target] = frozenset(Target)
+    version: int = 1
+    tuned: bool = False
+
+    def build(self, source: Path, directory: Path, bench: Workbench) -> Details:  # noqa: ARG002
+        found: Details = self.body(source, directory)
+        return found
+
+
+def copied(source: Path, directory: Path) -> Details:
+    (directory / "model.onnx").write_bytes(source.read_bytes())
+    return Details({"copied": "yes"})
+
+
+def raising(error: BaseException) -> Body:
+    def body(source: Path, directory: Path) -> Details:
+        del source, directory
+        raise error
+
+    return body
+
+
+def leaving_a_folder(source: Path, directory: Path) -> Details:
+    (directory / "scratch").mkdir()
+    return copied(source, directory)
+
+
+def leaving_a_link(source: Path, directory: Path) -> Details:
+    (directory / "model.onnx").symlink_to(source)
+    return Details()
+
+
+def leaving_weights_elsewhere(source: Path, directory: Path) -> Details:
+    onnx.save_model(
+        onnx.load(str(source)),
+        str(directory / "model.onnx"),
+        save_as_external_data=True,
+        location="weights.bin",
+        size_threshold=0,
+    )
+    return Details()
+
+
+def build(body: Body, tmp_path: Path) -> Details:
+    out = tmp_path / "out"
+    out.mkdir(parents=True)
+    source = network(tmp_path / "source")
+    return build_guarded(Strange(body), source, out, bench(source, images()))
+
+
+def test_a_good_recipe_passes_through(tmp_path: Path) -> None:
+    assert build(copied, tmp_path) == Details({"copied": "yes"})
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (raising(ValueError("no kernel")), "^no kernel$"),
+        (raising(FileNotFoundError("no table")), "FileNotFoundError: no table"),
+        (raising(TimeoutError("no answer")), "TimeoutError: no answer"),
+        (raising(KeyError("w")), "KeyError: 'w'"),
+        (raising(SystemExit(3)), "SystemExit: 3"),
+        (lambda *_: Details(), "it wrote no model.onnx"),
+        (leaving_a_folder, "it left 'scratch', which is no plain file"),
+        (leaving_a_link, "it left 'model.onnx', which is no plain file"),
+        (leaving_weights_elsewhere, "weights are in 'weights.bin'"),
+        (lambda *paths: copied(*paths) and None, "returned NoneType and no Details"),
+        (lambda *paths: copied(*paths) and Details({"n": 5}), "must be texts"),  # type: ignore[dict-item]
+    ],
+)
+def test_what_goes_wrong_is_a_reason(tmp_path: Path, body: Body, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        build(body, tmp_path)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO])
+def test_a_disk_that_takes_no_more_is_no_ones_fault(tmp_path: Path, number: int) -> None:
+    with pytest.raises(OSError, match="gone") as caught:
+        build(raising(OSError(number, "gone")), tmp_path)
+    assert caught.value.errno == number
+
+
+def test_errors_of_ours_and_interruptions_pass_through(tmp_path: Path) -> None:
+    with pytest.raises(MlctlError):
+        build(raising(MlctlError(ErrorCode.INVALID_INPUT, "odd")), tmp_path / "one")
+    with pytest.raises(KeyboardInterrupt):
+        build(raising(KeyboardInterrupt()), tmp_path / "two")

@@ -1,0 +1,113 @@
+"""What a variant is judged by: as it will be served, and in a search by the gate's own bound."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from bundle.clock import SystemClock
+from optimize.data import Rows
+from optimize.goals import Goals
+from optimize.judge import Baseline, QualityMeter, measure_variant, run_rows
+from optimize.metrics import load_metric
+from optimize.place import Place
+from optimize.quantize.edit import read_graph
+from optimize.quantize.layers import find_layers
+from optimize.quantize.methods import Dynamic
+from optimize.recipes.base import Details, Target
+from optimize.variant import Measured
+from services.session import open_session
+from tests.optimize.quantize.nets import product_net, save_net, token_rows
+
+CPU = Place(Target.CPU, "cpu")
+ROWS = token_rows(24)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return product_net(tmp_path_factory.mktemp("net"), hard=False)
+
+
+@pytest.fixture(scope="module")
+def dynamic(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("dynamic")
+    layers = find_layers(read_graph(source, data=False).graph, ("MatMul",))
+    Dynamic(source, layers).write((), directory)
+    return directory
+
+
+def measured(source: Path, directory: Path, *, row_independent: bool = True) -> Measured:
+    outputs = open_session(source).run(ROWS.inputs)
+    baseline = Baseline(ROWS, outputs, row_independent, None)
+    return measure_variant(directory, 20, Details(), baseline, CPU, SystemClock())
+
+
+def test_a_variant_whose_rows_influence_each_other_is_judged_and_timed_alone(
+    source: Path, dynamic: Path
+) -> None:
+    found = measured(source, dynamic)
+    assert not found.row_independent
+    assert found.joined_relative_l2 is not None
+    assert found.joined_relative_l2 > 0.5
+    assert [each.batch for each in found.latency] == [1]
+    alone = run_rows(open_session(dynamic / "model.onnx").run, ROWS, 1)
+    want = open_session(source).run(ROWS.inputs)
+    assert found.parity.max_abs_error == pytest.approx(float(abs(want["y"] - alone["y"]).max()))
+
+
+def test_one_that_leaves_rows_alone_is_joined(source: Path) -> None:
+    found = measured(source, source.parent)
+    assert found.row_independent
+    assert [each.batch for each in found.latency] == [1, 2, 4, 8, 16, 32]
+
+
+def test_where_the_source_joins_nothing_no_company_is_kept(source: Path) -> None:
+    found = measured(source, source.parent, row_independent=False)
+    assert not found.row_independent
+    assert found.joined_relative_l2 is None
+
+
+def scores(directory: Path, bias: list[float]) -> Path:
+    """A net whose two scores are its two inputs and a bias."""
+    nodes = [helper.make_node("Add", ["x", "b"], ["y"], name="add")]
+    arrays = {"b": np.array(bias, np.float32)}
+    return save_net(directory, nodes, arrays, (["batch", 2], ["batch", 2]))
+
+
+def meter(source: Path, flipped: int, rows: int, judging: int) -> QualityMeter:
+    """All rows are of class 0; a bias of 1 on class 1 takes `flipped` of them."""
+    x = np.zeros((rows, 2), np.float32)
+    x[:, 0] = 4.0
+    x[:flipped, 0] = 0.5
+    held = Rows({"x": x}, np.zeros(rows, np.int64))
+    goals = Goals(max_accuracy_drop=0.05)
+    return QualityMeter(source, held, 32, load_metric("accuracy"), goals, judging)
+
+
+def good(tmp_path: Path, flipped: int, judging: int) -> bool:
+    source = scores(tmp_path / "source", [0.0, 0.0])
+    scores(tmp_path / "moved", [0.0, 1.0])
+    return meter(source, flipped, 100, judging)(tmp_path / "moved").good
+
+
+def test_a_search_stops_where_the_gates_bound_would_hold(tmp_path: Path) -> None:
+    # 3 of 100 rows are within 80 % of the 5 % allowed; the bound on 100 such rows is not,
+    # and on 4000 it is.
+    assert not good(tmp_path, 3, judging=100)
+    assert good(tmp_path, 3, judging=4000)
+    assert not good(tmp_path, 5, judging=4000)
+
+
+def test_answers_that_are_no_numbers_are_not_good_and_end_no_search(tmp_path: Path) -> None:
+    source = scores(tmp_path / "source", [0.0, 0.0])
+    scores(tmp_path / "broken", [0.0, math.nan])
+    onnx.checker.check_model(str(tmp_path / "broken" / "model.onnx"))
+    quality = meter(source, 0, 10, 10)(tmp_path / "broken")
+    assert not quality.good
+    assert quality.distance == math.inf
+    assert "NaN" in quality.words

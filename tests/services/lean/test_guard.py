@@ -1,0 +1,149 @@
+"""Clients that are slow, endless or wrong, on raw connections with short limits."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import pytest
+
+from services.lean.guard import GuardedProtocol
+from tests.services.lean.conftest import INFER, Bench, read_reply, request
+from tests.services.lean.test_protocol import CLOSE, ROW, connected, never, talk
+from tests.support.listening import Listening, until
+
+HEAD = f"POST {INFER} HTTP/1.1\r\nHost: test\r\n".encode()
+LARGE = 8 << 20
+
+
+async def closed_without_answer(server: Listening, content: bytes) -> None:
+    async with connected(server) as (reader, writer):
+        writer.write(content)
+        assert await reader.read() == b""
+
+
+def test_a_head_has_a_time(bench: Bench) -> None:
+    async def use(server: Listening) -> None:
+        (late,) = await talk(server, HEAD)
+        assert late.status == 408
+        await closed_without_answer(server, b"")
+        await closed_without_answer(server, b"\r\n\r\n")
+
+    bench.run(use, head_seconds=0.05)
+
+
+def test_blank_lines_do_not_hold_a_connection(bench: Bench) -> None:
+    async def use(server: Listening) -> None:
+        async with connected(server) as (reader, writer):
+            writer.write(request())
+            assert (await read_reply(reader)).status == 200
+            writer.write(b"\r\n")
+            assert await reader.read() == b""
+
+    bench.run(use, head_seconds=0.05)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        HEAD + b"".join(b"X-%d: 1\r\n" % number for number in range(200)) + b"\r\n",
+        HEAD + b"X: " + b"a" * 300_000,
+        b"POST /" + b"a" * 300_000,
+    ],
+)
+def test_a_head_has_a_size(bench: Bench, head: bytes) -> None:
+    async def use(server: Listening) -> None:
+        async with connected(server) as (reader, writer):
+            for start in range(0, len(head), 10_000):
+                writer.write(head[start : start + 10_000])
+                await asyncio.sleep(0)
+            assert (await read_reply(reader)).status == 431
+
+    bench.run(use)
+
+
+def test_an_error_does_not_overtake_an_answer(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    infer = bench.host.infer
+    asked = never(bench.host, monkeypatch)
+
+    async def use(server: Listening) -> None:
+        for rest in (b"\x00\x01garbage\r\n\r\n", HEAD + b"no header\r\n\r\n"):
+            talking = asyncio.ensure_future(talk(server, request() + rest))
+            await until(lambda: asked)
+            asked[0].set_result(await infer(ROW, 10.0))
+            (reply,) = await talking
+            assert reply.status == 200
+            assert reply.headers[b"connection"] == b"close"
+            asked.clear()
+
+    bench.run(use)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x00\x01\r\n\r\n",
+        HEAD + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        HEAD + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+        HEAD + b"Content-Length: -1\r\n\r\n",
+        HEAD + b"Bad Name: 1\r\n\r\n",
+    ],
+)
+def test_wrong_http_is_answered_once(bench: Bench, content: bytes) -> None:
+    async def use(server: Listening) -> None:
+        (reply,) = await talk(server, content)
+        assert reply.status == 400
+
+    bench.run(use)
+
+
+def test_wrong_chunks_after_a_refusal_get_no_second_answer(bench: Bench) -> None:
+    async def use(server: Listening) -> None:
+        head = HEAD + b"Content-Type: text/csv\r\nTransfer-Encoding: chunked\r\n\r\n"
+        async with connected(server) as (reader, writer):
+            writer.write(head)
+            assert (await read_reply(reader)).status == 415
+            writer.write(b"zz\r\n")
+            assert await reader.read() == b""
+
+    bench.run(use)
+
+
+async def large(_scope: Any, _receive: Any, send: Any) -> None:
+    """An application with a large answer."""
+    headers = [(b"content-length", b"%d" % LARGE)]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": bytes(LARGE)})
+
+
+class Hasty(GuardedProtocol):
+    stall_seconds = 0.1
+
+
+def test_an_answer_that_nobody_reads_ends_the_connection(bench: Bench) -> None:
+    async def use(server: Listening) -> None:
+        with socket.create_connection(("127.0.0.1", server.port)) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.sendall(b"GET / HTTP/1.1\r\nHost: test\r\n\r\n" * 2)
+            await until(lambda: server.state.connections)
+            await until(lambda: not server.state.connections)
+
+    bench.serve(Hasty, use, large)
+
+
+def test_a_slow_reader_gets_all_of_it(bench: Bench) -> None:
+    async def use(server: Listening) -> None:
+        async with connected(server) as (reader, writer):
+            writer.write(b"GET / HTTP/1.1\r\nHost: test\r\n" + CLOSE.encode() + b"\r\n")
+            await reader.readuntil(b"\r\n\r\n")
+            left = LARGE
+            while left:
+                left -= len(await reader.read(1 << 18))
+                await asyncio.sleep(0.01)
+            assert await reader.read() == b""
+
+    bench.serve(Hasty, use, large)

@@ -1,0 +1,88 @@
+"""tritonclient's asyncio clients, compression and the standard gRPC services, on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.grpc.aio
+import tritonclient.http
+import tritonclient.http.aio
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
+from tritonclient.utils import InferenceServerException
+
+from services.packaging import BuiltBento
+from tests.support.bundles import expected
+from tests.support.serving import Server
+
+pytestmark = pytest.mark.slow
+X = np.linspace(-1, 1, 2000, dtype=np.float32).reshape(500, 4)
+HTTP: Any = tritonclient.http
+GRPC: Any = tritonclient.grpc
+insecure_channel: Any = grpc.insecure_channel
+stub: Any = HealthStub
+CODINGS = [None, "gzip", "deflate"]
+
+
+def tensor(module: Any, **options: Any) -> Any:
+    return module.InferInput("x", list(X.shape), "FP32").set_data_from_numpy(X, **options)
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+@pytest.mark.parametrize("binary", [True, False])
+def test_http_asyncio(server: Server, built: BuiltBento, coding: str | None, binary: bool) -> None:
+    async def main() -> None:
+        async with HTTP.aio.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
+            found = await client.infer(
+                "tiny",
+                [tensor(HTTP, binary_data=binary)],
+                outputs=[HTTP.InferRequestedOutput("y", binary_data=binary)],
+                request_compression_algorithm=coding,
+                response_compression_algorithm=coding,
+            )
+            np.testing.assert_allclose(found.as_numpy("y"), expected(X), rtol=1e-5, atol=1e-5)
+            assert (await client.get_model_metadata("tiny"))["versions"] == [built.digest]
+            (entry,) = await client.get_model_repository_index()
+            assert (entry["name"], entry["state"]) == ("tiny", "READY")
+            assert "model_repository" in (await client.get_server_metadata())["extensions"]
+            with pytest.raises(InferenceServerException, match="does not unload models"):
+                await client.unload_model("tiny")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+def test_http_sync_with_packed_bodies(server: Server, coding: str | None) -> None:
+    with HTTP.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
+        found = client.infer(
+            "tiny",
+            [tensor(HTTP)],
+            request_compression_algorithm=coding,
+            response_compression_algorithm=coding,
+        )
+        np.testing.assert_allclose(found.as_numpy("y"), expected(X), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+def test_grpc_asyncio(server: Server, coding: str | None) -> None:
+    async def main() -> None:
+        async with GRPC.aio.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
+            found = await client.infer("tiny", [tensor(GRPC)], compression_algorithm=coding)
+            np.testing.assert_allclose(found.as_numpy("y"), expected(X), rtol=1e-5, atol=1e-5)
+            index = await client.get_model_repository_index()
+            assert [entry.state for entry in index.models] == ["READY"]
+            assert (await client.get_server_metadata()).name == "mlctl"
+            assert await client.is_server_live()
+
+    asyncio.run(main())
+
+
+def test_grpc_health(server: Server) -> None:
+    with insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        found = stub(channel).Check(HealthCheckRequest(), timeout=20)
+        assert found.status == HealthCheckResponse.SERVING

@@ -1,0 +1,128 @@
+"""A server in simulated time: the real batching policy, a model that is only a cost."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from math import inf
+
+from bundle.errors import MlctlError
+from services.batcher import Batcher, Limits, Priority
+from services.costs import BatchCosts
+
+Cost = Callable[[int], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request: when it comes, and what it brings."""
+
+    moment: float
+    rows: int = 1
+    timeout: float = 30.0
+    priority: Priority = Priority.NORMAL
+
+
+@dataclass(slots=True)
+class Story:
+    """What became of the requests, and of the batches, in the order of their ends."""
+
+    answered: list[tuple[Arrival, float]] = field(default_factory=list)
+    refused: list[tuple[Arrival, MlctlError]] = field(default_factory=list)
+    expired: list[Arrival] = field(default_factory=list)
+    batches: list[int] = field(default_factory=list)
+
+    def latencies(self, since: float = 0.0, priority: Priority | None = None) -> list[float]:
+        """Seconds from arrival to answer of what came at `since` or later, in ascending order."""
+        return sorted(
+            end - arrival.moment
+            for arrival, end in self.answered
+            if arrival.moment >= since and priority in (None, arrival.priority)
+        )
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The value of sorted `values` that `share` of them do not exceed."""
+    return values[min(len(values) - 1, int(share * len(values)))]
+
+
+def poisson(rate: float, seconds: float, *, start: float = 0.0, seed: int = 1) -> list[Arrival]:
+    """Single rows at `rate` a second, at random."""
+    generator, moment, arrivals = random.Random(seed), start, []
+    while (moment := moment + generator.expovariate(rate)) < start + seconds:
+        arrivals.append(Arrival(moment))
+    return arrivals
+
+
+def warmed(cost: Cost, max_rows: int) -> BatchCosts:
+    """The costs that a server has learned before it is ready."""
+    return BatchCosts({rows: cost(rows) for rows in {1, max(1, max_rows // 4), max_rows}})
+
+
+class SimulatedServer:
+    """Plays arrivals against a policy until all of them have left."""
+
+    def __init__(self, limits: Limits, cost: Cost, costs: BatchCosts | None = None) -> None:
+        self.policy = Batcher(limits, costs or warmed(cost, limits.max_rows))
+        self.story = Story()
+        self._cost = cost
+        self._open: dict[int, Arrival] = {}
+        self._ends = inf
+        self._batch: list[int] = []
+        self._seconds = 0.0
+
+    def play(self, arrivals: Iterable[Arrival]) -> Story:
+        """The whole story of `arrivals`, which must be in order of time."""
+        for arrival in arrivals:
+            self._until(arrival.moment)
+            self._offer(arrival)
+            self._pump(arrival.moment)
+        self._until(inf)
+        return self.story
+
+    def ask(self, moment: float) -> float:
+        """One single row, with nobody else about: the seconds until its answer."""
+        self.play([Arrival(moment)])
+        return self.story.answered[-1][1] - moment
+
+    def _until(self, moment: float) -> None:
+        while True:
+            event = self._event()
+            if event > moment or event == inf:
+                return
+            self._step(event)
+
+    def _event(self) -> float:
+        wanted = self.policy.next_event(0.0 if self._ends == inf else self._ends)
+        return min(self._ends, inf if wanted is None else wanted)
+
+    def _step(self, now: float) -> None:
+        if now >= self._ends:
+            for number in self._batch:
+                if number in self._open:
+                    self.story.answered.append((self._open.pop(number), now))
+            self._ends = inf
+            self.policy.finished(self._seconds)
+        self._pump(now)
+
+    def _offer(self, arrival: Arrival) -> None:
+        now = arrival.moment
+        try:
+            ticket = self.policy.offer(
+                arrival.rows, "k", now, now + arrival.timeout, arrival.priority
+            )
+        except MlctlError as error:
+            self.story.refused.append((arrival, error))
+        else:
+            self._open[ticket.number] = arrival
+
+    def _pump(self, now: float) -> None:
+        for ticket in self.policy.expire(now):
+            self.story.expired.append(self._open.pop(ticket.number))
+        if batch := self.policy.release(now):
+            self._batch = [ticket.number for ticket in batch]
+            rows = sum(ticket.rows for ticket in batch)
+            self._seconds = self._cost(rows)
+            self._ends = now + self._seconds
+            self.story.batches.append(rows)
