@@ -115,6 +115,9 @@ class Worker:
     async def __is_ready__(self) -> bool:
         return self.host.ready
 
+    async def __is_alive__(self) -> bool:
+        return self.host.live
+
     async def _start_grpc(self) -> None:
         settings = self.host.settings
         if settings.grpc_port is not None:

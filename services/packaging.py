@@ -36,7 +36,7 @@ MODEL_FOLDER = "model"
 REQUIREMENTS = (
     "googleapis-common-protos", "grpcio", "grpcio-health-checking", "grpcio-reflection",
     "httptools", "numpy", "onnx", "orjson", "platformdirs", "prometheus-client", "protobuf",
-    "pydantic", "pydantic-settings", "uvloop",
+    "pydantic", "pydantic-settings", "uvicorn", "uvloop",
 )  # fmt: skip
 _SOURCES = ("*.py", "*.proto", "*.binpb", "py.typed")
 

@@ -102,21 +102,28 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        self._watch_close()
         if self.flow.write_paused:
             self.flow.pause_reading()
         if self._in_body and not self.answering:
             self._drain()
 
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._watch_close()
+
     def pause_writing(self) -> None:
         super().pause_writing()
         self.flow.pause_reading()
-        self._watch_stall(self.transport.get_write_buffer_size())
+        if self._stall_timer is None:
+            self._watch_stall(self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         super().resume_writing()
         if self._stall_timer is not None:
             self._stall_timer.cancel()
             self._stall_timer = None
+        self._watch_close()
         if not self.pipeline and not self._broken:
             self.flow.resume_reading()
 
@@ -189,6 +196,11 @@ class GuardedProtocol(HttpToolsProtocol):
         """Take what still comes: closing would reset the connection before the answer is read."""
         if self._drain_timer is None:
             self._drain_timer = self.loop.call_later(self.drain_seconds, self.transport.abort)
+
+    def _watch_close(self) -> None:
+        """A closing connection waits for its client to take what is left, but not for ever."""
+        if self.transport.is_closing() and self._stall_timer is None:
+            self._watch_stall(self.transport.get_write_buffer_size())
 
     def _watch_stall(self, size: int) -> None:
         self._stall_timer = self.loop.call_later(self.stall_seconds, self._check_stall, size)

@@ -14,6 +14,7 @@ from tests.services.lean.test_protocol import CLOSE, ROW, connected, never, talk
 from tests.support.listening import Listening, until
 
 HEAD = f"POST {INFER} HTTP/1.1\r\nHost: test\r\n".encode()
+GET = b"GET / HTTP/1.1\r\nHost: test\r\n\r\n"
 LARGE = 8 << 20
 
 
@@ -124,11 +125,12 @@ class Hasty(GuardedProtocol):
     stall_seconds = 0.1
 
 
-def test_an_answer_that_nobody_reads_ends_the_connection(bench: Bench) -> None:
+@pytest.mark.parametrize("content", [GET * 2, GET[:-2] + CLOSE.encode() + b"\r\n"])
+def test_an_answer_that_nobody_reads_ends_the_connection(bench: Bench, content: bytes) -> None:
     async def use(server: Listening) -> None:
         with socket.create_connection(("127.0.0.1", server.port)) as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            client.sendall(b"GET / HTTP/1.1\r\nHost: test\r\n\r\n" * 2)
+            client.sendall(content)
             await until(lambda: server.state.connections)
             await until(lambda: not server.state.connections)
 
