@@ -98,6 +98,7 @@ class Attempt:
             "provider": place.provider,
             **self._metric_key(),
             "processor": str(conditions()["processor"]),
+            "device": place.device,
             "checker": versions("tensorrt-rtx-cu13") if place.target is Target.TENSORRT else "",
         }
 

@@ -115,7 +115,8 @@ def _best(passing: Sequence[Variant], prefer: Prefer) -> tuple[Variant, str]:
         return winner, f"the {goal} that passes"
     others = ", ".join(variant.recipe for variant in tied if variant is not winner)
     return winner, (
-        f"{_TIE_WORDS}: noise cannot separate its {prefer.value} from {others}; the smaller file wins"
+        f"{_TIE_WORDS}: noise cannot separate its {prefer.value} from {others}; "
+        "the smaller file wins"
     )
 
 

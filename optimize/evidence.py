@@ -66,7 +66,11 @@ def report_document(
     return {
         **evidence_document(exported, goals, place, judged),
         "conditions": conditions(),
-        "place": {"provider": place.provider, "missing": place.missing},
+        "place": {
+            "provider": place.provider,
+            "missing": place.missing,
+            "device": place.device,
+        },
         "variants": [variant_record(item) for item in judged],
     }
 

@@ -8,17 +8,22 @@ from pathlib import Path
 from bundle.errors import ErrorCode, MlctlError
 from optimize.recipes.base import Target
 from services.session import open_session
+from services.tensorrt.cuda import Driver
 from services.tensorrt.installed import provider_problem
 from services.tensorrt.probe import probe_device
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """`provider` runs the variants of `target`; `missing` says why it is not the target itself."""
+    """`provider` runs the variants of `target`; `missing` says why it is not the target itself.
+
+    `device` names the GPU that latencies are of; None on the CPU.
+    """
 
     target: Target
     provider: str
     missing: str | None = None
+    device: str | None = None
 
     @property
     def timed(self) -> bool:
@@ -33,7 +38,10 @@ def find_place(target: Target, graph: Path) -> Place:
         missing = provider_problem() or probe_device().reason or None
     elif target is Target.CUDA:
         missing = _refusal(graph, target)
-    return Place(target, target.value if missing is None else Target.CPU.value, missing)
+    if target is Target.CPU or missing is not None:
+        return Place(target, Target.CPU.value, missing)
+    gpu = Driver().describe()
+    return Place(target, target.value, device=f"{gpu.name} (compute {gpu.compute_capability})")
 
 
 def _refusal(graph: Path, target: Target) -> str | None:

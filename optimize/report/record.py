@@ -75,10 +75,11 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True)
 class PlaceRecord:
-    """What judged; `missing` says why it is not the target."""
+    """What judged, on which `device` if it is a GPU; `missing` says why it is not the target."""
 
     provider: str
     missing: str | None
+    device: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

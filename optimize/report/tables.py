@@ -53,7 +53,7 @@ def latency_table(variants: Sequence[tuple[VariantRecord, Measured]]) -> Markup:
 def conditions_list(report: Report) -> Markup:
     """Everything that the numbers depend on."""
     data, place = report.data, report.place
-    judged = "" if place.missing is None else f"; {place.missing}"
+    judged = "".join(f"; {said}" for said in (place.device, place.missing) if said)
     joined = "yes" if report.row_independent else "no: requests are not joined"
     entries = {
         "Source model": report.source.uri,

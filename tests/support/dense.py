@@ -19,9 +19,7 @@ def dense_source(root: Path) -> SourceModel:
     """Version 1 of the model `dense`: float32 [-1, 16] to [-1, 16] through four layers."""
     root.mkdir(parents=True, exist_ok=True)
     onnx.save(_model(), str(root / "model.onnx"))
-    sides = (
-        TensorSpec(name=name, dtype=Datatype.FP32, shape=(DYNAMIC, FEATURES)) for name in "xy"
-    )
+    sides = (TensorSpec(name=name, dtype=Datatype.FP32, shape=(DYNAMIC, FEATURES)) for name in "xy")
     x, y = sides
     return SourceModel(
         name="dense",
