@@ -138,3 +138,12 @@ class Signature(BaseModel):
     def batched(self) -> bool:
         """Whether every input and output has a dynamic first dimension."""
         return all(spec.shape[:1] == (DYNAMIC,) for spec in (*self.inputs, *self.outputs))
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the number of rows alone says how large the inputs are."""
+        first = 1 if self.batched else 0
+        return all(
+            spec.dtype is not Datatype.BYTES and DYNAMIC not in spec.shape[first:]
+            for spec in self.inputs
+        )

@@ -148,6 +148,11 @@ class Batcher:
         """For how long the running batch has been running; 0 if none does."""
         return self._forecast.running_seconds(now)
 
+    @property
+    def running_rows(self) -> int:
+        """The rows of the running batch, or of the last one."""
+        return self._forecast.running_rows
+
     def _admit(self, rows: int, now: float, deadline: float, priority: Priority) -> None:
         wait = self._forecast.wait(priority, now)
         in_time = deadline - now - self.costs.seconds(rows)

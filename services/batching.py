@@ -101,6 +101,11 @@ class Batching:
         """For how long the batch that runs now has been running; 0 if none does."""
         return self._policy.running_seconds(self._clock.monotonic())
 
+    @property
+    def running_rows(self) -> int:
+        """The rows of the batch that runs now, or of the last one."""
+        return self._policy.running_rows
+
     def submit(
         self, inputs: Arrays, timeout: float, priority: Priority = Priority.NORMAL
     ) -> asyncio.Future[Answer]:

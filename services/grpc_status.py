@@ -23,13 +23,16 @@ DETAILS = "grpc-status-details-bin"
 _DOMAIN = "mlctl"
 # A server that starts or stops is another one, or ready, within about this time.
 _UNAVAILABLE_SECONDS = 1.0
+# A message is sent twice, once with three letters for a byte. Clients take 8 KiB of trailers,
+# and see nothing but a broken stream where there are more.
+_LONGEST_MESSAGE = 1024
 
 Trailer = tuple[str, str | bytes]
 
 
 async def abort(context: Any, error: MlctlError) -> NoReturn:
     """End the call of `context` with the status of `error`."""
-    await context.abort(grpc.StatusCode[error.spec.grpc], error.message, trailers(error))
+    await context.abort(grpc.StatusCode[error.spec.grpc], _shortened(error), trailers(error))
     raise AssertionError("abort raises")
 
 
@@ -45,7 +48,7 @@ def trailers(error: MlctlError) -> tuple[Trailer, ...]:
         details.append(RetryInfo(retry_delay=delay))
         found.append(("retry-after", str(max(1, math.ceil(seconds)))))
     number = grpc.StatusCode[error.spec.grpc].value[0]
-    status = Status(code=number, message=error.message, details=map(_pack, details))
+    status = Status(code=number, message=_shortened(error), details=map(_pack, details))
     return (*found, (DETAILS, status.SerializeToString()))
 
 
@@ -53,6 +56,14 @@ def _retry_seconds(error: MlctlError) -> float | None:
     if isinstance(error, QueueFullError):
         return error.retry_after
     return _UNAVAILABLE_SECONDS if error.code is ErrorCode.UNAVAILABLE else None
+
+
+def _shortened(error: MlctlError) -> str:
+    """The message, which may quote the caller at any length, in what fits into trailers."""
+    text = error.message.encode(errors="replace")
+    if len(text) <= _LONGEST_MESSAGE:
+        return text.decode()
+    return text[: _LONGEST_MESSAGE - 3].decode(errors="ignore") + "..."
 
 
 def _pack(message: Any) -> Packed:

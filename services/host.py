@@ -26,6 +26,7 @@ from services.padding import LengthPadding
 from services.scorer import Scorer
 from services.settings import Settings
 from services.warmup import check_golden, check_padding, warm_up
+from services.wire import shown
 
 # A batch that takes less is run on the event loop: the hop to a thread would cost more.
 _INLINE_SECONDS = 0.0005
@@ -83,7 +84,9 @@ class ModelHost:
         A model that runs on the event loop itself and hangs answers no such question.
         """
         if self._batching is not None and not self._hung:
-            longest = self._costs.seconds(self._bundle.manifest.batching.max_rows)
+            # One request may have more rows than a batch, and runs in as many parts as it takes.
+            rows = max(self._bundle.manifest.batching.max_rows, self._batching.running_rows)
+            longest = self._costs.seconds(rows)
             seconds = self._batching.running_seconds
             self._hung = seconds > max(self.settings.hang_s, _HANG_FACTOR * longest)
             if self._hung:
@@ -94,7 +97,8 @@ class ModelHost:
         """Load, check the golden rows, warm up; raises the reason why the model must not serve."""
         scorer, measured = await asyncio.to_thread(self._prepare)
         self._metrics = Metrics(self.name, self._registry)
-        inline = max(measured.values()) * _INLINE_HEADROOM < _INLINE_SECONDS
+        quick = max(measured.values()) * _INLINE_HEADROOM < _INLINE_SECONDS
+        inline = quick and self.signature.bounded
         self._costs = BatchCosts(measured)
         self._batching = Batching(
             scorer,
@@ -190,9 +194,11 @@ def _first(ours: float | None, theirs: float | None) -> float | None:
 def require_model(host: ModelHost, name: str, version: str = "") -> None:
     """MODEL_NOT_FOUND unless `host` serves `name`, in `version` (its digest) if one is given."""
     if name != host.name:
-        _not_found(f"no model {name!r} here; this server has {host.name!r}")
+        _not_found(f"no model {shown(name)} here; this server has {host.name!r}")
     if version not in ("", host.digest):
-        _not_found(f"no version {version!r} of model {name!r} here; this server has {host.digest}")
+        _not_found(
+            f"no version {shown(version)} of model {name!r} here; this server has {host.digest}"
+        )
 
 
 def _not_found(message: str) -> NoReturn:

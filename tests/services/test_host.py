@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from bundle.clock import ManualClock
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import Batching
+from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle, seal
 from services.batcher import Limits, Priority
 from services.golden import load_golden, save_golden
@@ -153,6 +154,61 @@ def test_a_run_that_hangs_ends_the_hosts_life(
         assert not live()
 
     asyncio.run(main())
+
+
+def test_a_request_of_many_rows_may_take_the_time_of_many_batches(
+    bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, started = threading.Event(), threading.Event()
+    clock = ManualClock()
+
+    def slow(_scorer: Scorer, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        started.set()
+        assert gate.wait(20)
+        return {"y": inputs["x"]}
+
+    async def main() -> None:
+        host = ModelHost(bundle, Settings(hang_s=3), clock=clock, registry=CollectorRegistry())
+        monkeypatch.setattr("services.host.warm_up", lambda *_: {1: 0.1, 32: 0.1})
+        await host.start()
+        monkeypatch.setattr(Scorer, "run", slow)
+        waiting = host.infer({"x": np.repeat(ROW, 32 * 100, axis=0)})
+        await asyncio.to_thread(started.wait, 20)
+        clock.advance(12)  # 10 are expected: as many as 100 batches take
+        assert host.live
+        gate.set()
+        await waiting
+        await host.stop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("columns", [4, DYNAMIC])
+def test_rows_that_may_be_of_any_size_never_run_on_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    made = make_bundle(tmp_path / "b")
+    x, y = (
+        TensorSpec(name=name, dtype=Datatype.FP32, shape=(DYNAMIC, columns)) for name in ("x", "y")
+    )
+    signature = Signature(inputs=(x,), outputs=(y,))
+    threads = []
+
+    def run(_scorer: Scorer, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        threads.append(threading.current_thread())
+        return {"y": inputs["x"]}
+
+    async def main() -> None:
+        changes = {"signature": signature}
+        host = host_of(seal(made.root, made.manifest.model_copy(update=changes)))
+        monkeypatch.setattr("services.host.warm_up", lambda *_: {1: 1e-5, 32: 1e-5})
+        await host.start()
+        monkeypatch.setattr(Scorer, "run", run)
+        await host.infer({"x": ROW})
+        await host.stop()
+
+    asyncio.run(main())
+    assert (threads[0] is threading.main_thread()) == (columns == 4)
 
 
 def test_a_high_request_is_one_argument_away(bundle: VerifiedBundle) -> None:
