@@ -143,6 +143,7 @@ class Batching:
         if self._timer is not None:
             self._timer.cancel()
         for job in list(self._jobs.values()):
+            self._policy.cancel(job.ticket)
             _fail(job, MlctlError(ErrorCode.UNAVAILABLE, "the server is stopping"))
         self._thread.stop()
 

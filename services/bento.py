@@ -28,8 +28,8 @@ from services.limits import BodyLimit
 from services.predict import make_predict
 from services.settings import Settings
 
-# Calls that are open when the server is told to stop have their deadlines; this is for
-# those that end without one.
+# What the model was asked is answered within its deadline first; this is for calls of
+# other kinds, and for bodies that are still on their way.
 _GRPC_GRACE_SECONDS = 5.0
 logger = logging.getLogger("mlctl.service")
 
@@ -109,8 +109,10 @@ class Worker:
     @bentoml.on_shutdown
     async def stop(self) -> None:
         if self._grpc is not None:
-            await self._grpc.stop(_GRPC_GRACE_SECONDS)
+            self._grpc.announce_stop()
         await self.host.stop()
+        if self._grpc is not None:
+            await self._grpc.stop(_GRPC_GRACE_SECONDS)
 
     async def __is_ready__(self) -> bool:
         return self.host.ready

@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Datatype, Signature
+from services.jsonbody import MAX_VALUES
 from services.wire import (
     Declared,
     InferRequest,
@@ -124,6 +126,13 @@ def _from_contents(declared: Declared, contents: Any) -> np.ndarray:
     field = FIELDS.get(spec.dtype)
     if field is None:
         raise invalid(f"tensor {spec.name!r}: {spec.dtype.value} needs raw_input_contents")
+    if declared.count > MAX_VALUES:  # each is made a Python object on the way
+        raise MlctlError(
+            ErrorCode.PAYLOAD_TOO_LARGE,
+            f"tensor {spec.name!r}: {declared.count} elements in {field}, "
+            f"the limit is {MAX_VALUES}",
+            "Send the tensor in raw_input_contents.",
+        )
     values = getattr(contents, field)
     if len(values) != declared.count:
         raise invalid(

@@ -41,7 +41,8 @@ class GrpcServer:
         options = [
             ("grpc.max_receive_message_length", host.settings.max_body_bytes),
             ("grpc.max_send_message_length", -1),
-            ("grpc.so_reuseport", 1),
+            # Else a second server on this port would get a share of its calls.
+            ("grpc.so_reuseport", 0),
         ]
         self._server = grpc.aio.server(options=options)
         self._server.add_generic_rpc_handlers((self._handlers(),))
@@ -55,9 +56,13 @@ class GrpcServer:
         """Accept calls."""
         await self._server.start()
 
-    async def stop(self, grace: float) -> None:
-        """Say so to those who watch, accept no more calls and give open ones `grace` seconds."""
+    def announce_stop(self) -> None:
+        """Tell those who watch the health that it ends, before `stop` ends it."""
         self._health.stop()
+
+    async def stop(self, grace: float) -> None:
+        """Announce it, accept no more calls and cancel those still open after `grace` seconds."""
+        self.announce_stop()
         await self._server.stop(grace)
 
     def _handlers(self) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
-from urllib.parse import unquote
 
 from bundle.errors import ErrorCode, MlctlError
 from services.batcher import deadline_exceeded
@@ -47,7 +46,7 @@ class V2App:
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise ValueError(f"the V2 app takes HTTP, not {scope['type']}")
-        parts = [unquote(part) for part in scope["path"].strip("/").split("/")]
+        parts = scope["path"].strip("/").split("/")
         try:
             if parts[-1] == "infer" and parts[1:2] == ["models"]:
                 await self._infer(scope, parts, receive, send)

@@ -55,9 +55,10 @@ def _run_together(
     padded = lengths.length(levelled[0])
     if padded is None:
         return answers
+    own = [lengths.length(inputs) for inputs in requests]
     return [
-        lengths.cut(answer, padded, lengths.length(inputs) or padded)
-        for answer, inputs in zip(answers, requests, strict=True)
+        answer if length is None else lengths.cut(answer, padded, length)
+        for answer, length in zip(answers, own, strict=True)
     ]
 
 

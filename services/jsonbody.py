@@ -8,6 +8,7 @@ as objects, so their number is bounded before they are made.
 from __future__ import annotations
 
 import json
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,15 @@ from services.wire import invalid, shown
 
 # About 250 MB as Python's numbers; more should come as binary data anyway.
 MAX_VALUES = 1 << 23
+# Far above what a request needs; each costs a microsecond of the event loop to look at.
+MAX_OBJECTS = 1 << 16
 _OPENING_AND_NEXT = b",[{"
 
 
 def parse_object(content: bytes) -> dict[str, Any]:
     """The JSON object in `content`; INVALID_INPUT if it is not one or has a key twice.
 
-    PAYLOAD_TOO_LARGE if it has more values than `MAX_VALUES`.
+    PAYLOAD_TOO_LARGE if it has more values than `MAX_VALUES`, or a great many objects.
     """
     if len(content) > MAX_VALUES:
         _check_values(content)
@@ -71,8 +74,17 @@ def _count_keys(document: dict[str, Any]) -> int:
 
 def _check_keys(content: bytes) -> None:
     """Look at each object's keys. Slow, and needed only for colons in texts or a key twice."""
+    objects = count(1)
+
+    def check(pairs: list[tuple[str, Any]]) -> None:
+        if next(objects) > MAX_OBJECTS:
+            raise MlctlError(
+                ErrorCode.PAYLOAD_TOO_LARGE, f"the JSON has more than {MAX_OBJECTS} objects"
+            )
+        _distinct(pairs)
+
     try:
-        json.loads(content, object_pairs_hook=_distinct)
+        json.loads(content, object_pairs_hook=check)
     except RecursionError:
         raise invalid("the body is nested too deep") from None
 

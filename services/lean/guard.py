@@ -37,7 +37,10 @@ class GuardedProtocol(HttpToolsProtocol):
     _in_body = False
     _broken = False
     _too_many_headers = False
-    _head_bytes = 0
+    # Whether the last bytes brought a head's beginning or end or a part of a body, and how
+    # many came since any did: the parser keeps unfinished headers, trailers' as well.
+    _progress = False
+    _unfinished_bytes = 0
     _head_timer: asyncio.TimerHandle | None = None
     _drain_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
@@ -62,19 +65,19 @@ class GuardedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._broken or self.transport.is_closing():
             return
-        continued = self._in_head
+        self._progress = False
         super().data_received(data)
-        if self._in_head:
-            self._head_bytes = self._head_bytes + len(data) if continued else 0
-            if self._head_bytes > self.max_head_bytes:
-                self._fail(431, "The head of the request is too large.")
-            else:
+        if self._in_head or self._in_body:
+            self._unfinished_bytes = 0 if self._progress else self._unfinished_bytes + len(data)
+            if self._unfinished_bytes > self.max_head_bytes:
+                self._refuse_flood()
+            elif self._in_head:
                 self._arm_head()
         elif not self._in_body and self.timeout_keep_alive_task is None and not self.answering:
             self._arm_head()  # only blank lines came: they must not hold the connection either
 
     def on_message_begin(self) -> None:
-        self._in_head = True
+        self._in_head = self._progress = True
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -92,6 +95,10 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._end_head()
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._progress = True
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._in_body = False
@@ -142,6 +149,12 @@ class GuardedProtocol(HttpToolsProtocol):
         self._probe()
         return True
 
+    def handle_websocket_upgrade(self) -> None:
+        if self.answering:
+            self._fail(400, "An upgrade came before the answer to an earlier request.")
+        else:
+            super().handle_websocket_upgrade()
+
     def send_400_response(self, msg: str) -> None:
         if self._too_many_headers:
             self._fail(431, "The request has too many headers.")
@@ -157,8 +170,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _end_head(self) -> None:
         self._in_head = False
-        self._in_body = True
-        self._head_bytes = 0
+        self._in_body = self._progress = True
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
@@ -171,7 +183,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._in_head and self.headers is not None:
             self._fail(408, "The head of the request did not come in time.")
         elif not self.answering:
-            self.transport.close()
+            self._close()
 
     def _fail(self, status: int, message: str) -> None:
         """Answer `status` and close, after the answers that are still to come."""
@@ -183,14 +195,31 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         refused = self._in_body and waiting is None
         if refused or self.pipeline or (waiting is not None and waiting.response_started):
-            self.transport.close()
+            self._close()
             return
+        if waiting is not None:
+            self._abandon()
         response = make_response(status, b"text/plain; charset=utf-8", message.encode())
         headers = render_headers(self.server_state.default_headers)
         self.transport.write(to_wire(response, headers, close=True))
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._drain()
+
+    def _refuse_flood(self) -> None:
+        if self._in_head:
+            self._fail(431, "The head of the request is too large.")
+        else:
+            self._fail(400, "The body's chunks are mostly framing.")
+
+    def _abandon(self) -> None:
+        """Whoever works on the open request need not answer: its client had an error already."""
+        self.cycle.disconnected = True
+        self.cycle.message_event.set()
+
+    def _close(self) -> None:
+        self.transport.close()
+        self._watch_close()
 
     def _drain(self) -> None:
         """Take what still comes: closing would reset the connection before the answer is read."""

@@ -74,8 +74,8 @@ class LeanCycle:
 
     def feed(self, piece: bytes) -> None:
         """A piece of the body is there."""
-        if self.response_complete:
-            return
+        if self.response_complete or not self.more_body:
+            return  # a body after the body is that of a pipelined upgrade
         try:
             self._protocol.inference.check_size(len(self._body) + len(piece))
         except MlctlError as error:
@@ -98,7 +98,7 @@ class LeanCycle:
     def ask(self) -> None:
         """The body is whole."""
         self.more_body = False
-        if self.response_complete or self._head is None:
+        if self.response_complete or self._head is None or self._asked is not None:
             return
         if self._timer is not None:
             self._timer.cancel()
@@ -151,11 +151,13 @@ class LeanProtocol(GuardedProtocol):
     inference: ClassVar[Inference]
     targets: ClassVar[frozenset[bytes]]
     cycle: Any
+    # The last one here: `cycle` is a pipelined one's while this may be open still.
+    _lean: LeanCycle | None = None
     default_headers: ClassVar[DefaultHeaders]
 
     def on_message_begin(self) -> None:
         # No scope yet: the requests that are answered here need none.
-        self._in_head = True
+        self._in_head = self._progress = True
         self.url = b""
         self.headers = []
         self.expect_100_continue = False
@@ -171,11 +173,12 @@ class LeanProtocol(GuardedProtocol):
         self._end_head()
         parser = self.parser
         keep_alive = parser.get_http_version() != "1.0" and parser.should_keep_alive()
-        self.cycle = LeanCycle(self, keep_alive=keep_alive)
+        self.cycle = self._lean = LeanCycle(self, keep_alive=keep_alive)
         self.cycle.begin(dict(self.headers))
 
     def on_body(self, body: bytes) -> None:
         if type(self.cycle) is LeanCycle:
+            self._progress = True
             self.cycle.feed(body)
         else:
             super().on_body(body)
@@ -191,8 +194,8 @@ class LeanProtocol(GuardedProtocol):
             self.cycle.watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if type(self.cycle) is LeanCycle:
-            self.cycle.leave()
+        if self._lean is not None:
+            self._lean.leave()
         super().connection_lost(exc)
 
     def send(self, response: Response, *, close: bool) -> None:
@@ -204,6 +207,12 @@ class LeanProtocol(GuardedProtocol):
         if close:
             self.transport.close()
         self.on_response_complete()
+
+    def _abandon(self) -> None:
+        if type(self.cycle) is LeanCycle:
+            self.cycle.leave()
+        else:
+            super()._abandon()
 
     def _is_lean(self) -> bool:
         return (

@@ -48,6 +48,19 @@ def test_a_misfit_names_tensor_field_and_expectation(
     assert words in found
 
 
+def test_a_signature_is_bounded_when_its_rows_say_how_large_its_inputs_are() -> None:
+    def bounded(dtype: str, *shape: int, output: tuple[int, ...] = (-1, 2)) -> bool:
+        given = {"name": "x", "dtype": dtype, "shape": shape}
+        answer = {"name": "y", "dtype": "FP32", "shape": output}
+        return Signature.model_validate({"inputs": [given], "outputs": [answer]}).bounded
+
+    assert bounded("FP32", -1, 4)
+    assert not bounded("FP32", -1, 4, -1)
+    assert not bounded("BYTES", -1, 4)
+    assert not bounded("FP32", -1, 4, output=(2,))  # no batches: the first is a size like others
+    assert bounded("FP32", 3, 4, output=(2,))
+
+
 def test_a_signature_is_batched_when_every_tensor_has_a_dynamic_first_dimension() -> None:
     spec = {"name": "x", "dtype": "FP32", "shape": [-1, 2]}
     fixed = {"name": "y", "dtype": "FP32", "shape": [1, 2]}

@@ -125,6 +125,26 @@ def test_a_caller_who_left_costs_nothing() -> None:
     play(scenario)
 
 
+def test_what_waits_when_it_is_closed_is_told_and_never_run() -> None:
+    async def scenario(batching: Batching, model: GatedModel, _meter: Meter) -> None:
+        escaped: list[object] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _loop, context: escaped.append(context))
+        model.gate.clear()
+        futures = [batching.submit(x(1), 20)]
+        await until(lambda: model.started)
+        futures += [batching.submit(x(2), 20), batching.submit(x(3), 20)]
+        batching.close()
+        assert {await error_of(future) for future in futures} == {ErrorCode.UNAVAILABLE}
+        model.gate.set()
+        assert await batching.drain(20)
+        await asyncio.sleep(0)
+        assert model.runs == [[1]]
+        assert not escaped
+
+    play(scenario)
+
+
 def test_a_full_queue_is_refused_and_drains() -> None:
     async def scenario(batching: Batching, model: GatedModel, meter: Meter) -> None:
         model.gate.clear()

@@ -3,7 +3,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bundle.errors import MlctlError
+from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Datatype, Signature, TensorSpec
 from services.grpc_codec import FIELDS, GrpcCodec
 from services.v2_messages import methods
@@ -68,6 +68,15 @@ def test_every_typed_field(dtype: Datatype) -> None:
         found = codec.decode(message).inputs["t"]
         assert found.dtype == np.dtype(dtype.numpy_name)
         assert found.tolist() == given
+
+
+def test_typed_contents_are_bounded_as_json_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.grpc_codec.MAX_VALUES", 3)
+    assert CODEC.decode(request(("FP32", [3], {"fp32_contents": [1, 2, 3]}))).inputs
+    with pytest.raises(MlctlError, match="4 elements in fp32_contents") as caught:
+        CODEC.decode(request(("FP32", [4], {"fp32_contents": [1, 2, 3, 4]})))
+    assert caught.value.code is ErrorCode.PAYLOAD_TOO_LARGE
+    assert CODEC.decode(request(("FP32", [4], {}), raw=[bytes(16)])).inputs
 
 
 def test_raw_contents_and_answer() -> None:

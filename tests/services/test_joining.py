@@ -1,6 +1,8 @@
 import numpy as np
 
+from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from services.joining import Arrays, run_joined
+from services.padding import LengthPadding
 
 
 def request(*values: float) -> Arrays:
@@ -45,3 +47,15 @@ def test_a_request_alone_is_run_as_it_is() -> None:
     model = Model()
     run_joined(model.run, [request(7, 8)], [2])
     assert model.batches == [[7, 8]]
+
+
+def test_an_empty_sequence_gets_an_empty_answer_in_any_company() -> None:
+    x, y = (
+        TensorSpec(name=name, dtype=Datatype.FP64, shape=(DYNAMIC, DYNAMIC)) for name in ("x", "y")
+    )
+    lengths = LengthPadding(Signature(inputs=(x,), outputs=(y,)), {"x": 0.0})
+    requests = [{"x": np.ones((1, length))} for length in (3, 0, 2)]
+    outcomes = run_joined(Model().run, requests, [1, 1, 1], lengths)
+    assert [o["y"].tolist() for o in outcomes if isinstance(o, dict)] == [
+        [[10, 10, 10]], [[]], [[10, 10]],
+    ]  # fmt: skip

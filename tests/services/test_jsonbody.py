@@ -3,7 +3,7 @@ import tracemalloc
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from services.jsonbody import MAX_VALUES, parse_object
+from services.jsonbody import MAX_OBJECTS, MAX_VALUES, parse_object
 
 
 def test_an_object_is_read() -> None:
@@ -70,4 +70,11 @@ def test_many_small_values_are_counted_before_they_are_made() -> None:
         assert tracemalloc.get_traced_memory()[1] < 2 * len(content)
     finally:
         tracemalloc.stop()
+    assert caught.value.code is ErrorCode.PAYLOAD_TOO_LARGE
+
+
+def test_a_great_many_objects_are_not_looked_at_one_by_one() -> None:
+    content = b'{"a": [[' + b'{"b": 1},' * MAX_OBJECTS + b"0]]}"
+    with pytest.raises(MlctlError, match=f"more than {MAX_OBJECTS} objects") as caught:
+        parse_object(content)
     assert caught.value.code is ErrorCode.PAYLOAD_TOO_LARGE

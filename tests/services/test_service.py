@@ -1,22 +1,30 @@
 from __future__ import annotations
 
+import asyncio
 import importlib
 import os
 import subprocess
 import sys
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import uvicorn
 import uvicorn.config
+from prometheus_client import CollectorRegistry
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
+from rollout.launcher import free_ports
+from services.host import ModelHost
 from services.lean.protocol import LeanProtocol
+from services.scorer import Scorer
 from services.service_bundle import digest_file, find_bundle
 from services.settings import Settings
+from services.v2_messages import SERVICE, methods
 
 ROOT = Path(__file__).parents[2]
 # BentoML's own code calls what its dependencies have deprecated.
@@ -82,6 +90,46 @@ def test_our_application_and_protocol_are_in_front(
     assert issubclass(protocol, LeanProtocol) is lean
     if lean:
         assert f"/v2/models/tiny/versions/{bundle.digest}/infer".encode() in protocol.targets
+
+
+def test_a_stop_lets_grpc_calls_have_their_answers(
+    seam: Any, bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Event()
+    request = methods()["ModelInfer"].request(model_name="tiny")
+    request.inputs.add(name="x", datatype="FP32", shape=[1, 4])
+    request.raw_input_contents.append(bytes(16))
+    monkeypatch.setattr(seam, "_GRPC_GRACE_SECONDS", 0.0)
+    # Too slow to run on the event loop, by what the warm-up is told.
+    monkeypatch.setattr("services.host.warm_up", lambda *_: {1: 0.1, 32: 0.1})
+
+    async def main() -> None:
+        asked = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def slow(_scorer: Scorer, inputs: Any) -> Any:
+            loop.call_soon_threadsafe(asked.set)
+            assert gate.wait(20)
+            return {"y": inputs["x"]}
+
+        class Model(seam.Worker):  # type: ignore[misc]
+            host = ModelHost(bundle, Settings(grpc_port=port), registry=CollectorRegistry())
+
+        worker = Model()
+        await worker.start()
+        monkeypatch.setattr(Scorer, "run", slow)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            call: Any = channel.unary_unary(f"/{SERVICE}/ModelInfer")(request.SerializeToString())
+            await asyncio.wait_for(asked.wait(), 20)
+            stopping = asyncio.create_task(worker.stop())
+            await asyncio.sleep(0)
+            assert not worker.host.ready
+            gate.set()
+            assert await call
+            await stopping
+
+    (port,) = free_ports(1)
+    asyncio.run(main())
 
 
 def test_importing_without_a_bundle_exits_with_the_reason(tmp_path: Path) -> None:

@@ -114,6 +114,35 @@ def test_wrong_chunks_after_a_refusal_get_no_second_answer(bench: Bench) -> None
     bench.run(use)
 
 
+@pytest.mark.parametrize("piece", [b"a" * 65536, b"a: b\r\n" * 10923])
+@pytest.mark.parametrize("path", [INFER, "/v2/models/tiny/infer?a"])
+def test_trailers_have_a_size(bench: Bench, piece: bytes, path: str) -> None:
+    async def use(server: Listening) -> None:
+        head = f"POST {path} HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n"
+        async with connected(server) as (reader, writer):
+            writer.write(head.encode() + b"1\r\n{\r\n0\r\na: ")
+            for _ in range(4):
+                writer.write(piece)
+            assert (await read_reply(reader)).status == 400
+            assert await reader.read() == b""
+
+    bench.run(use)
+
+
+@pytest.mark.parametrize("path", [INFER, "/v2/models/tiny/infer?a"])
+def test_a_broken_body_is_given_up(bench: Bench, path: str) -> None:
+    async def use(server: Listening) -> None:
+        head = f"POST {path} HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n"
+        async with connected(server) as (reader, writer):
+            writer.write(head.encode())
+            writer.write(b"zz\r\n")
+            assert (await read_reply(reader)).status == 400
+            await until(lambda: bench.counted("gone") == before + 1)
+
+    before = bench.counted("gone")
+    bench.run(use)
+
+
 async def large(_scope: Any, _receive: Any, send: Any) -> None:
     """An application with a large answer."""
     headers = [(b"content-length", b"%d" % LARGE)]

@@ -125,6 +125,17 @@ def test_pipelined_requests_are_answered_in_their_order(bench: Bench, lean_count
     assert len(lean_count) == 1  # the others came while it was open
 
 
+def test_an_upgrade_does_not_touch_the_request_before_it(bench: Bench) -> None:
+    upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    upgrade += "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+
+    async def use(server: Listening) -> None:
+        (reply,) = await talk(server, request() + request(headers=upgrade))
+        assert reply.status == 200
+
+    bench.run(use)
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -218,6 +229,22 @@ def test_a_client_that_leaves_withdraws_its_request(
     before = bench.counted("gone")
     bench.run(use)
     assert bench.counted("gone") == before + 2
+
+
+def test_one_that_leaves_withdraws_what_others_wait_behind(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = never(bench.host, monkeypatch)
+
+    async def use(server: Listening) -> None:
+        async with connected(server) as (_, writer):
+            writer.write(request() * 2)
+            await until(lambda: asked)
+            for connection in list(server.state.connections):
+                connection.transport.abort()
+            await until(asked[-1].cancelled)
+
+    bench.run(use)
 
 
 def test_a_client_that_ends_only_its_sending_half_gets_its_answer(
