@@ -78,14 +78,14 @@ def measure_variant(
     parity, score = compare(baseline.outputs, outputs), None
     if baseline.metric is not None and baseline.rows.labels is not None:
         score = compare_metric(baseline.metric, baseline.outputs, outputs, baseline.rows.labels)
-    latency = measure(session, baseline.rows, batching(independent).buckets, clock)
+    buckets = batching(independent).buckets
     return Measured(
         rows=baseline.rows.count,
         opset=opset,
         size_bytes=model_size(directory),
         parity=parity,
         score=score,
-        latency=latency if place.timed else (),
+        latency=measure(session, baseline.rows, buckets, clock) if place.timed else (),
         details=details,
         provider=place.provider,
         emulated=model.name == TWIN_NAME,
