@@ -73,8 +73,24 @@ def test_many_small_values_are_counted_before_they_are_made() -> None:
     assert caught.value.code is ErrorCode.PAYLOAD_TOO_LARGE
 
 
-def test_a_great_many_objects_are_not_looked_at_one_by_one() -> None:
-    content = b'{"a": [[' + b'{"b": 1},' * MAX_OBJECTS + b"0]]}"
-    with pytest.raises(MlctlError, match=f"more than {MAX_OBJECTS} objects") as caught:
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"a": [[' + b'{"b": 1},' * MAX_OBJECTS + b"0]]}",
+        b'{"a": [' + b"{}," * MAX_OBJECTS + b"0]}",
+        b"{" + b",".join(b'"%d": 1' % number for number in range(MAX_OBJECTS)) + b"}",
+        b'{"\\\\": "\\"", "a": [' + b"{}," * MAX_OBJECTS + b"0]}",
+    ],
+    ids=["pairs", "empty", "keys", "escapes"],
+)
+def test_a_great_many_objects_or_keys_are_not_even_parsed(content: bytes) -> None:
+    with pytest.raises(MlctlError, match=f"the limit is {MAX_OBJECTS}") as caught:
         parse_object(content)
     assert caught.value.code is ErrorCode.PAYLOAD_TOO_LARGE
+
+
+@pytest.mark.parametrize("text", ["{:", '\\"{:', "\\\\", '{\\"a\\": {\\\\}}'])
+def test_what_stands_in_texts_is_neither_object_nor_key(text: str) -> None:
+    texts = ",".join([f'"{text}"'] * MAX_OBJECTS)
+    document = parse_object(f'{{"inputs": [{{"data": [{texts}]}}]}}'.encode())
+    assert len(document["inputs"][0]["data"]) == MAX_OBJECTS
