@@ -241,7 +241,7 @@ ERROR_TABLE: Mapping[ErrorCode, ErrorSpec] = MappingProxyType(
         ),
         ErrorCode.PROVIDER_UNAVAILABLE: ErrorSpec(
             "The execution provider that was asked for is not the one that runs.",
-            "`mlctl doctor` says what is missing.",
+            "`mlctl doctor` says what is missing; MLCTL_PROVIDER=cpu serves on the CPU.",
             7,
             500,
             "FAILED_PRECONDITION",

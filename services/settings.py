@@ -37,7 +37,8 @@ class Settings(BaseSettings):
     busy server may hold a request back to join it with others where that pays; an idle
     server never waits. `max_queue_ms` is the longest predicted wait that is accepted, and
     `max_queue_rows` the most rows that wait. These three, unset, are what the bundle says,
-    or else 0, no limit below overload, and 4096. `pad_rows` unset pads batches to the
+    or else 0, no limit below overload, and 4096; under overload a predicted wait of less
+    than `overload_patience_ms` is accepted all the same. `pad_rows` unset pads batches to the
     bundle's sizes only where TensorRT runs them. A batch that runs for longer than `hang_s`
     (and 20 times what is expected) counts as hung. `deadline_ms` bounds every request,
     reading included. `lean_http` answers V2 infer requests in the HTTP protocol itself; off,
