@@ -30,8 +30,8 @@ from optimize.choose import Judged
 from optimize.goals import Goals, Prefer
 from optimize.pipeline import OptimizeResult, optimize
 from optimize.prepare import Options
-from optimize.recipes import select
 from optimize.recipes.base import Target
+from optimize.recipes.discovery import select
 from registry.mlflow_catalog import MlflowCatalog
 from services.session import open_session
 from tests.support.sources import save_rows

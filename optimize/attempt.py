@@ -25,8 +25,7 @@ from optimize.goals import Goals
 from optimize.importer import check_importable
 from optimize.judge import QualityMeter, measure_variant
 from optimize.place import Place
-from optimize.recipes import Recipe
-from optimize.recipes.base import Calibrator, Target, Workbench
+from optimize.recipes.base import Calibrator, Recipe, Target, Workbench
 from optimize.recipes.guard import build_guarded
 from optimize.variant import (
     Measured,

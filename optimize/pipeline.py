@@ -22,7 +22,8 @@ from optimize.exported import Exported, export_source
 from optimize.goals import Goals, require_scores
 from optimize.place import find_place
 from optimize.prepare import Options, Prepared, prepare
-from optimize.recipes import Recipe, select
+from optimize.recipes.base import Recipe
+from optimize.recipes.discovery import select
 from optimize.report import report_html
 from optimize.seal import seal_bundle
 from registry.catalog import Catalog, PublishedModel, SourceModel

@@ -19,8 +19,8 @@ from optimize.goals import Goals
 from optimize.judge import model_size
 from optimize.place import Place, find_place
 from optimize.prepare import Options, Prepared, prepare
-from optimize.recipes import Recipe, discover
-from optimize.recipes.base import Target
+from optimize.recipes.base import Recipe, Target
+from optimize.recipes.discovery import discover
 from registry.catalog import Catalog
 from services.runtime import require_onnxruntime
 

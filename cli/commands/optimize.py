@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from optimize.pipeline import OptimizeResult
     from optimize.plan import Plan
     from optimize.prepare import Options
-    from optimize.recipes import Recipe
+    from optimize.recipes.base import Recipe
 
 _EPILOG = """\b
 Examples:
@@ -101,8 +101,8 @@ def _request(model: str, data: str, given: dict[str, Any]) -> _Request:
     from optimize.data import Sampling
     from optimize.goals import Goals, Prefer
     from optimize.prepare import Options
-    from optimize.recipes import select
     from optimize.recipes.base import Calibrator, Target
+    from optimize.recipes.discovery import select
 
     target = Target(given["target"])
     names = [name.strip() for each in given["recipes"] for name in each.split(",") if name.strip()]

@@ -15,8 +15,8 @@ from bundle.home import HOME_VARIABLE
 from optimize.events import Event, Stage, Status
 from optimize.goals import Goals, Prefer
 from optimize.pipeline import optimize
-from optimize.recipes import select
 from optimize.recipes.base import Target
+from optimize.recipes.discovery import select
 from registry.memory import MemoryCatalog
 from tests.support.dense import dense_source
 from tests.support.sources import save_rows
@@ -30,7 +30,7 @@ _KILLED = """
 import os, signal, sys
 from pathlib import Path
 from optimize.pipeline import optimize
-from optimize.recipes import select
+from optimize.recipes.discovery import select
 from optimize.recipes.base import Target
 from registry.memory import MemoryCatalog
 from tests.faults.test_optimize_kill import GOALS, RECIPES

@@ -16,8 +16,9 @@ from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
 from bundle.files import sha256_file
 from optimize.goals import Goals
-from optimize.recipes import base, discover
+from optimize.recipes import base
 from optimize.recipes.base import DATA_NAME, TWIN_NAME, Details, Recipe, save_graph
+from optimize.recipes.discovery import discover
 from tests.optimize.recipes.models import answers, bench, images, network
 
 ANY = Goals(min_centred_cosine=0.0, min_agreement=0.0)

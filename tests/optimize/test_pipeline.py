@@ -16,8 +16,8 @@ from optimize.events import Event, Stage, Status
 from optimize.goals import Goals, Prefer
 from optimize.pipeline import NothingPassedError, OptimizeResult, optimize
 from optimize.prepare import Options
-from optimize.recipes import select
 from optimize.recipes.base import Details, Precision, Target, Workbench, save_graph
+from optimize.recipes.discovery import select
 from registry.mlflow_catalog import MlflowCatalog
 from services.golden import load_golden
 from services.session import open_session

@@ -10,8 +10,8 @@ from optimize.goals import Goals, Prefer
 from optimize.pipeline import optimize
 from optimize.plan import Plan, Step, make_plan
 from optimize.prepare import Options
-from optimize.recipes import select
 from optimize.recipes.base import Target
+from optimize.recipes.discovery import select
 from registry.memory import MemoryCatalog
 from tests.support.sources import onnx_source, save_rows
 

@@ -11,8 +11,8 @@ from bundle.errors import ErrorCode, MlctlError
 from optimize.goals import Goals, Prefer
 from optimize.pipeline import NothingPassedError, OptimizeResult, optimize
 from optimize.prepare import Options
-from optimize.recipes import select
 from optimize.recipes.base import Target
+from optimize.recipes.discovery import select
 from registry.mlflow_catalog import MlflowCatalog
 from services.scorer import Scorer
 from services.settings import Settings

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from optimize.recipes import discover, select
 from optimize.recipes.base import Recipe, Target
+from optimize.recipes.discovery import discover, select
 from tests.optimize.recipes.models import answers, bench, images, network
 
 OWN = ["fp32", "fp16", "bf16", "int8-cpu", "int8-trt", "int4"]

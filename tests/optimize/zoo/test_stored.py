@@ -17,8 +17,8 @@ from bundle.errors import ErrorCode, MlctlError
 from optimize.goals import Goals, Prefer
 from optimize.pipeline import OptimizeResult, optimize
 from optimize.prepare import Options
-from optimize.recipes import select
 from optimize.recipes.base import Target
+from optimize.recipes.discovery import select
 from optimize.reference import load_reference
 from registry.catalog import Flavor, SourceModel
 from registry.memory import MemoryCatalog
