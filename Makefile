@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fix bench clean
+.PHONY: help demo test check fix bench soak clean
 
 help: ## Show these targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -26,6 +26,9 @@ fix: .venv/.dev ## Apply the formatter and the safe lint fixes
 
 bench: .venv/.dev ## Measure the served model against its runtime
 	$(BIN)/python -m benchmarks
+
+soak: .venv/.dev ## Serve everything at once for 30 minutes (SOAK_SECONDS=) and watch memory
+	$(BIN)/python -m benchmarks.soak
 
 clean: ## Remove the virtual environment and every cache
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

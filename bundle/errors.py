@@ -22,6 +22,7 @@ class ErrorCode(StrEnum):
     PAYLOAD_TOO_LARGE = "payload_too_large"
     NOT_FOUND = "not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
+    UNAUTHENTICATED = "unauthenticated"
     NOT_PERMITTED = "not_permitted"
     MODEL_NOT_FOUND = "model_not_found"
     BENTO_NOT_FOUND = "bento_not_found"
@@ -50,6 +51,7 @@ class ErrorCode(StrEnum):
     NOT_READY = "not_ready"
     ROLLED_BACK = "rolled_back"
     INCONCLUSIVE = "inconclusive"
+    CANNOT_END = "cannot_end"
     QUEUE_FULL = "queue_full"
     DEADLINE_EXCEEDED = "deadline_exceeded"
     UNAVAILABLE = "unavailable"
@@ -104,6 +106,13 @@ ERROR_TABLE: Mapping[ErrorCode, ErrorSpec] = MappingProxyType(
             2,
             405,
             "UNIMPLEMENTED",
+        ),
+        ErrorCode.UNAUTHENTICATED: ErrorSpec(
+            "The server asks for a token, and the request shows none that is valid.",
+            "Send the header `Authorization: Bearer TOKEN`; who operates the server has one.",
+            2,
+            401,
+            "UNAUTHENTICATED",
         ),
         ErrorCode.NOT_PERMITTED: ErrorSpec(
             "The server does not let its callers do that.",
@@ -301,6 +310,14 @@ ERROR_TABLE: Mapping[ErrorCode, ErrorSpec] = MappingProxyType(
             11,
             500,
             "ABORTED",
+        ),
+        ErrorCode.CANNOT_END: ErrorSpec(
+            "A rollout is not expected to end before its deadline at today's traffic.",
+            "Send more traffic, allow more time with --deadline, loosen the limits, or start it "
+            "all the same with --force.",
+            11,
+            500,
+            "FAILED_PRECONDITION",
         ),
         ErrorCode.QUEUE_FULL: ErrorSpec(
             "The server has as much work waiting as it accepts.",

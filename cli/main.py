@@ -7,23 +7,30 @@ import gc
 import click
 
 from bundle import __version__
+from cli.commands.abort import abort
 from cli.commands.build import build
 from cli.commands.demo import demo
 from cli.commands.doctor import doctor
 from cli.commands.down import down
 from cli.commands.history import history
+from cli.commands.logs import logs
 from cli.commands.models import models
 from cli.commands.optimize import optimize
+from cli.commands.pause import pause
 from cli.commands.promote import promote
+from cli.commands.ps import ps
 from cli.commands.pull import pull
+from cli.commands.resume import resume
 from cli.commands.rollback import rollback
+from cli.commands.scale import scale
 from cli.commands.serve import serve
 from cli.commands.status import status
 from cli.commands.up import up
+from cli.commands.why import why
 
 COMMANDS = (
-    doctor, demo, models, optimize, pull, build, serve, up, promote, status, history, rollback,
-    down,
+    doctor, demo, models, optimize, pull, build, serve, up, scale, promote, pause, resume, abort,
+    rollback, status, ps, logs, history, why, down,
 )  # fmt: skip
 
 

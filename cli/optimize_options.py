@@ -16,9 +16,9 @@ _DATA = (
     click.option(
         "--data",
         required=True,
-        metavar="FILE|MODULE:FUNCTION",
-        help="Rows: .npz, .parquet, or a function that gives batches. One array per model input, "
-        "and `labels` if there are any.",
+        metavar="PATH|MODULE:FUNCTION",
+        help="Rows: .npz, .parquet, a folder of .parquet (such as a server's samples), or a "
+        "function that gives batches. One array per model input, and `labels` if there are any.",
     ),
     click.option(
         "--rows",

@@ -56,19 +56,19 @@ def _event_text(kind: str, body: Mapping[str, Any]) -> str | None:
         case "tick":
             return (
                 f"{body['phase']:<8} {body['weight']:>3} %  "
-                f"{_window_text(body['window']['candidate'])}  "
+                f"{_window_text(body['window']['candidate'])}{_shadow_text(body)}  "
                 f"{body['verdict']['action']}: {verdict_text(body['verdict'])}"
             )
         case "phase":
-            verdict = body.get("verdict")
-            because = f"  because of {verdict_text(verdict)}" if verdict else ""
-            return f"{body['phase']:<8} {body['weight']:>3} %{because}"
+            return f"{body['phase']:<8} {body['weight']:>3} %{_because(body)}"
         case "traffic_restored":
             return _restored_text(body)
         case "ended":
-            return f"{body['outcome']} after {body['seconds']:.1f} s: {body['bento']}"
-        case "rollback_requested":
-            return f"rollback requested: {body['reason']}"
+            kept = body.get("disagreements")
+            told = f"; rows answered otherwise are in {kept}" if kept else ""
+            return f"{body['outcome']} after {body['seconds']:.1f} s: {body['bento']}{told}"
+        case _ if kind.endswith("_requested"):
+            return f"{kind.replace('_', ' ')}: {body['reason']}"
         case "champion_failed":
             return f"the registry was not updated: {body['message']}; it is tried again"
         case _:
@@ -79,6 +79,22 @@ def _window_text(window: Mapping[str, Any]) -> str:
     """A look's counts: the requests, and what was bad among them."""
     bad = [f"{window[name]} {_BAD[name]}" for name in _BAD if window[name]]
     return ", ".join([f"{window['requests']:>4} requests", *bad])
+
+
+def _shadow_text(body: Mapping[str, Any]) -> str:
+    """What was found of the copies, on a look that had any."""
+    shadow = body.get("shadow")
+    if not shadow:
+        return ""
+    return f", {shadow['requests']} compared with {shadow['differed']} rows otherwise"
+
+
+def _because(body: Mapping[str, Any]) -> str:
+    """Why a rollout moved on, where that is more than its own step."""
+    if skipped := body.get("shadow_skipped"):
+        return f"  without a shadow: {skipped}"
+    verdict = body.get("verdict")
+    return f"  because of {verdict_text(verdict)}" if verdict else ""
 
 
 def _judged_limit(body: Mapping[str, Any]) -> str:

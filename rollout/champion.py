@@ -100,12 +100,14 @@ class ChampionKeeper:
         return self._attempt is None
 
     def settled(self, deployment: Deployment) -> bool:
-        """Whether the live digest is written, or was tried at least once."""
-        return deployment.live.digest in (deployment.champion, self._failed)
+        """Whether the live digest is written or need not be, or was tried at least once."""
+        return deployment.live.digest == self._failed or not self._owed(deployment)
 
     def _owed(self, deployment: Deployment) -> bool:
-        written = deployment.champion == deployment.live.digest
-        return not written and self._journal.promotion(deployment.name) is not None
+        if deployment.champion == deployment.live.digest:
+            return False
+        promotion = self._journal.promotion(deployment.name)
+        return promotion is not None and self._journal.rollout(promotion).spec.alias
 
     def _may_try(self, deployment: Deployment) -> bool:
         # The pause is for what failed; another revision is tried at once.

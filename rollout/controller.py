@@ -7,33 +7,40 @@ or is done again without harm. A decision is recorded before it is acted on.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from bundle.clock import Clock
 from rollout import machine, records
 from rollout.counts import Window
+from rollout.fleet import Fleet
 from rollout.gates import Action, Gate, Verdict
-from rollout.journal import Journal, RollbackRequestedError
-from rollout.machine import EXPOSED, Phase, Progress, Signal
+from rollout.journal import Journal, RequestWaitsError
+from rollout.machine import WATCHED, Look, Phase, Progress, Signal
 from rollout.model import Colour, Settings
 from rollout.observer import Observer
-from rollout.ports import DataPlane, Launcher, Meter, PlaneRejected, Probe, Served
-from rollout.processes import log_tail
+from rollout.ports import DataPlane, Launcher, Meter, PlaneRejected, Probe, Traffic
 from rollout.records import Rollout
+from rollout.shadow.folder import SampleFolder
+from rollout.shadow.join import Side
+from rollout.shadow.watch import Parties, ShadowWatch
+from rollout.wishes import Request, next_request
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What a controller acts on. `edges` are the meter's latency edges in milliseconds."""
+    """What a controller acts on. `edges` are the meter's latency edges in milliseconds.
+
+    `samples` is where the servers record what they answer; None where they cannot.
+    """
 
     plane: DataPlane
     meter: Meter
     launcher: Launcher
     clock: Clock
     edges: tuple[float, ...]
+    samples: SampleFolder | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +56,9 @@ class Controller:
     """Carries one rollout to its end, tick by tick."""
 
     def __init__(self, rollout: Rollout, world: World, journal: Journal, watch: Watch) -> None:
+        self._asked_shadow = rollout.spec.shadows
+        if not world.plane.can_mirror:
+            rollout = replace(rollout, spec=rollout.spec.without_shadow())
         events = journal.events(rollout.deployment, rollout=rollout.id)
         self._rollout = replace(rollout, progress=records.with_evidence(rollout, events))
         self._world = world
@@ -56,12 +66,17 @@ class Controller:
         self._settings = watch.settings
         self._epoch = watch.epoch
         self._champion_settled = watch.champion_settled
-        self._observer = Observer(world.meter, world.edges, rollout.colour, rollout.spec)
+        self._fleet = Fleet(rollout.deployment, world.launcher, journal)
+        self._observer = Observer(
+            world.meter, world.edges, rollout.colour, rollout.spec, _comparison(rollout, world)
+        )
         self._handlers = {
             Phase.PENDING: self._launch,
             Phase.WARM: self._warm,
-            Phase.SHIFT: self._expose,
-            Phase.BAKE: self._expose,
+            Phase.SHADOW: self._watch,
+            Phase.SHIFT: self._watch,
+            Phase.BAKE: self._watch,
+            Phase.PAUSED: self._pause,
             Phase.FINALIZE: self._finalize,
             Phase.ROLLBACK: self._roll_back,
         }
@@ -83,7 +98,7 @@ class Controller:
             return self.progress
         try:
             self._act()
-        except RollbackRequestedError:  # it came while the last look was judged
+        except RequestWaitsError:  # it came while the last look was judged
             self._act()
         except PlaneRejected as error:
             if self.progress.phase not in machine.ABORTABLE:
@@ -92,11 +107,20 @@ class Controller:
         return self.progress
 
     def _act(self) -> None:
-        reason = self._journal.rollback_reason(self._rollout.id)
-        if reason is not None and self.progress.phase in machine.ABORTABLE:
-            self._obey(Verdict(Action.ROLLBACK, Gate.OPERATOR, reason))
-        else:
+        if self.progress.phase not in machine.ABORTABLE or not self._heed():
             self._handlers[self.progress.phase]()
+
+    def _heed(self) -> bool:
+        """Obey what an operator has asked for; whether there was something."""
+        waiting = self._journal.requests(self._rollout.id)
+        request = next_request(waiting, self.progress.obeyed)
+        if request is None:
+            return False
+        heeded = machine.heed(self.progress, request, self._rollout.spec, self._now())
+        if heeded is None:
+            return False
+        self._enter(heeded, _ruling(heeded, request), asked=request.wish)
+        return True
 
     def resume(self, unwatched_seconds: float) -> None:
         """Go on after another daemon's death: roll back what nobody watched for too long."""
@@ -115,49 +139,78 @@ class Controller:
         self._apply()
         rollout = self._rollout
         try:
-            served = self._world.launcher.start(rollout.colour, rollout.candidate)
+            self._fleet.launch(rollout.colour, rollout.candidate, self._replicas())
         except OSError as error:
             why = f"the candidate could not be started: {error.strerror}"
             self._obey(Verdict(Action.ROLLBACK, Gate.READY, why))
             return
-        body = records.served_body(served)
-        self._journal.put_process(rollout.deployment, rollout.colour, served.process, body)
         self._save(machine.move(self.progress, Signal.LAUNCHED, self._now()), "phase")
 
     def _warm(self) -> None:
         self._apply()
-        served = self._served(self._rollout.colour)
-        probe = Probe.DEAD if served is None else self._world.launcher.probe(served)
+        probe = self._fleet.probe(self._rollout.colour)
         waited, limit = self._now() - self.progress.since, self._settings.ready_seconds
-        if probe is Probe.READY and served is not None:
-            self._world.plane.connect(self._rollout.colour, served.endpoint)
+        if probe is Probe.READY:
+            self._connect()
             if self._world.meter.read().healthy[self._rollout.colour]:
-                signal = machine.next_signal(self.progress, self._rollout.spec)
-                self._enter(machine.move(self.progress, signal, self._now()), None)
+                self._begin()
                 return
         if probe in (Probe.DEAD, Probe.WRONG_MODEL) or waited > limit:
-            why = f"{_WHY_NOT_READY[probe]}; its log ends:\n{_tail(served)}"
+            why = (
+                f"{_WHY_NOT_READY[probe]}; its log ends:\n{self._fleet.tail(self._rollout.colour)}"
+            )
             self._obey(Verdict(Action.ROLLBACK, Gate.READY, why, waited, limit))
 
-    def _expose(self) -> None:
-        served = self._served(self._rollout.colour)
-        self._assert_traffic(served)
-        alive = served is not None and self._world.launcher.probe(served) is not Probe.DEAD
-        look, reference = self._observer.look(alive=alive)
+    def _begin(self) -> None:
+        """From WARM on; what leaves out the comparison of answers is said in the record."""
+        spec = self._rollout.spec
+        progress = machine.warmed(self.progress, spec, self._now())
+        skipped = ""
+        if self._asked_shadow and not spec.shadows:
+            skipped = "the proxy cannot copy requests"
+        elif spec.shadow_percent and progress.override:
+            skipped = "an operator skips the gates"
+        self._enter(progress, None, **({"shadow_skipped": skipped} if skipped else {}))
+
+    def _watch(self) -> None:
+        self._connect()
+        self._apply()
+        # One replica that ended by itself is enough: a candidate is not started again.
+        alive = self._fleet.probe(self._rollout.colour) is not Probe.DEAD
+        weight = machine.candidate_weight(self.progress, self._rollout.spec)
+        mirrored = machine.mirrored_share(self.progress, self._rollout.spec) > 0
+        look, reference = self._observer.look(alive=alive, mirrored=mirrored, weight=weight)
+        look = self._weighed(look)
         now, spec = self._now(), self._rollout.spec
         judged = look.window is not None and not machine.warming_up(self.progress, spec, now)
         progress = machine.absorb(self.progress, look, spec, now)
         verdict = machine.judge(progress, look, spec, now)
-        window = look.window or Window()
         body = {
             "judged": judged,
-            "window": asdict(window),
+            "window": asdict(look.window or Window()),
+            "shadow": asdict(look.shadow) if look.shadow else None,
             "reference_ms": reference,
             "verdict": asdict(verdict),
-            "e_values": _e_values(progress, self._rollout),
+            "e_values": _e_values(progress.evidence.log_values(spec)),
+            "proofs": _e_values(progress.evidence.proof_values(spec)),
+            "latencies": self._observer.latencies(),
         }
         self._save(progress, records.TICK, body)
         self._obey(verdict)
+
+    def _weighed(self, look: Look) -> Look:
+        """The look with the mark whether the candidate's share was large enough for a proof."""
+        if look.window is None:
+            return look
+        spec = self._rollout.spec
+        fair = spec.fair(machine.candidate_weight(self.progress, spec))
+        return replace(look, window=replace(look.window, fair=fair))
+
+    def _pause(self) -> None:
+        if self.progress.stage in WATCHED:
+            self._watch()
+        else:
+            self._apply()
 
     def _finalize(self) -> None:
         self._apply()
@@ -186,48 +239,59 @@ class Controller:
 
     def _retired(self, colour: Colour) -> bool:
         """Drain and stop a colour, a little per tick; whether nothing of it is left."""
-        served = self._served(colour)
-        if served is None:
+        self._world.plane.connect(colour, ())
+        if not self._fleet.replicas(colour):
             return True
-        self._world.plane.connect(colour, None)
         waited, limit = self._now() - self.progress.since, self._settings.drain_seconds
-        if self._world.launcher.probe(served) is Probe.DEAD or waited > 2 * limit:
-            self._world.launcher.stop(served, force=True)
-            self._journal.drop_process(self._rollout.deployment, colour)
+        if self._fleet.gone(colour) or waited > 2 * limit:
+            self._fleet.stop(colour, force=True)
             return True
         if self._world.meter.read().active[colour] == 0 or waited > limit:
-            self._world.launcher.stop(served)
+            self._fleet.stop(colour)
         return False
 
     def _end(self) -> None:
+        self._observer.end_comparison()
         progress = machine.move(self.progress, Signal.SETTLED, self._now())
         body = records.ended_body(self._rollout, progress.planned, progress.ruling, self._now())
-        self._save(progress, records.ENDED, body)
+        self._save(progress, records.ENDED, {**body, "disagreements": self._observer.kept()})
 
     def _obey(self, verdict: Verdict) -> None:
         progress = machine.obey(self.progress, verdict, self._rollout.spec, self._now())
         if progress is not self.progress:
             self._enter(progress, verdict)
 
-    def _enter(self, progress: Progress, verdict: Verdict | None) -> None:
+    def _enter(self, progress: Progress, verdict: Verdict | None, **extra: str) -> None:
         """Record the move, then make its weights hold at once."""
-        self._save(progress, "phase", {"verdict": asdict(verdict) if verdict else None})
-        if progress.phase in EXPOSED:
+        ruling = asdict(verdict) if verdict else None
+        self._save(progress, "phase", {"verdict": ruling, **extra})
+        if progress.stage in WATCHED:
             self._observer.start()
         if progress.phase is Phase.ROLLBACK:
             self._roll_back()
         else:
             self._apply()
+        if not machine.mirrored_share(progress, self._rollout.spec):
+            self._observer.end_comparison()
 
-    def _assert_traffic(self, served: Served | None) -> None:
-        if served is not None:
-            self._world.plane.connect(self._rollout.colour, served.endpoint)
-        self._apply()
+    def _connect(self) -> None:
+        colour = self._rollout.colour
+        if endpoints := self._fleet.endpoints(colour):
+            self._world.plane.connect(colour, endpoints)
 
     def _apply(self) -> None:
-        weight = machine.candidate_weight(self.progress, self._rollout.spec)
-        colour = self._rollout.colour
-        self._world.plane.apply({colour: weight, colour.other: 100 - weight})
+        progress, spec, colour = self.progress, self._rollout.spec, self._rollout.colour
+        weight = machine.candidate_weight(progress, spec)
+        mirror = machine.mirrored_share(progress, spec)
+        serves = progress.stage in WATCHED
+        traffic = Traffic(
+            {colour: weight, colour.other: 100 - weight},
+            mirror=mirror,
+            mirror_to=colour if mirror else None,
+            testers=colour if serves else None,
+            sticky=spec.sticky,
+        )
+        self._world.plane.apply(traffic)
 
     def _save(self, progress: Progress, kind: str, extra: dict[str, Any] | None = None) -> None:
         weight = machine.candidate_weight(progress, self._rollout.spec)
@@ -235,9 +299,9 @@ class Controller:
         self._journal.save(self._rollout, progress, kind, {**where, **(extra or {})}, self._epoch)
         self._rollout = replace(self._rollout, progress=progress)
 
-    def _served(self, colour: Colour) -> Served | None:
-        found = self._journal.processes(self._rollout.deployment).get(colour)
-        return records.served_from(*found) if found else None
+    def _replicas(self) -> int:
+        """As many as live has: a candidate is judged as what it is going to be."""
+        return max(1, self._journal.deployment(self._rollout.deployment).settings.replicas)
 
     def _now(self) -> float:
         return self._world.clock.wall()
@@ -251,14 +315,22 @@ _WHY_NOT_READY = {
 }
 
 
-def _tail(served: Served | None) -> str:
-    return log_tail(Path(served.log)) if served else "(no log was written)"
+def _ruling(progress: Progress, request: Request) -> Verdict | None:
+    return progress.ruling if request.wish.final else None
 
 
 def _since(start: float | None, now: float) -> float | None:
     return None if start is None else now - start
 
 
-def _e_values(progress: Progress, rollout: Rollout) -> dict[str, float]:
-    values = progress.evidence.log_values(rollout.spec)
-    return {gate: math.exp(min(value, 700.0)) for gate, value in values.items()}
+def _comparison(rollout: Rollout, world: World) -> ShadowWatch | None:
+    """What compares the two revisions' answers, where the servers can be told to record them."""
+    if world.samples is None or not rollout.spec.shadows:
+        return None
+    digests = {Side.LIVE: rollout.live.digest, Side.CANDIDATE: rollout.candidate.digest}
+    parties = Parties(rollout.colour, digests)
+    return ShadowWatch(world.samples, parties, rollout.spec, rollout.id, world.clock)
+
+
+def _e_values(logs: Mapping[Gate, float]) -> dict[str, float]:
+    return {gate: math.exp(min(value, 700.0)) for gate, value in logs.items()}

@@ -15,6 +15,24 @@ from rollout.model import Colour
 
 _P99_MIN_SAMPLES = 100
 
+# Envoy's histograms keep two significant digits, so these are all the exact edges there are.
+LATENCY_EDGES_MS: tuple[float, ...] = (
+    *(float(ms) for ms in range(1, 100)),
+    *(float(ms) for ms in range(100, 1000, 10)),
+    *(float(ms) for ms in range(1000, 10_000, 100)),
+    *(float(ms) for ms in range(10_000, 61_000, 1000)),
+)
+
+# UNKNOWN, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, INTERNAL, UNAVAILABLE, DATA_LOSS; the other
+# statuses blame the caller. RESOURCE_EXHAUSTED is also a full queue.
+GRPC_FAILURES = (2, 4, 8, 13, 14, 15)
+GRPC_CLIENT_ERRORS = (1, 3, 5, 6, 7, 9, 10, 11, 12, 16)
+
+
+def latency_edge(limit_ms: float) -> float:
+    """The smallest exact histogram edge at or above `limit_ms`; the last edge if none is."""
+    return next((edge for edge in LATENCY_EDGES_MS if edge >= limit_ms), LATENCY_EDGES_MS[-1])
+
 
 @dataclass(frozen=True, slots=True)
 class Totals:
@@ -79,20 +97,25 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One look: rising totals, whether the proxy finds the colour healthy, requests in flight."""
+    """One look: rising totals, whether the proxy finds the colour healthy, requests in flight.
+
+    A colour is healthy while at least one of its replicas is. `shadow` counts the copies of
+    requests that a colour got, whose answers nobody saw; no gate on traffic counts them.
+    """
 
     totals: Mapping[Colour, Totals]
     healthy: Mapping[Colour, bool]
     active: Mapping[Colour, int]
+    shadow: Mapping[Colour, Totals] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
     """One colour in one tick.
 
-    `slow` of `timed` requests were beyond the absolute latency limit, `tail` of them beyond
-    the reference that is compared with the other colour. `abandoned` requests got no answer
-    and are not among `requests`.
+    `slow` of `timed` requests were beyond the absolute limit of p99, `late` of them beyond that
+    of p50, `tail` beyond the reference that is compared with the other colour. `abandoned`
+    requests got no answer and are not among `requests`.
     """
 
     requests: int = 0
@@ -102,6 +125,7 @@ class Counts:
     tail: int = 0
     client_errors: int = 0
     abandoned: int = 0
+    late: int = 0
 
     @property
     def seen(self) -> int:
@@ -117,20 +141,26 @@ class Counts:
             self.tail + other.tail,
             self.client_errors + other.client_errors,
             self.abandoned + other.abandoned,
+            self.late + other.late,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Both colours in one tick."""
+    """Both colours in one tick.
+
+    `fair` says that the candidate had enough of the traffic for its latencies to prove
+    something: batches at a small share are emptier than they will be.
+    """
 
     candidate: Counts = field(default_factory=Counts)
     live: Counts = field(default_factory=Counts)
+    fair: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class LatencyRule:
-    """Where the counting edges lie: the absolute limit, and the tail reference per side.
+    """Where the counting edges lie: the absolute limits, and the tail reference per side.
 
     `reference_ms` is the live colour's p99 over the ticks before this one, so it is known
     before the tick is counted; the candidate is allowed `margin` more.
@@ -140,14 +170,17 @@ class LatencyRule:
     limit_ms: float | None
     reference_ms: float | None
     margin: float
+    median_ms: float | None = None
 
     def count(self, totals: Totals, *, candidate: bool) -> Counts:
         """Reduce one colour's tick; what has no limit counts nothing."""
         reference = self.reference_ms
         if reference is not None and candidate:
             reference *= 1.0 + self.margin
-        slow = 0 if self.limit_ms is None else totals.slower_than(self.limit_ms, self.edges)
-        tail = 0 if reference is None else totals.slower_than(reference, self.edges)
+        slow, late, tail = (
+            0 if limit is None else totals.slower_than(limit, self.edges)
+            for limit in (self.limit_ms, self.median_ms, reference)
+        )
         return Counts(
             totals.requests,
             min(totals.errors, totals.requests),
@@ -156,6 +189,7 @@ class LatencyRule:
             tail,
             min(totals.client_errors, totals.requests),
             totals.abandoned,
+            late,
         )
 
 

@@ -1,8 +1,9 @@
 """The process that watches one deployment: `python -m rollout.daemon NAME`.
 
-It holds a lock for life, supervises Envoy and the live Bento, and ticks the active rollout.
+It holds a lock for life, supervises the proxy and the live Bento, and ticks the active rollout.
 Clients only write to the journal, which the daemon polls; so a client may die at any time.
-If the daemon dies, Envoy and the Bentos go on with the last weights until the next one.
+The daemon's parent (`watch`) starts it again when it dies.
+If the daemon dies, the proxy and the Bentos go on with the last weights until the next one.
 """
 
 from __future__ import annotations
@@ -14,25 +15,29 @@ import sys
 import time
 import traceback
 from contextlib import ExitStack
-from pathlib import Path
 from types import FrameType
 
 import psutil
 
 from bundle.clock import SystemClock
-from rollout import places
+from rollout import logs, places
 from rollout.champion import ChampionKeeper, ProcessChampions
 from rollout.controller import Controller, Watch, World
-from rollout.envoy import EnvoyFiles, EnvoyPlane
-from rollout.envoy_config import LATENCY_EDGES_MS
+from rollout.counts import LATENCY_EDGES_MS
 from rollout.journal import Journal, StaleEpochError
 from rollout.launcher import LocalLauncher
 from rollout.machine import Phase
 from rollout.model import check_name
-from rollout.ports import PlaneRejected, PlaneUnavailable
+from rollout.planes import proxy_of
+from rollout.ports import PlaneRejected, PlaneUnavailable, Traffic
 from rollout.processes import TOKEN_VARIABLE, ProcessRef
 from rollout.records import Deployment, Rollout
+from rollout.replicas import LiveReplicas
+from rollout.scaler import Scaler
+from rollout.shadow.folder import sample_folder
 from rollout.supervisor import Supervisor
+from rollout.vitals import Vitals
+from rollout.watch import seconds_unseen
 
 DAEMON = "daemon"
 _POLL_SECONDS = 0.02
@@ -52,12 +57,18 @@ class Daemon:
         self._heartbeat = places.heartbeat(name)
         self._unwatched = unwatched_seconds
         self._epoch = journal.take_over(name)
-        files = EnvoyFiles(directory, deployment.ports)
-        plane = stack.enter_context(EnvoyPlane(files, deployment.ports))
+        proxy = proxy_of(directory, deployment.ports, deployment.settings)
+        plane = stack.enter_context(proxy.plane())
         launcher = LocalLauncher(directory / "logs", deployment.settings)
         stack.callback(launcher.close)
-        self._world = World(plane, plane, launcher, SystemClock(), LATENCY_EDGES_MS)
-        self._supervisor = Supervisor(directory, files, self._world, journal, self._epoch)
+        samples = sample_folder(directory)
+        self._world = World(plane, plane, launcher, SystemClock(), LATENCY_EDGES_MS, samples)
+        settings = deployment.settings
+        self._vitals = stack.enter_context(Vitals(settings.hung_seconds, settings.workers))
+        self._logs = directory / "logs"
+        live = LiveReplicas(name, self._world, journal, self._vitals, self._epoch)
+        self._supervisor = Supervisor(directory, proxy, self._world, journal, live, self._epoch)
+        self._scaler = Scaler(name, self._world, journal, self._epoch)
         self._champions = ChampionKeeper(
             ProcessChampions(deployment.settings.champion),
             journal,
@@ -96,6 +107,9 @@ class Daemon:
         if deployment.epoch != self._epoch or not deployment.up:
             raise StaleEpochError(self._name)
         self._supervisor.ensure(deployment)
+        live = self._supervisor.live.ready.values()
+        self._vitals.watch(live, loads=deployment.settings.autoscaled)
+        self._scale(deployment)
         try:
             self._drive(deployment)
             self._plane_lost = False
@@ -103,6 +117,18 @@ class Daemon:
             self._report_plane(error)
         if self._supervisor.serving:
             self._champions.poll(self._journal.deployment(self._name))
+        self._rotate()
+
+    def _scale(self, deployment: Deployment) -> None:
+        if self._supervisor.serving:
+            rollout = self._journal.active(self._name) is not None
+            self._scaler.look(deployment, self._vitals.loads(), rollout=rollout)
+
+    def _rotate(self) -> None:
+        try:
+            logs.rotate(self._logs)
+        except OSError:  # a full disk must not end what still serves; it is logged
+            traceback.print_exc()
 
     def _drive(self, deployment: Deployment) -> None:
         """Tick the active rollout, or else hold all traffic on the live colour."""
@@ -110,7 +136,7 @@ class Daemon:
         if active is None:
             self._controller = None
             colour = deployment.colour
-            self._world.plane.apply({colour: 100, colour.other: 0})
+            self._world.plane.apply(Traffic({colour: 100, colour.other: 0}))
             return
         if self._controller is None or self._controller.rollout.id != active.id:
             self._controller = self._take_up(active)
@@ -148,7 +174,7 @@ def main(name: str) -> int:
         except BlockingIOError:
             return 0
         heartbeat = places.heartbeat(name)
-        unwatched = _age(heartbeat)
+        unwatched = seconds_unseen(heartbeat)
         heartbeat.touch()
         journal = stack.enter_context(Journal(places.journal()))
         own = psutil.Process()
@@ -157,14 +183,6 @@ def main(name: str) -> int:
         daemon = Daemon(name, journal, stack, unwatched)
         signal.signal(signal.SIGTERM, daemon.stop)
         return daemon.run()
-
-
-def _age(heartbeat: Path) -> float:
-    """Seconds since a daemon last looked; 0 if none ever did."""
-    try:
-        return max(0.0, time.time() - heartbeat.stat().st_mtime)
-    except FileNotFoundError:
-        return 0.0
 
 
 if __name__ == "__main__":

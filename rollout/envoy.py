@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,9 +18,11 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.files import write_atomic
 from rollout import envoy_config as config
 from rollout.counts import Reading
-from rollout.envoy_stats import STATS_FILTER, parse_stats, parse_weights
+from rollout.envoy_names import PROTOCOLS, Document, endpoints_file
+from rollout.envoy_routes import ROUTES_FILE, parse_traffic, route_table
+from rollout.envoy_stats import STATS_FILTER, parse_stats
 from rollout.model import Colour, Endpoint, Ports
-from rollout.ports import PlaneRejected, PlaneUnavailable
+from rollout.ports import PlaneRejected, PlaneUnavailable, Traffic
 
 _ADMIN_TIMEOUT = 2.0
 _ACKNOWLEDGE_SECONDS = 2.0
@@ -50,40 +51,44 @@ class EnvoyFiles:
     """The configuration files of one deployment under `directory`."""
 
     def __init__(self, directory: Path, ports: Ports) -> None:
-        self.bootstrap = directory / "bootstrap.json"
+        self._bootstrap = directory / "bootstrap.json"
         self._routes = directory / "routes"
         self._endpoints = directory / "endpoints"
         self._ports = ports
 
+    def command(self) -> list[str]:
+        return envoy_command(self._bootstrap)
+
+    def plane(self) -> EnvoyPlane:
+        return EnvoyPlane(self, self._ports)
+
     def prepare(self, live: Colour) -> None:
-        """Write what Envoy needs to start; weights and endpoints that exist are kept."""
         for directory in (self._routes, self._endpoints):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         document = config.bootstrap(self._ports, self._routes, self._endpoints)
-        _replace(self.bootstrap, document)
+        _replace(self._bootstrap, document)
         for colour in Colour:
-            for protocol in config.PROTOCOLS:
-                path = self._endpoints / config.endpoints_file(colour, protocol)
+            for protocol in PROTOCOLS:
+                path = self._endpoints / endpoints_file(colour, protocol)
                 if not path.exists():
-                    _replace(path, config.endpoint_table(colour, protocol, None))
-        if not (self._routes / config.ROUTES_FILE).exists():
-            self.route({live: 100, live.other: 0})
+                    _replace(path, config.endpoint_table(colour, protocol, ()))
+        if not (self._routes / ROUTES_FILE).exists():
+            self.route(Traffic({live: 100, live.other: 0}))
 
     def reset(self) -> None:
-        """Forget the weights and endpoints of an earlier deployment of that name."""
         for directory in (self._routes, self._endpoints):
             if directory.exists():
                 shutil.rmtree(directory)
 
-    def route(self, weights: Mapping[Colour, int]) -> bool:
+    def route(self, traffic: Traffic) -> bool:
         """Write the route file; whether it was different before."""
-        return _replace(self._routes / config.ROUTES_FILE, config.route_table(weights))
+        return _replace(self._routes / ROUTES_FILE, route_table(traffic))
 
-    def endpoint(self, colour: Colour, endpoint: Endpoint | None) -> None:
+    def connect(self, colour: Colour, endpoints: tuple[Endpoint, ...]) -> None:
         """Write the endpoint files of `colour`."""
-        for protocol in config.PROTOCOLS:
-            path = self._endpoints / config.endpoints_file(colour, protocol)
-            _replace(path, config.endpoint_table(colour, protocol, endpoint))
+        for protocol in PROTOCOLS:
+            path = self._endpoints / endpoints_file(colour, protocol)
+            _replace(path, config.endpoint_table(colour, protocol, endpoints))
 
 
 class EnvoyPlane:
@@ -101,8 +106,12 @@ class EnvoyPlane:
     def __exit__(self, *_: object) -> None:
         self._admin.close()
 
-    def apply(self, weights: Mapping[Colour, int]) -> None:
-        """Write the weights and wait until Envoy holds them.
+    @property
+    def can_mirror(self) -> bool:
+        return True
+
+    def apply(self, traffic: Traffic) -> None:
+        """Write the routes and wait until Envoy holds them.
 
         PlaneRejected if Envoy refuses the file, PlaneUnavailable if it does not show the
         weights in time. The file is written in any case: it holds once Envoy is back.
@@ -110,21 +119,25 @@ class EnvoyPlane:
         try:
             refused_before = self._rejected()
         finally:
-            self._files.route(weights)
+            self._files.route(traffic)
         deadline = time.monotonic() + _ACKNOWLEDGE_SECONDS
-        while self.weights() != dict(weights):
+        while self.traffic() != traffic:
             if self._rejected() > refused_before:
                 raise PlaneRejected("Envoy refused the route file")
             if time.monotonic() > deadline:
                 raise PlaneUnavailable("Envoy does not take the weights over")
             time.sleep(_POLL_SECONDS)
 
-    def connect(self, colour: Colour, endpoint: Endpoint | None) -> None:
-        self._files.endpoint(colour, endpoint)
+    def connect(self, colour: Colour, endpoints: tuple[Endpoint, ...]) -> None:
+        self._files.connect(colour, endpoints)
 
     def weights(self) -> dict[Colour, int] | None:
-        """The weights in force; None while Envoy has no routes yet."""
-        return parse_weights(self._ask("/config_dump", resource="dynamic_route_configs"))
+        traffic = self.traffic()
+        return None if traffic is None else dict(traffic.weights)
+
+    def traffic(self) -> Traffic | None:
+        """What is in force; None while Envoy has no routes yet."""
+        return parse_traffic(self._ask("/config_dump", resource="dynamic_route_configs"))
 
     def read(self) -> Reading:
         # A reading flushes the histograms only after it was written: the first one flushes.
@@ -144,7 +157,7 @@ class EnvoyPlane:
             raise PlaneUnavailable(f"Envoy's admin port: {error}") from error
 
 
-def _replace(path: Path, document: config.Document) -> bool:
+def _replace(path: Path, document: Document) -> bool:
     content = json.dumps(document, indent=1).encode()
     if path.exists() and path.read_bytes() == content:
         return False

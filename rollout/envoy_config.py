@@ -1,59 +1,35 @@
 """Envoy's configuration as plain documents; no I/O here.
 
-One listener takes HTTP/1.1, h2c and gRPC. Each colour has one cluster per protocol and one
-aggregate cluster that falls over to the other colour, because a weighted route never leaves a
-chosen cluster that is dead. Routes and endpoints are files that Envoy watches, so weights and
-processes change without a restart, and the last weights survive one.
+One listener takes HTTP/1.1, h2c and gRPC. Each colour has one cluster of its replicas per protocol,
+and in front of it an aggregate cluster that falls over to the other colour, because a weighted
+route never leaves a chosen cluster that is dead. Testers and copies have clusters of their own,
+so that nobody counts them among the users. Routes and endpoints are files that Envoy watches, so
+weights and processes change without a restart, and the last weights survive one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from rollout.counts import LATENCY_EDGES_MS
+from rollout.envoy_names import (
+    PROTOCOLS,
+    Document,
+    endpoints_file,
+    first_cluster,
+    own_cluster,
+    shadow_cluster,
+    tester_cluster,
+)
+from rollout.envoy_routes import ROUTE_NAME, ROUTES_FILE
 from rollout.model import Colour, Endpoint, Ports
 
-PROTOCOLS = ("http", "grpc")
-ROUTES_FILE = "routes.json"
-ROUTE_NAME = "deployment"
-TOTAL_WEIGHT = 100
 INFER_SERVICE = "inference.GRPCInferenceService"
 INFER_METHOD = "ModelInfer"
 
-Document = dict[str, Any]
-
-# Envoy's histograms keep two significant digits, so these are all the exact edges there are.
-LATENCY_EDGES_MS: tuple[float, ...] = (
-    *(float(ms) for ms in range(1, 100)),
-    *(float(ms) for ms in range(100, 1000, 10)),
-    *(float(ms) for ms in range(1000, 10_000, 100)),
-    *(float(ms) for ms in range(10_000, 61_000, 1000)),
-)
-
-
-def own_cluster(colour: Colour, protocol: str) -> str:
-    """The name of the cluster that holds only the processes of `colour`."""
-    return f"{colour}-{protocol}"
-
-
-def first_cluster(colour: Colour, protocol: str) -> str:
-    """The name of the cluster that prefers `colour` and falls over to the other one."""
-    return f"{colour}-first-{protocol}"
-
-
-def endpoints_file(colour: Colour, protocol: str) -> str:
-    """The file name under the endpoint directory for one cluster."""
-    return f"{own_cluster(colour, protocol)}.json"
-
-
-def latency_edge(limit_ms: float) -> float:
-    """The smallest exact histogram edge at or above `limit_ms`; the last edge if none is."""
-    return next((edge for edge in LATENCY_EDGES_MS if edge >= limit_ms), LATENCY_EDGES_MS[-1])
-
 
 def bootstrap(ports: Ports, routes: Path, endpoints: Path) -> Document:
-    """The static part: admin on loopback, the listener, eight clusters, histogram edges.
+    """The static part: admin on loopback, the listener, the clusters, histogram edges.
 
     `routes` and `endpoints` are absolute directories, watched for renames into them.
     """
@@ -73,49 +49,21 @@ def bootstrap(ports: Ports, routes: Path, endpoints: Path) -> Document:
                 cluster
                 for protocol in PROTOCOLS
                 for colour in Colour
-                for cluster in (
-                    _own_cluster(colour, protocol, endpoints),
-                    _first_cluster(colour, protocol),
-                )
+                for cluster in _clusters(colour, protocol, endpoints)
             ],
         },
     }
 
 
-def route_table(weights: Mapping[Colour, int], timeout_seconds: float = 60.0) -> Document:
-    """The route file: both colours' weights (percent, sum 100) for gRPC and for HTTP."""
-    if sum(weights.values()) != TOTAL_WEIGHT:
-        raise ValueError(f"weights must sum to {TOTAL_WEIGHT}: {dict(weights)}")
-    return {
-        "resources": [
-            {
-                "@type": "type.googleapis.com/envoy.config.route.v3.RouteConfiguration",
-                "name": ROUTE_NAME,
-                "virtual_hosts": [
-                    {
-                        "name": "all",
-                        "domains": ["*"],
-                        "retry_policy": _retry_policy(),
-                        "routes": [
-                            _route({"prefix": "/", "grpc": {}}, "grpc", weights, timeout_seconds),
-                            _route({"prefix": "/"}, "http", weights, timeout_seconds),
-                        ],
-                    }
-                ],
-            }
-        ]
-    }
-
-
-def endpoint_table(colour: Colour, protocol: str, endpoint: Endpoint | None) -> Document:
-    """One cluster's endpoint file; an empty one while the colour has no process."""
-    endpoints = [] if endpoint is None else [{"lb_endpoints": [_lb_endpoint(endpoint, protocol)]}]
+def endpoint_table(colour: Colour, protocol: str, endpoints: tuple[Endpoint, ...]) -> Document:
+    """One cluster's endpoint file: all replicas; an empty one while the colour has no process."""
+    replicas = [_lb_endpoint(endpoint, protocol) for endpoint in endpoints]
     return {
         "resources": [
             {
                 "@type": "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment",
                 "cluster_name": own_cluster(colour, protocol),
-                "endpoints": endpoints,
+                "endpoints": [{"lb_endpoints": replicas}] if replicas else [],
             }
         ]
     }
@@ -140,6 +88,10 @@ def _listener(ports: Ports, routes: Path) -> Document:
         "codec_type": "AUTO",
         "use_remote_address": True,
         "server_header_transformation": "PASS_THROUGH",
+        # One id joins a request, its copy and both answers; a client's own is kept as it is.
+        "preserve_external_request_id": True,
+        "always_set_request_id_in_response": True,
+        "request_id_extension": {"typed_config": _plain_request_id()},
         "rds": {
             "route_config_name": ROUTE_NAME,
             "config_source": _file_source(routes, ROUTES_FILE),
@@ -162,6 +114,13 @@ def _listener(ports: Ports, routes: Path) -> Document:
     }
 
 
+def _plain_request_id() -> Document:
+    return {
+        "@type": "type.googleapis.com/envoy.extensions.request_id.uuid.v3.UuidRequestIdConfig",
+        "pack_trace_reason": False,
+    }
+
+
 def _grpc_stats_filter() -> Document:
     config = {
         "@type": "type.googleapis.com/envoy.extensions.filters.http.grpc_stats.v3.FilterConfig",
@@ -180,44 +139,19 @@ def _router_filter() -> Document:
     return {"name": "envoy.filters.http.router", "typed_config": config}
 
 
-def _route(
-    match: Document, protocol: str, weights: Mapping[Colour, int], timeout_seconds: float
-) -> Document:
-    clusters = [
-        {"name": first_cluster(colour, protocol), "weight": weights.get(colour, 0)}
-        for colour in Colour
-    ]
-    return {
-        "match": match,
-        "route": {"weighted_clusters": {"clusters": clusters}, "timeout": f"{timeout_seconds:g}s"},
-    }
-
-
-def _retry_policy() -> Document:
-    # Only failures before the request reached a server: a prediction may not be idempotent.
-    return {
-        "retry_on": "connect-failure,refused-stream,reset-before-request",
-        "num_retries": 2,
-        "retry_priority": {
-            "name": "envoy.retry_priorities.previous_priorities",
-            "typed_config": {
-                "@type": "type.googleapis.com/envoy.extensions.retry.priority"
-                ".previous_priorities.v3.PreviousPrioritiesConfig",
-                "update_frequency": 1,
-            },
-        },
-    }
+def _clusters(colour: Colour, protocol: str, endpoints: Path) -> tuple[Document, ...]:
+    own = own_cluster(colour, protocol)
+    return (
+        _own_cluster(colour, protocol, endpoints),
+        _aggregate(first_cluster(colour, protocol), [own, own_cluster(colour.other, protocol)]),
+        _aggregate(tester_cluster(colour, protocol), [own]),
+        _replicas(shadow_cluster(colour, protocol), colour, protocol, endpoints),
+    )
 
 
 def _own_cluster(colour: Colour, protocol: str, endpoints: Path) -> Document:
     return {
-        "name": own_cluster(colour, protocol),
-        "type": "EDS",
-        "eds_cluster_config": {
-            "eds_config": _file_source(endpoints, endpoints_file(colour, protocol))
-        },
-        "connect_timeout": "1s",
-        "typed_extension_protocol_options": _upstream_protocol(protocol),
+        **_replicas(own_cluster(colour, protocol), colour, protocol, endpoints),
         "common_lb_config": {
             "healthy_panic_threshold": {"value": 0},
             # The default holds back changes of health for up to a second.
@@ -226,14 +160,29 @@ def _own_cluster(colour: Colour, protocol: str, endpoints: Path) -> Document:
         "ignore_health_on_host_removal": True,
         "health_checks": [_health_check()],
         "outlier_detection": _outlier_detection(),
+    }
+
+
+def _replicas(name: str, colour: Colour, protocol: str, endpoints: Path) -> Document:
+    """A cluster of the processes of `colour`; the least busy of two gets the request."""
+    return {
+        "name": name,
+        "type": "EDS",
+        "eds_cluster_config": {
+            "service_name": own_cluster(colour, protocol),
+            "eds_config": _file_source(endpoints, endpoints_file(colour, protocol)),
+        },
+        "lb_policy": "LEAST_REQUEST",
+        "connect_timeout": "1s",
+        "typed_extension_protocol_options": _upstream_protocol(protocol),
         "circuit_breakers": {"thresholds": [_thresholds()]},
     }
 
 
-def _first_cluster(colour: Colour, protocol: str) -> Document:
-    order = [own_cluster(colour, protocol), own_cluster(colour.other, protocol)]
+def _aggregate(name: str, order: list[str]) -> Document:
+    """A cluster that counts for itself and sends to the first of `order` that is healthy."""
     return {
-        "name": first_cluster(colour, protocol),
+        "name": name,
         "connect_timeout": "1s",
         "lb_policy": "CLUSTER_PROVIDED",
         "cluster_type": {

@@ -1,9 +1,13 @@
-"""Evidence that stays valid at every look: two test martingales over counters. Pure.
+"""Evidence that stays valid at every look: test martingales over counters. Pure.
 
 An e-process starts at 1 and, while its hypothesis holds, exceeds 1/alpha at any time with
 probability at most alpha (Ville's inequality). So it may be looked at after every tick
 without the false alarms of a repeated fixed-sample test. Each one is a mixture over several
 alternatives, kept as one logarithm per alternative.
+
+The requests of one tick depend on each other: a pause makes many slow at once. Evidence of harm
+therefore bets on a whole tick (`share_step`, `sign_step`), and only the proof of a limit counts
+requests one by one (`bound_step`).
 """
 
 from __future__ import annotations
@@ -16,18 +20,14 @@ Logs = tuple[float, ...]
 
 # Bets of the sign test: small ones find small lasting differences, large ones find big ones.
 SIGN_BETS: tuple[float, ...] = (0.1, 0.25, 0.5, 0.75, 0.9)
-_ABOVE = (1.5, 2.0, 4.0, 8.0, 20.0)
-_BELOW = (0.75, 0.5, 0.25, 0.1)
-
-
-def alternatives_above(limit: float) -> tuple[float, ...]:
-    """Rates above `limit` (0 < limit < 1) to bet on; each below 1."""
-    return tuple(min(limit * factor, (limit + 1.0) / 2.0) for factor in _ABOVE)
+# Parts of what may be staked on one tick's share without ever losing all.
+SHARE_STAKES: tuple[float, ...] = (0.02, 0.05, 0.15, 0.4, 0.9)
+_LOWER_ODDS = (0.75, 0.5, 0.25, 0.1)
 
 
 def alternatives_below(limit: float) -> tuple[float, ...]:
-    """Rates below `limit` to bet on."""
-    return tuple(limit * factor for factor in _BELOW)
+    """Rates below `limit` (0 < limit < 1) to bet on: fixed parts of its odds."""
+    return tuple(limit * part / (1.0 - limit + limit * part) for part in _LOWER_ODDS)
 
 
 def start(alternatives: int) -> Logs:
@@ -35,15 +35,31 @@ def start(alternatives: int) -> Logs:
     return (0.0,) * alternatives
 
 
-def bound_step(logs: Logs, hits: int, n: int, limit: float, bets: tuple[float, ...]) -> Logs:
-    """Fold `hits` of `n` independent trials into the test of "rate is on limit's other side".
+def bound_step(logs: Logs, hits: float, n: int, limit: float) -> Logs:
+    """Fold `hits` of `n` independent trials into the test of "the rate is at least `limit`".
 
-    The likelihood ratio (p/limit)^hits * ((1-p)/(1-limit))^(n-hits) for each bet `p`: a test
-    of rate <= limit when the bets lie above it, of rate >= limit when they lie below.
+    The likelihood ratio (p/limit)^hits * ((1-p)/(1-limit))^(n-hits) for each alternative `p`
+    below the limit. A trial may be a share between 0 and 1: the ratio is then a lower bound of
+    the bet 1 + c(share - limit), by concavity of the logarithm, and stays valid.
     """
     return tuple(
         log + hits * math.log(p / limit) + (n - hits) * math.log((1.0 - p) / (1.0 - limit))
-        for log, p in zip(logs, bets, strict=True)
+        for log, p in zip(logs, alternatives_below(limit), strict=True)
+    )
+
+
+def share_step(logs: Logs, hits: float, n: int, limit: float) -> Logs:
+    """Fold one tick into the test of "the share of hits is at most `limit`".
+
+    E *= 1 + stake * (hits/n - limit)/limit: a bet on the mean of values in [0, 1] (Waudby-Smith
+    and Ramdas, JRSS B 86, 2024). It asks nothing of the requests inside a tick, only that a
+    tick's expected share is at most `limit`. A tick of none says nothing.
+    """
+    if n == 0:
+        return logs
+    excess = hits / n / limit - 1.0
+    return tuple(
+        log + math.log1p(stake * excess) for log, stake in zip(logs, SHARE_STAKES, strict=True)
     )
 
 

@@ -6,10 +6,9 @@ counter; after a takeover the former daemon's are refused (`StaleEpochError`).
 
 from __future__ import annotations
 
-import difflib
 import json
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -17,21 +16,22 @@ from typing import Any, Self
 
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
-from rollout import records
+from rollout import records, refusals
 from rollout.gates import Action, Gate, Verdict
 from rollout.machine import ABORTABLE, Phase, Progress
 from rollout.model import Colour, Outcome, Ports, Revision, RolloutSpec, Settings
 from rollout.processes import ProcessRef
 from rollout.records import Deployment, Event, Rollout
 from rollout.schema import connect, transaction
+from rollout.wishes import Request, Wish, next_request
 
 
 class StaleEpochError(Exception):
     """Another daemon has taken the deployment over, or it was taken down."""
 
 
-class RollbackRequestedError(Exception):
-    """The promotion was not recorded: an operator had asked for a rollback just before."""
+class RequestWaitsError(Exception):
+    """The promotion was not recorded: an operator had asked for something just before."""
 
 
 class Journal:
@@ -87,6 +87,13 @@ class Journal:
             raise self._unknown(name)
         return records.deployment_from(row)
 
+    def live_deployment(self, name: str) -> Deployment:
+        """The deployment, which must be up; DEPLOYMENT_NOT_FOUND."""
+        deployment = self.deployment(name)
+        if not deployment.up:
+            raise MlctlError(ErrorCode.DEPLOYMENT_NOT_FOUND, f"deployment {name!r} is down")
+        return deployment
+
     def deployments(self) -> tuple[Deployment, ...]:
         """Every deployment that is up."""
         rows = self._db.execute("select * from deployment where up order by name").fetchall()
@@ -116,6 +123,22 @@ class Journal:
             self._db.execute("update deployment set epoch = ? where name = ?", (epoch, name))
         return epoch
 
+    def resize(
+        self, name: str, change: Callable[[Settings], Settings], why: str, epoch: int | None = None
+    ) -> None:
+        """Change the settings; recorded if the number of replicas changes. Without `epoch`: a
+        client's wish, for a deployment that is up.
+        """
+        with transaction(self._db):
+            deployment = self.deployment(name)
+            self._check(name, deployment.epoch if epoch is None else epoch)
+            after = change(deployment.settings)
+            row = (records.dumps(after), name)
+            self._db.execute("update deployment set settings = ? where name = ?", row)
+            body = {"from": deployment.settings.replicas, "to": after.replicas, "why": why}
+            if body["from"] != body["to"]:
+                self._append(name, None, "scaled", body)
+
     def set_champion(self, name: str, digest: str, epoch: int) -> None:
         """Record that the registry now calls this digest champion."""
         with transaction(self._db):
@@ -136,7 +159,7 @@ class Journal:
     def put_process(
         self, name: str, role: str, process: ProcessRef, body: Mapping[str, Any] | None = None
     ) -> None:
-        """Remember who runs as `role` ("blue", "green", "envoy", "daemon")."""
+        """Remember who runs as `role` ("blue", "green", "proxy", "daemon")."""
         values = (name, role, process.pid, process.started, process.token, json.dumps(body or {}))
         self._db.execute("insert or replace into process values (?, ?, ?, ?, ?, ?)", values)
 
@@ -159,18 +182,16 @@ class Journal:
     ) -> int:
         """Record a new rollout and return its id. `asked` is the spec before any rounding.
 
-        DEPLOYMENT_NOT_FOUND, INVALID_INPUT for another model than the live one, ALREADY_LIVE
+        DEPLOYMENT_NOT_FOUND, INVALID_INPUT for another model than the live one or for steps
+        that cannot prove the latency that is asked, ALREADY_LIVE
         (checked in the same transaction, so a late duplicate is refused) or ROLLOUT_ACTIVE
         (by the unique index).
         """
+        spec.require_provable()
         now = self._clock.wall()
         progress = Progress(started=now, since=now)
         with transaction(self._db):
-            deployment = self.deployment(name)
-            if not deployment.up:
-                raise self._unknown(name)
-            active = self.active(name)
-            _check_candidate(deployment, candidate, active)
+            deployment, active = self._candidate_of(name, candidate)
             values = (
                 *(name, deployment.colour.other, records.dumps(deployment.live)),
                 *(records.dumps(candidate), spec.to_json()),
@@ -183,7 +204,7 @@ class Journal:
                     values,
                 )
             except sqlite3.IntegrityError as error:
-                raise _under_way(name, active) from error
+                raise refusals.under_way(name, active) from error
             rollout = int(cursor.lastrowid or 0)
             body = {
                 "candidate": candidate.bento,
@@ -194,6 +215,20 @@ class Journal:
             }
             self._append(name, rollout, "requested", body)
         return rollout
+
+    def check(self, name: str, candidate: Revision) -> None:
+        """Raise what `begin` would for this candidate now, and record nothing."""
+        _, active = self._candidate_of(name, candidate)
+        if active is not None:
+            raise refusals.under_way(name, active)
+
+    def _candidate_of(self, name: str, candidate: Revision) -> tuple[Deployment, Rollout | None]:
+        deployment = self.deployment(name)
+        if not deployment.up:
+            raise self._unknown(name)
+        active = self.active(name)
+        refusals.check_candidate(deployment, candidate, active)
+        return deployment, active
 
     def active(self, name: str) -> Rollout | None:
         """The rollout under way, if any."""
@@ -206,30 +241,41 @@ class Journal:
             raise MlctlError(ErrorCode.NOT_FOUND, f"there is no rollout {rollout}")
         return found
 
-    def rollouts(self, name: str) -> tuple[Rollout, ...]:
-        """Every rollout of the deployment, newest first."""
+    def rollouts(self, name: str | None = None) -> tuple[Rollout, ...]:
+        """Every rollout of the deployment, or of all of them, newest first."""
         rows = self._db.execute(
-            "select * from rollout where deployment = ? order by id desc", (name,)
+            "select * from rollout where ?1 is null or deployment = ?1 order by id desc", (name,)
         )
         return tuple(map(records.rollout_from, rows.fetchall()))
 
-    def request_rollback(self, name: str, reason: str) -> int:
-        """Ask the daemon to take the active rollout back; its id. NOT_FOUND if none can be."""
+    def request(self, name: str, wish: Wish, reason: str) -> int:
+        """Ask the daemon for something about the active rollout; the rollout's id.
+
+        NOT_FOUND if there is none that could still obey.
+        """
         with transaction(self._db):
             self.deployment(name)
             active = self.active(name)
-            if active is None or active.progress.phase not in {*ABORTABLE, Phase.ROLLBACK}:
-                raise self._nothing_to_roll_back(name, active)
-            self._append(name, active.id, records.ROLLBACK_REQUESTED, {"reason": reason})
+            open_phases = {*ABORTABLE, Phase.ROLLBACK} if wish.final else ABORTABLE
+            if active is None or active.progress.phase not in open_phases:
+                raise refusals.nothing_under_way(name, active, self.rollouts(name))
+            if wish is Wish.RESUME and not self._pausing(active):
+                raise refusals.not_paused(name, active)
+            self._append(name, active.id, wish, {"reason": reason})
         return active.id
 
-    def rollback_reason(self, rollout: int) -> str | None:
-        """Why an operator asked for this rollout's rollback; None if nobody did."""
-        row = self._db.execute(
-            "select body from event where rollout = ? and kind = ? limit 1",
-            (rollout, records.ROLLBACK_REQUESTED),
-        ).fetchone()
-        return None if row is None else str(json.loads(row["body"])["reason"])
+    def requests(self, rollout: int) -> tuple[Request, ...]:
+        """Everything operators have asked of this rollout, oldest first."""
+        kinds = tuple(Wish)
+        rows = self._db.execute(
+            f"select * from event where rollout = ? and kind in ({_marks(kinds)}) order by seq",  # noqa: S608 - only question marks
+            (rollout, *kinds),
+        )
+        return tuple(map(records.request_from, rows.fetchall()))
+
+    def _pausing(self, active: Rollout) -> bool:
+        waiting = (r.wish for r in self.requests(active.id) if r.seq > active.progress.obeyed)
+        return active.progress.phase is Phase.PAUSED or Wish.PAUSE in waiting
 
     def save(
         self, rollout: Rollout, progress: Progress, kind: str, body: dict[str, Any], epoch: int
@@ -237,15 +283,15 @@ class Journal:
         """Record a look or a move: the new position and its event, together.
 
         Entering FINALIZE makes the candidate the live revision in the same transaction;
-        RollbackRequestedError instead if somebody has asked for a rollback by then.
+        RequestWaitsError instead if an operator's request came that it does not obey.
         """
         with transaction(self._db):
             self._check(rollout.deployment, epoch)
             promoted = (
                 progress.phase is Phase.FINALIZE and rollout.progress.phase is not Phase.FINALIZE
             )
-            if promoted and self.rollback_reason(rollout.id) is not None:
-                raise RollbackRequestedError
+            if promoted and next_request(self.requests(rollout.id), progress.obeyed) is not None:
+                raise RequestWaitsError
             self._put_progress(rollout.id, progress)
             if promoted:
                 self._db.execute(
@@ -313,46 +359,8 @@ class Journal:
         return records.rollout_from(row) if row is not None else None
 
     def _unknown(self, name: str) -> MlctlError:
-        known = [deployment.name for deployment in self.deployments()]
-        near = difflib.get_close_matches(name, known, n=3) or known[:3]
-        also = f"; up are: {', '.join(near)}" if near else ""
-        return MlctlError(ErrorCode.DEPLOYMENT_NOT_FOUND, f"no deployment {name!r} is up{also}")
-
-    def _nothing_to_roll_back(self, name: str, active: Rollout | None) -> MlctlError:
-        promoted = (r for r in self.rollouts(name) if r.outcome is Outcome.PROMOTED)
-        former = active or next(promoted, None)
-        what = f"no rollout of {name!r} is under way"
-        if active is not None:
-            what = f"{active.candidate.bento} was proved: rollout {active.id} is over"
-        hint = (
-            f"To go back, promote the former one: `mlctl promote {name} {former.live.bento}`."
-            if former
-            else "There is no earlier revision."
-        )
-        return MlctlError(ErrorCode.NOT_FOUND, what, hint)
+        return refusals.unknown(name, [deployment.name for deployment in self.deployments()])
 
 
-def _check_candidate(deployment: Deployment, candidate: Revision, active: Rollout | None) -> None:
-    name, live = deployment.name, deployment.live
-    if candidate.name != live.name:
-        raise MlctlError(
-            ErrorCode.INVALID_INPUT,
-            f"{name!r} serves the model {live.name!r}, not {candidate.name!r}: "
-            "its clients would get nothing but 404",
-            "Start another model with `mlctl up` under a deployment name of its own.",
-        )
-    if active is None and live.digest == candidate.digest:
-        raise MlctlError(
-            ErrorCode.ALREADY_LIVE, f"{candidate.bento} is what {name!r} serves already"
-        )
-
-
-def _under_way(name: str, active: Rollout | None) -> MlctlError:
-    to = active.candidate.bento if active else "another Bento"
-    if active is not None and active.progress.phase is Phase.FINALIZE:
-        return MlctlError(
-            ErrorCode.ROLLOUT_ACTIVE,
-            f"the rollout of {name!r} to {to} was proved and is being finished",
-            "Try again in a few seconds; `mlctl status` shows when it has ended.",
-        )
-    return MlctlError(ErrorCode.ROLLOUT_ACTIVE, f"a rollout of {name!r} to {to} is under way")
+def _marks(values: tuple[object, ...]) -> str:
+    return ", ".join("?" * len(values))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,12 +11,26 @@ import httpx
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.home import bento_environment
-from rollout import processes
-from rollout.model import Colour, Endpoint, Revision, Settings
+from bundle.tokens import token_of
+from rollout import logs, processes
+from rollout.model import Colour, Endpoint, Revision, Settings, replica_role
 from rollout.ports import Probe, Served
+from rollout.shadow.folder import sample_folder
 
 GRPC_PORT = "MLCTL_GRPC_PORT"
+WORKERS = "MLCTL_WORKERS"
 _PROBE_TIMEOUT = 2.0
+# What a server of its own may be told, and one of several behind the proxy must not be.
+_ALONE = dict.fromkeys(
+    (
+        "MLCTL_TLS_CERT",
+        "MLCTL_TLS_KEY",
+        "MLCTL_TLS_CLIENT_CA",
+        "MLCTL_ADMIN_PORT",
+        "MLCTL_ADMIN_DIR",
+    ),
+    "",
+)
 
 
 def free_ports(count: int) -> tuple[int, ...]:
@@ -73,13 +88,15 @@ class LocalLauncher:
     def close(self) -> None:
         self._client.close()
 
-    def start(self, colour: Colour, revision: Revision) -> Served:
-        role = process_role(self._logs.parent, colour)
+    def start(self, colour: Colour, revision: Revision, index: int = 0) -> Served:
+        name = replica_role(colour, index)
+        role = process_role(self._logs.parent, name)
         processes.end_strays(role)
         http, grpc = free_ports(2)
-        log = self._logs / f"{revision.name}-{revision.digest[:12]}.log"
+        log = logs.path(self._logs, name)
+        logs.head(log, f"{revision.bento} starts as {name} on port {http}")
         command = [part.format(bento=revision.bento, port=http) for part in self._settings.serve]
-        process = processes.spawn(role, command, log, _environment(grpc))
+        process = processes.spawn(role, command, log, self._environment(colour, grpc))
         return Served(revision, Endpoint(http, grpc), process, str(log))
 
     def probe(self, served: Served) -> Probe:
@@ -99,6 +116,13 @@ class LocalLauncher:
     def stop(self, served: Served, *, force: bool = False) -> None:
         (processes.kill if force else processes.terminate)(served.process)
 
+    def _environment(self, colour: Colour, grpc: int) -> dict[str, str]:
+        workers = str(self._settings.workers)
+        samples = sample_folder(self._logs.parent)
+        recording = samples.environment(colour) if samples else {}
+        own = {GRPC_PORT: str(grpc), WORKERS: workers, **recording}
+        return {**bento_environment(), **_ALONE, **own}
+
     def _ask(self, served: Served) -> Probe:
         base = f"http://127.0.0.1:{served.endpoint.http}"
         try:
@@ -106,12 +130,20 @@ class LocalLauncher:
             health = self._client.get(f"{base}/v2/health/ready")
             if ready.status_code != 200 or health.status_code != 200:
                 return Probe.STARTING
-            model = self._client.get(f"{base}/v2/models/{served.revision.name}")
+            model = self._client.get(
+                f"{base}/v2/models/{served.revision.name}", headers=authorization()
+            )
         except httpx.TransportError:
             return Probe.STARTING
         if model.status_code != 200:
             return Probe.WRONG_MODEL
         return Probe.READY if served.revision.digest in _versions(model) else Probe.WRONG_MODEL
+
+
+def authorization() -> dict[str, str]:
+    """The header with which the Bentos of this environment may be asked; raises MlctlError."""
+    token = token_of(os.environ)
+    return {} if token is None else {"authorization": f"Bearer {token}"}
 
 
 def process_role(directory: Path, role: str) -> str:
@@ -126,7 +158,3 @@ def _versions(answer: httpx.Response) -> list[str]:
         return []
     versions = document.get("versions", []) if isinstance(document, Mapping) else []
     return [str(version) for version in versions]
-
-
-def _environment(grpc: int) -> dict[str, str]:
-    return {**bento_environment(), GRPC_PORT: str(grpc)}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from bundle.errors import ErrorCode, MlctlError
 from rollout.counts import Reading, Totals
-from rollout.model import Colour, Endpoint, Revision
-from rollout.ports import PlaneRejected, Probe, Served
+from rollout.model import Colour, Endpoint, Revision, replica_role
+from rollout.ports import PlaneRejected, Probe, Served, Traffic
 from rollout.processes import ProcessRef
 
 
@@ -18,22 +17,28 @@ class MemoryPlane:
 
     edges: tuple[float, ...]
     weights: dict[Colour, int] = field(default_factory=dict)
-    endpoints: dict[Colour, Endpoint | None] = field(default_factory=dict)
+    endpoints: dict[Colour, tuple[Endpoint, ...]] = field(default_factory=dict)
     totals: dict[Colour, Totals] = field(default_factory=dict)
     healthy: dict[Colour, bool] = field(default_factory=lambda: dict.fromkeys(Colour, True))
     active: dict[Colour, int] = field(default_factory=lambda: dict.fromkeys(Colour, 0))
     history: list[int] = field(default_factory=list)
     rejects: bool = False
+    can_mirror: bool = True
+    traffic: Traffic | None = None
+    shadow: dict[Colour, Totals] = field(default_factory=dict)
 
-    def apply(self, weights: Mapping[Colour, int]) -> None:
+    def apply(self, traffic: Traffic) -> None:
         if self.rejects:
             raise PlaneRejected("the configuration was refused")
-        if dict(weights) != self.weights:
-            self.weights = dict(weights)
-            self.history.append(weights[Colour.GREEN])
+        if traffic.mirror and not self.can_mirror:
+            raise PlaneRejected("this data plane cannot copy requests")
+        self.traffic = traffic
+        if dict(traffic.weights) != self.weights:
+            self.weights = dict(traffic.weights)
+            self.history.append(traffic.weights[Colour.GREEN])
 
-    def connect(self, colour: Colour, endpoint: Endpoint | None) -> None:
-        self.endpoints[colour] = endpoint
+    def connect(self, colour: Colour, endpoints: tuple[Endpoint, ...]) -> None:
+        self.endpoints[colour] = endpoints
 
     def serve(
         self,
@@ -52,7 +57,8 @@ class MemoryPlane:
 
     def read(self) -> Reading:
         totals = {colour: self.totals.get(colour, self._nothing()) for colour in Colour}
-        return Reading(totals, dict(self.healthy), dict(self.active))
+        shadow = {colour: self.shadow.get(colour, self._nothing()) for colour in Colour}
+        return Reading(totals, dict(self.healthy), dict(self.active), shadow)
 
     def _nothing(self) -> Totals:
         return Totals(within=(0,) * len(self.edges))
@@ -65,11 +71,15 @@ class MemoryLauncher:
     probes: dict[Colour, Probe] = field(default_factory=dict)
     started: list[tuple[Colour, Revision]] = field(default_factory=list)
     colours: dict[str, Colour] = field(default_factory=dict)
+    roles: dict[str, str] = field(default_factory=dict)
+    apart: dict[str, Probe] = field(default_factory=dict)
 
-    def start(self, colour: Colour, revision: Revision) -> Served:
+    def start(self, colour: Colour, revision: Revision, index: int = 0) -> Served:
         self.started.append((colour, revision))
         token = f"{colour}#{len(self.started)}"
         self.colours[token] = colour
+        self.roles[token] = replica_role(colour, index)
+        self.apart.pop(self.roles[token], None)
         self.probes.setdefault(colour, Probe.READY)
         number = len(self.started)
         return Served(
@@ -77,11 +87,17 @@ class MemoryLauncher:
         )
 
     def probe(self, served: Served) -> Probe:
+        """What `apart` says of this replica ("blue/1"), or else `probes` of its colour."""
+        if (told := self.apart.get(self.roles[served.process.token])) is not None:
+            return told
         return self.probes[self.colours[served.process.token]]
 
     def stop(self, served: Served, *, force: bool = False) -> None:
         del force
-        self.probes[self.colours[served.process.token]] = Probe.DEAD
+        role = self.roles[served.process.token]
+        if role.endswith("/0"):
+            self.probes[self.colours[served.process.token]] = Probe.DEAD
+        self.apart[role] = Probe.DEAD
 
 
 @dataclass

@@ -11,7 +11,7 @@ import json
 import math
 import re
 import sys
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Self
 
@@ -19,6 +19,11 @@ from bundle.errors import ErrorCode, MlctlError
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+PROXIES = ("envoy", "haproxy")
+FAIR_WEIGHT = 50
+MAX_REPLICAS = 64
+IDLE_SECONDS = 300.0
+_COUNT = f"give 1 to {MAX_REPLICAS}"
 
 
 class Colour(StrEnum):
@@ -32,12 +37,25 @@ class Colour(StrEnum):
         return Colour.GREEN if self is Colour.BLUE else Colour.BLUE
 
 
+def replica_role(colour: Colour, index: int) -> str:
+    """The name of a replica's process: "blue/0"."""
+    return f"{colour}/{index}"
+
+
 class Outcome(StrEnum):
     """How a rollout ended; all traffic is on the candidate only after PROMOTED."""
 
     PROMOTED = "promoted"
     ROLLED_BACK = "rolled_back"
     INCONCLUSIVE = "inconclusive"
+    ABORTED = "aborted"
+
+
+class OnInconclusive(StrEnum):
+    """What follows when the deadline comes before the proof; never a promotion."""
+
+    ROLLBACK = "rollback"
+    PAUSE = "pause"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +96,21 @@ class RolloutSpec:
             its latency, and this share of `max_error_rate`.
         warmup_seconds: the first seconds of exposure that are recorded but not judged.
         bake_seconds: least time at 100 % before the old revision is stopped.
-        deadline_seconds: a rollout not proved by then ends as inconclusive.
+        deadline_seconds: a rollout not proved by then ends as inconclusive, or is paused.
+        on_inconclusive: which of the two.
+        shadow_percent: share of the live traffic that is copied to the candidate before any
+            user gets its answers; 0 leaves this out. shadow_seconds, shadow_requests: the
+            least time and copies until its verdict.
+        mirror_percent: share that goes on being copied during the steps, so that the
+            predictions stay under comparison.
+        any_weight_proves: let a step below an equal share prove latency as well, although its
+            batches are emptier there than they will be.
+        alias: write the `@champion` alias after a promotion.
+        sticky: a client keeps its colour while the weights allow it.
+        max_p50_ms: P(latency > this) must be at most 50 %; None for no such limit.
+        max_disagreement: P(answers differ from live's) must be at most this; None to tell it
+            only. max_psi: the outputs' population stability index beyond which nothing advances.
+        tolerance: two answers that are no class scores agree within this share of their size.
     """
 
     steps: tuple[int, ...] = (1, 5, 25, 50, 100)
@@ -91,6 +123,18 @@ class RolloutSpec:
     warmup_seconds: float = 1.0
     bake_seconds: float = 30.0
     deadline_seconds: float = 3600.0
+    on_inconclusive: OnInconclusive = OnInconclusive.ROLLBACK
+    shadow_percent: int = 0
+    shadow_seconds: float = 10.0
+    shadow_requests: int = 50
+    mirror_percent: int = 0
+    any_weight_proves: bool = False
+    alias: bool = True
+    sticky: bool = False
+    max_p50_ms: float | None = None
+    max_disagreement: float | None = None
+    max_psi: float = 0.2
+    tolerance: float = 0.01
 
     def __post_init__(self) -> None:
         steps = tuple(self.steps)
@@ -98,7 +142,8 @@ class RolloutSpec:
         rising = all(low < high for low, high in itertools.pairwise(steps))
         in_order = bool(steps) and steps[0] >= 1 and steps[-1] == 100 and rising
         _require(in_order, "steps", steps, "give rising percentages from 1 to 100, 100 the last")
-        for name in ("step_seconds", "warmup_seconds", "bake_seconds"):
+        self._check_phases()
+        for name in ("step_seconds", "warmup_seconds", "bake_seconds", "shadow_seconds"):
             _require_seconds(name, getattr(self, name))
         _require_positive("deadline_seconds", self.deadline_seconds)
         _require(self.min_requests >= 1, "min_requests", self.min_requests, "give 1 or more")
@@ -106,9 +151,52 @@ class RolloutSpec:
             value = getattr(self, name)
             _require(0 < value < 1, name, value, "give a number between 0 and 1")
         _require(0 <= self.margin <= 10, "margin", self.margin, "give a number from 0 to 10")
-        limit = self.max_p99_ms
-        kept = limit is None or 1 <= limit <= 60_000
-        _require(kept, "max_p99_ms", limit, "give 1 to 60000 milliseconds")
+        for name in ("max_p50_ms", "max_p99_ms"):
+            limit = getattr(self, name)
+            kept = limit is None or 1 <= limit <= 60_000
+            _require(kept, name, limit, "give 1 to 60000 milliseconds")
+        share = self.max_disagreement
+        _require(share is None or 0 < share < 1, "max_disagreement", share, "give 0 to 1")
+        _require_positive("max_psi", self.max_psi)
+        _require(0 <= self.tolerance <= 1, "tolerance", self.tolerance, "give 0 to 1")
+
+    @property
+    def shadows(self) -> bool:
+        """Whether the candidate's answers are compared with live's on copied requests."""
+        return self.shadow_percent > 0 or self.mirror_percent > 0
+
+    def without_shadow(self) -> Self:
+        """The same for a proxy that cannot copy requests."""
+        return replace(self, shadow_percent=0, mirror_percent=0)
+
+    def _check_phases(self) -> None:
+        policy, known = self.on_inconclusive, [each.value for each in OnInconclusive]
+        _require(policy in known, "on_inconclusive", policy, f"give {' or '.join(known)}")
+        object.__setattr__(self, "on_inconclusive", OnInconclusive(policy))
+        for name in ("shadow_percent", "mirror_percent"):
+            share = getattr(self, name)
+            _require(0 <= share <= 100, name, share, "give 0 to 100 percent")
+        copies = self.shadow_requests
+        _require(copies >= 1, "shadow_requests", copies, "give 1 or more")
+
+    def fair(self, weight: int) -> bool:
+        """Whether latency seen at this percent of the traffic can be a proof.
+
+        A candidate with a small share has emptier batches and queues than it will have, so it
+        can show harm there, but no proof.
+        """
+        return self.any_weight_proves or weight >= FAIR_WEIGHT
+
+    def require_provable(self) -> None:
+        """INVALID_INPUT if latency is limited and no step before the last can prove it."""
+        limited = (self.max_p50_ms, self.max_p99_ms) != (None, None)
+        if limited and len(self.steps) > 1 and not self.fair(self.steps[-2]):
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT,
+                f"no step from {FAIR_WEIGHT} to 99 % is in {','.join(map(str, self.steps))}: "
+                "latency seen at a smaller share flatters the candidate and proves nothing",
+                f"Add a step of {FAIR_WEIGHT} %, or take it as a proof with --force.",
+            )
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
@@ -161,6 +249,13 @@ class Settings:
         max_unwatched_seconds: a rollout that no daemon watched for longer is rolled back.
         drain_seconds: limit for requests in flight before an idle colour is stopped.
         alias_retry_seconds: wait after an alias could not be written; it doubles each time.
+        proxy: what carries the traffic, `envoy` or `haproxy`.
+        replicas: Bento processes per colour; 0 only while scaled to zero. workers: servers
+            within each.
+        min_replicas, max_replicas: bounds of `replicas` under autoscaling; None for none.
+        idle_seconds: time without a request before the last replica is stopped, where
+            `min_replicas` is 0.
+        hung_seconds: a Bento that gives no sign of life for so long is killed.
         serve, champion: command templates.
         bento_home, tracking_uri: the Bento store and the registry that the deployment was
             started with, for whoever starts its daemon again; None to take the environment's.
@@ -171,6 +266,13 @@ class Settings:
     max_unwatched_seconds: float = 30.0
     drain_seconds: float = 10.0
     alias_retry_seconds: float = 30.0
+    proxy: str = PROXIES[0]
+    replicas: int = 1
+    workers: int = 1
+    min_replicas: int | None = None
+    max_replicas: int | None = None
+    idle_seconds: float = IDLE_SECONDS
+    hung_seconds: float = 30.0
     serve: tuple[str, ...] = field(default_factory=bento_command)
     champion: tuple[str, ...] = field(default_factory=champion_command)
     bento_home: str | None = None
@@ -179,10 +281,37 @@ class Settings:
     def __post_init__(self) -> None:
         object.__setattr__(self, "serve", tuple(self.serve))
         object.__setattr__(self, "champion", tuple(self.champion))
+        _require(self.proxy in PROXIES, "proxy", self.proxy, f"give one of {', '.join(PROXIES)}")
         for name in ("tick_seconds", "ready_seconds", "max_unwatched_seconds"):
             _require_positive(name, getattr(self, name))
+        for name in ("idle_seconds", "hung_seconds"):
+            _require_positive(name, getattr(self, name))
+        _require(1 <= self.workers <= MAX_REPLICAS, "workers", self.workers, _COUNT)
+        self._check_replicas()
         for name in ("drain_seconds", "alias_retry_seconds"):
             _require_seconds(name, getattr(self, name))
+
+    @property
+    def autoscaled(self) -> bool:
+        """Whether the number of replicas follows the load."""
+        return self.max_replicas is not None
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether all replicas stop when nobody asks."""
+        return self.min_replicas == 0
+
+    def _check_replicas(self) -> None:
+        least, most = self.min_replicas, self.max_replicas
+        if least is None or most is None:
+            both = least is None and most is None
+            _require(both, "min_replicas, max_replicas", (least, most), "give both or none")
+            _require(1 <= self.replicas <= MAX_REPLICAS, "replicas", self.replicas, _COUNT)
+            return
+        _require(1 <= most <= MAX_REPLICAS, "max_replicas", most, _COUNT)
+        _require(0 <= least <= most, "min_replicas", least, f"give 0 to {most}")
+        held = least <= self.replicas <= most
+        _require(held, "replicas", self.replicas, f"give {least} to {most}")
 
 
 def check_name(name: str) -> str:

@@ -82,12 +82,15 @@ def members(token: str) -> Iterator[psutil.Process]:
 
 
 def strays(role: str) -> Iterator[psutil.Process]:
-    """The running processes that were spawned for `role`, whoever remembers them."""
-    return _matching(lambda found: found.startswith(f"{role}#"))
+    """The running processes that were spawned for `role` or a replica of it ("ROLE/0").
+
+    Whoever remembers them, or nobody.
+    """
+    return _matching(lambda found: found.startswith((f"{role}#", f"{role}/")))
 
 
 def end_strays(role: str) -> None:
-    """SIGKILL every process that was spawned for `role`."""
+    """SIGKILL every process that was spawned for `role` or a replica of it."""
     for process in strays(role):
         _signal(process, signal.SIGKILL)
 

@@ -23,9 +23,10 @@ from rollout.model import (
 )
 from rollout.ports import Served
 from rollout.processes import ProcessRef
+from rollout.shadow.window import ShadowWindow
+from rollout.wishes import Request, Wish
 
 TICK = "tick"
-ROLLBACK_REQUESTED = "rollback_requested"
 ENDED = "ended"
 
 
@@ -110,6 +111,11 @@ def rollout_from(row: sqlite3.Row) -> Rollout:
     )
 
 
+def request_from(row: sqlite3.Row) -> Request:
+    """A row of `event` that holds an operator's request."""
+    return Request(row["seq"], Wish(row["kind"]), json.loads(row["body"])["reason"])
+
+
 def event_from(row: sqlite3.Row) -> Event:
     """A row of `event`."""
     return Event(
@@ -162,7 +168,11 @@ def with_evidence(rollout: Rollout, events: Iterable[Event]) -> Progress:
     """The rollout's progress with its evidence folded again from its tick events."""
     evidence = Evidence(seed=rollout.id)
     for event in events:
-        if event.kind == TICK and event.body["judged"]:
+        if event.kind != TICK:
+            continue
+        if shadow := event.body.get("shadow"):
+            evidence = gates.fold_shadow(evidence, ShadowWindow(**shadow), rollout.spec)
+        if event.body["judged"]:
             window = window_from(event.body["window"])
             evidence = gates.fold(evidence, window, rollout.spec)
     return replace(rollout.progress, evidence=evidence)
@@ -170,7 +180,8 @@ def with_evidence(rollout: Rollout, events: Iterable[Event]) -> Progress:
 
 def window_from(document: Mapping[str, Any]) -> Window:
     """The window in a tick event."""
-    return Window(Counts(**document["candidate"]), Counts(**document["live"]))
+    counts = Counts(**document["candidate"]), Counts(**document["live"])
+    return Window(*counts, fair=document.get("fair", True))
 
 
 def verdict_from(document: Mapping[str, Any]) -> Verdict:
@@ -181,8 +192,10 @@ def verdict_from(document: Mapping[str, Any]) -> Verdict:
 
 def _progress_from(document: Mapping[str, Any]) -> Progress:
     planned, ruling = document["planned"], document["ruling"]
+    interrupted = document.get("interrupted")
     converted = {
         "phase": Phase(document["phase"]),
+        "interrupted": Phase(interrupted) if interrupted else None,
         "planned": Outcome(planned) if planned else None,
         "ruling": verdict_from(ruling) if ruling else None,
     }

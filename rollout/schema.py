@@ -66,6 +66,19 @@ create trigger if not exists event_is_final before update on event
 begin select raise(abort, 'events are append-only'); end;
 create trigger if not exists event_stays before delete on event
 begin select raise(abort, 'events are append-only'); end;
+
+-- How far a reader has told the events of a deployment elsewhere: a webhook, a run in MLflow.
+create table if not exists told (
+    deployment text not null,
+    reader text not null,
+    seq integer not null,
+    body text not null,
+    primary key (deployment, reader)
+);
+
+-- Journals from before there were replicas and other proxies.
+update or ignore process set role = role || '/0' where role in ('blue', 'green');
+update or ignore process set role = 'proxy' where role = 'envoy';
 """
 
 

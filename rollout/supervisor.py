@@ -1,133 +1,122 @@
-"""Keeps a deployment's Envoy and live Bento running, and tells when it serves.
+"""Keeps what a deployment is made of running, and tells when it serves.
 
-What died is started again, after a pause that doubles with each failure in a row. The live
-Bento gets new ports each time; the endpoint files tell Envoy, which itself is not restarted.
+That is the proxy, the live replicas, and the activator of a deployment that may sleep. A
+replica gets new ports each time; the proxy is told, and is not restarted itself.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rollout import processes, records
+from rollout import logs, processes
+from rollout.activator import activator_command
 from rollout.controller import World
-from rollout.envoy import EnvoyFiles, envoy_command
 from rollout.journal import Journal
-from rollout.launcher import process_role
-from rollout.ports import PlaneUnavailable, Probe, Served
+from rollout.launcher import free_ports, process_role
+from rollout.model import Endpoint
+from rollout.ports import PlaneUnavailable, Proxy
+from rollout.processes import ProcessRef
 from rollout.records import Deployment
+from rollout.replicas import LiveReplicas, Restarts
 
-ENVOY = "envoy"
-_FIRST_PAUSE = 1.0
-_LONGEST_PAUSE = 30.0
-
-
-@dataclass
-class _Restarts:
-    """When something may be started again."""
-
-    not_before: float = 0.0
-    pause: float = _FIRST_PAUSE
-
-    def failed(self, now: float) -> None:
-        self.not_before = now + self.pause
-        self.pause = min(self.pause * 2, _LONGEST_PAUSE)
-
-    def works(self) -> None:
-        self.pause = _FIRST_PAUSE
+PROXY = "proxy"
+ACTIVATOR = "activator"
 
 
 class Supervisor:
     """Supervises the deployment in `directory` on behalf of the daemon with `epoch`."""
 
     def __init__(
-        self, directory: Path, files: EnvoyFiles, world: World, journal: Journal, epoch: int
+        self,
+        directory: Path,
+        proxy: Proxy,
+        world: World,
+        journal: Journal,
+        live: LiveReplicas,
+        epoch: int,
     ) -> None:
         self._directory = directory
-        self._files = files
+        self._proxy = proxy
         self._world = world
         self._journal = journal
         self._epoch = epoch
-        self._started_at = world.clock.wall()
-        self._live = _Restarts()
-        self._proxy = _Restarts()
+        self._restarts = {PROXY: Restarts(), ACTIVATOR: Restarts()}
+        self._started: set[str] = set()
+        self.live = live
         self.serving = False
 
     def ensure(self, deployment: Deployment) -> None:
-        """Look once and start what is missing. Does not wait."""
-        self._ensure_envoy(deployment)
-        self._ensure_live(deployment)
+        """Look once, start what is missing and stop what is too much. Does not wait."""
+        self._ensure_proxy(deployment)
+        self.live.ensure(deployment, self._stand_in(deployment))
+        self._announce(deployment)
 
-    def _ensure_envoy(self, deployment: Deployment) -> None:
-        found = self._journal.processes(deployment.name).get(ENVOY)
+    def _ensure_proxy(self, deployment: Deployment) -> None:
+        def start(log: Path) -> tuple[ProcessRef, dict[str, Any]]:
+            self._proxy.prepare(deployment.colour)
+            role = process_role(self._directory, PROXY)
+            return processes.spawn(role, self._proxy.command(), log), {}
+
+        self._ensure(deployment, PROXY, start)
+
+    def _stand_in(self, deployment: Deployment) -> Endpoint | None:
+        """Where the activator listens, if the deployment may sleep and it runs."""
+        if not deployment.settings.sleeps:
+            return None
+
+        def start(log: Path) -> tuple[ProcessRef, dict[str, Any]]:
+            http, grpc = free_ports(2)
+            command = activator_command(deployment.name, Endpoint(http, grpc))
+            role = process_role(self._directory, ACTIVATOR)
+            return processes.spawn(role, command, log), {"http": http, "grpc": grpc}
+
+        self._ensure(deployment, ACTIVATOR, start)
+        found = self._journal.processes(deployment.name).get(ACTIVATOR)
+        return Endpoint(**found[1]) if found else None
+
+    def _ensure(
+        self,
+        deployment: Deployment,
+        role: str,
+        start: Callable[[Path], tuple[ProcessRef, dict[str, Any]]],
+    ) -> None:
+        """Start the process again if it does not run and its pause is over."""
+        found = self._journal.processes(deployment.name).get(role)
+        restarts, now = self._restarts[role], self._world.clock.wall()
         if found is not None and processes.alive(found[0]):
+            restarts.works(now)
             return
-        now = self._now()
-        if now < self._proxy.not_before:
+        if now < restarts.not_before:
             return
-        log = self._directory / "logs" / "envoy.log"
+        log = logs.path(self._directory / "logs", role)
         if found is not None:
-            kind = "restarted" if self.serving else "start_failed"
-            self._event(deployment, kind, {"role": ENVOY, "log": processes.log_tail(log)})
-        self._proxy.failed(now)
-        role = process_role(self._directory, ENVOY)
-        processes.end_strays(role)
-        self._files.prepare(deployment.colour)
-        process = processes.spawn(role, envoy_command(self._files.bootstrap), log)
-        self._journal.put_process(deployment.name, ENVOY, process)
+            # What another daemon had started was running, as before the machine's reboot.
+            ran = self.serving or role not in self._started
+            kind = "restarted" if ran else "start_failed"
+            self._event(deployment, kind, {"role": role, "log": processes.log_tail(log)})
+        restarts.failed(now)
+        processes.end_strays(process_role(self._directory, role))
+        logs.head(log, f"{role} starts")
+        self._journal.put_process(deployment.name, role, *start(log))
+        self._started.add(role)
 
-    def _ensure_live(self, deployment: Deployment) -> None:
-        found = self._journal.processes(deployment.name).get(deployment.colour)
-        served = records.served_from(*found) if found else None
-        if served is None:
-            self._start_live(deployment)
-            return
-        probe = self._world.launcher.probe(served)
-        if probe is Probe.READY:
-            self._world.plane.connect(deployment.colour, served.endpoint)
-            self._announce(deployment, served)
-        elif probe is not Probe.STARTING or self._overdue(deployment):
-            self._replace_live(deployment, served, probe)
-
-    def _overdue(self, deployment: Deployment) -> bool:
-        return self._now() - self._started_at > deployment.settings.ready_seconds
-
-    def _start_live(self, deployment: Deployment) -> None:
-        now = self._now()
-        if now < self._live.not_before:
-            return
-        self._started_at = now
-        served = self._world.launcher.start(deployment.colour, deployment.live)
-        self._journal.put_process(
-            deployment.name, deployment.colour, served.process, records.served_body(served)
-        )
-
-    def _replace_live(self, deployment: Deployment, served: Served, probe: Probe) -> None:
-        kind = "restarted" if self.serving else "start_failed"
-        tail = processes.log_tail(Path(served.log))
-        body = {"role": deployment.colour, "probe": probe, "log": tail}
-        self._event(deployment, kind, body)
-        self._world.launcher.stop(served, force=True)
-        self._journal.drop_process(deployment.name, deployment.colour)
-        self._live.failed(self._now())
-        self.serving = False
-
-    def _announce(self, deployment: Deployment, served: Served) -> None:
+    def _announce(self, deployment: Deployment) -> None:
+        settings, ready = deployment.settings, len(self.live.ready)
         if self.serving:
+            self.serving = ready > 0 or settings.replicas == 0
+            return
+        needed = min(1, settings.replicas) if settings.autoscaled else settings.replicas
+        if ready < needed:
             return
         try:
             healthy = self._world.meter.read().healthy[deployment.colour]
-        except PlaneUnavailable:  # Envoy is still starting; the next look asks again
+        except PlaneUnavailable:  # the proxy is still starting; the next look asks again
             return
         if healthy:
             self.serving = True
-            self._live.works()
-            self._proxy.works()
-            self._event(deployment, "ready", {"bento": served.revision.bento})
+            self._event(deployment, "ready", {"bento": deployment.live.bento, "replicas": ready})
 
     def _event(self, deployment: Deployment, kind: str, body: dict[str, Any]) -> None:
         self._journal.append(deployment.name, None, kind, body, self._epoch)
-
-    def _now(self) -> float:
-        return self._world.clock.wall()

@@ -30,6 +30,7 @@ class Limits:
     `max_queue` is the longest predicted wait that is accepted; None is no limit until
     more is offered than the model can do, and then as little as keeps it busy, but no
     less than `patience`: a stall of the machine looks like overload for that long.
+    `max_long` is how many requests that run in steps are open at once.
     """
 
     max_rows: int
@@ -38,18 +39,26 @@ class Limits:
     joinable: bool = True
     max_queue: float | None = None
     patience: float = 0.0
+    max_long: int = 64
 
 
 class QueueFullError(MlctlError):
     """QUEUE_FULL with the seconds after which a retry is likely to be accepted.
 
-    `wait` is the predicted one, in seconds, where that and not the rows is too much.
+    `found` says how many there are of `what`, which is at its limit. `wait` is the
+    predicted one, in seconds, where that is too much.
     """
 
     def __init__(
-        self, rows: int, limit: int, retry_after: float, *, wait: float | None = None
+        self,
+        found: int,
+        limit: int,
+        retry_after: float,
+        *,
+        what: str = "rows wait",
+        wait: float | None = None,
     ) -> None:
-        reason = f"{rows} rows wait already, the limit is {limit}"
+        reason = f"{found} {what} already, the limit is {limit}"
         if wait is not None:
             reason = f"the answer would have to wait for about {wait:.3g} s, which is too long"
         super().__init__(ErrorCode.QUEUE_FULL, reason)
@@ -64,10 +73,14 @@ def deadline_exceeded() -> MlctlError:
 
 
 class Forecast:
-    """Predicted waits of one model's queue; told what is offered, started and ended."""
+    """Predicted waits of one model's queue; told what is offered, started and ended.
+
+    `between` is the seconds that a step of long work takes before each batch; 0 if none waits.
+    """
 
     def __init__(self, limits: Limits, costs: BatchCosts, lanes: Lanes) -> None:
         self.running_rows = 0
+        self.between = 0.0
         self._limits = limits
         self._costs = costs
         self._lanes = lanes
@@ -90,18 +103,24 @@ class Forecast:
         self.running_rows = rows
         self._started = now
 
-    def ended(self, seconds: float) -> None:
-        """It has run for `seconds`."""
+    def ended(self, seconds: float, *, step: bool = False) -> None:
+        """It has run for `seconds`, as a batch or as a `step` of long work.
+
+        What a step took is no measure of what the model can do for others in that time.
+        """
         if self._started is not None:
             self._ended = self._started + seconds
         self._started = None
+        if step:
+            return
         full = self._full_seconds
         units = self._size if self._limits.joinable else 1
         self._load.ended(units * seconds / full if full > 0 else 0.0)
 
     def running_seconds(self, now: float) -> float:
         """For how long the running batch has been running; 0 if none does."""
-        return 0.0 if self._started is None else now - self._started
+        started = self._started  # read once: a watchdog asks from another thread
+        return 0.0 if started is None else now - started
 
     def wait(self, priority: Priority, now: float) -> float:
         """Seconds until a request that comes now is in a batch: what runs, and full batches."""
@@ -155,8 +174,10 @@ class Forecast:
 
     def _seconds_of(self, rows: int, requests: int, batches: int) -> float:
         if self._limits.joinable:
-            return batches * self._costs.seconds(self._size)
-        return requests * self._costs.seconds(-(-rows // requests)) if requests else 0.0
+            return batches * (self._costs.seconds(self._size) + self.between)
+        if not requests:
+            return 0.0
+        return requests * (self._costs.seconds(-(-rows // requests)) + self.between)
 
     def _seconds_left(self, now: float) -> float:
         if self._started is None:

@@ -4,6 +4,7 @@ Invariants: every accepted ticket leaves exactly once (released, cancelled or ex
 waiting rows never exceed the limit; at most one batch runs; tickets are joined only if
 the model's rows are independent and their keys are equal; within a key and a lane first
 come is first served, and the head of each lane is soon in a batch, so nobody starves.
+Long work runs in steps: after each of them comes a batch if any waits, and the reverse.
 An idle server takes any request at once, so an estimate that is wrong corrects itself.
 """
 
@@ -16,6 +17,7 @@ from bundle.errors import ErrorCode, MlctlError
 from services.admission import Forecast, Limits, QueueFullError, deadline_exceeded
 from services.costs import BatchCosts
 from services.lanes import Lanes, Priority, Ticket
+from services.shifts import Shifts
 
 __all__ = ["Batcher", "Limits", "Priority", "QueueFullError", "Ticket", "deadline_exceeded"]
 
@@ -29,6 +31,9 @@ class Batcher:
         self.limits = limits
         self.costs = costs or BatchCosts()
         self._lanes = Lanes()
+        self._shifts = Shifts()
+        self._turn_of_long = False
+        self._step_seconds = 0.0
         self._forecast = Forecast(limits, self.costs, self._lanes)
         self._running: dict[int, Ticket] = {}
         self._busy = False
@@ -37,8 +42,8 @@ class Batcher:
 
     @property
     def waiting_rows(self) -> int:
-        """Rows that wait in both lanes."""
-        return self._lanes.rows
+        """Rows that wait in both lanes, and those of long work that does not run just now."""
+        return self._lanes.rows + self._shifts.rows
 
     @property
     def busy(self) -> bool:
@@ -48,7 +53,7 @@ class Batcher:
     @property
     def idle(self) -> bool:
         """Whether nothing runs and nothing waits."""
-        return not self._busy and not self._lanes.count
+        return not self._busy and not self._lanes.count and not self._shifts.waiting
 
     def offer(
         self,
@@ -66,9 +71,7 @@ class Batcher:
         """
         limit = self.limits.max_queue_rows
         if rows > limit:
-            raise MlctlError(
-                ErrorCode.PAYLOAD_TOO_LARGE, f"the request has {rows} rows, the limit is {limit}"
-            )
+            raise _too_many_rows(rows, limit)
         if deadline <= now:
             raise deadline_exceeded()
         self._forecast.offered(rows, now)
@@ -85,10 +88,36 @@ class Batcher:
         heapq.heappush(self._deadlines, (last_start, ticket.number))
         return ticket
 
+    def offer_long(self, rows: int, now: float, deadline: float) -> Ticket:
+        """Accept work of `rows` rows that runs in steps, or raise.
+
+        QUEUE_FULL if as much of it is open as may be, by its number or its rows;
+        PAYLOAD_TOO_LARGE and DEADLINE_EXCEEDED as `offer`.
+        """
+        limit = self.limits.max_queue_rows
+        if rows > limit:
+            raise _too_many_rows(rows, limit)
+        if deadline <= now:
+            raise deadline_exceeded()
+        self._forecast.offered(rows, now)
+        open_long = len(self._shifts) + any(ticket.long for ticket in self._running.values())
+        retry_after = self._forecast.retry_after(now)
+        if open_long >= self.limits.max_long:
+            what = "long requests are open"
+            raise QueueFullError(open_long, self.limits.max_long, retry_after, what=what)
+        if self._shifts.rows and self._shifts.rows + rows > limit:
+            raise QueueFullError(self._shifts.rows, limit, retry_after)
+        ticket = Ticket(self._next, rows, None, now, deadline, self.idle, long=True)
+        self._next += 1
+        self._shifts.add(ticket)
+        heapq.heappush(self._deadlines, (deadline, ticket.number))
+        return ticket
+
     def cancel(self, ticket: Ticket) -> bool:
-        """Forget a request whose caller left; whether it had not been released yet."""
+        """Forget a request whose caller left; whether it was not running."""
         self._running.pop(ticket.number, None)
-        return self._lanes.remove(ticket.number) is not None
+        waiting = self._shifts if ticket.long else self._lanes
+        return waiting.remove(ticket.number) is not None
 
     def expire(self, now: float) -> list[Ticket]:
         """Remove and return the requests that cannot be answered by their deadline any more.
@@ -99,25 +128,36 @@ class Batcher:
         overdue = []
         while self._deadlines and self._deadlines[0][0] <= now:
             number = heapq.heappop(self._deadlines)[1]
-            running = self._running.get(number)
-            if running is not None and running.deadline > now:
-                heapq.heappush(self._deadlines, (running.deadline, number))
+            later = self._running.get(number) or self._shifts.get(number)
+            if later is not None and later.deadline > now:
+                heapq.heappush(self._deadlines, (later.deadline, number))
                 continue
             ticket = self._running.pop(number, None) or self._lanes.remove(number)
+            ticket = ticket or self._shifts.remove(number)
             if ticket is not None:
                 overdue.append(ticket)
         return overdue
 
     def release(self, now: float) -> list[Ticket]:
-        """The requests to run together now, in turn; empty if it is better to wait."""
-        if self._busy or not self._lanes.count:
+        """The requests to run together now, in turn; empty if it is better to wait.
+
+        Long work comes alone, and for one step.
+        """
+        if self._busy:
             return []
-        batch, full = self._compose(now)
-        if not full and self._hold_until(batch) > now:
+        batch = [] if self._turn_of_long and self._shifts.waiting else self._next_batch(now)
+        if batch:
+            self._lanes.release(batch)
+        elif self._shifts.waiting:
+            batch = [self._shifts.pop()]
+        else:
             return []
-        self._lanes.release(batch)
+        long = batch[0].long
+        self._turn_of_long = not long
+        self._forecast.between = self._step_seconds if long or self._shifts.waiting else 0.0
         self._running = {ticket.number: ticket for ticket in batch}
-        self._forecast.started(sum(ticket.rows for ticket in batch), now)
+        rows = sum(ticket.rows for ticket in batch)
+        self._forecast.started(min(rows, self.limits.max_rows) if long else rows, now)
         self._busy = True
         return batch
 
@@ -130,9 +170,26 @@ class Batcher:
         if clean:
             self.costs.observe(self._forecast.running_rows, seconds)
         self._forecast.ended(seconds)
-        self._running = {}
-        self._busy = False
-        self._compact()
+        self._free_slot()
+
+    def stepped(
+        self, seconds: float, deadline: float | None = None, *, parked: bool = False
+    ) -> None:
+        """A step of the running long work has ended after `seconds`; the slot is free.
+
+        Without a `deadline` for what is left that was the last step. It waits for its
+        next turn, or is `parked` until `resume`; who left or was told meanwhile does neither.
+        """
+        for ticket in self._running.values():
+            if deadline is not None:
+                self._shifts.add(ticket._replace(deadline=deadline), parked=parked)
+        self._step_seconds = seconds
+        self._forecast.ended(seconds, step=True)
+        self._free_slot()
+
+    def resume(self, ticket: Ticket, deadline: float) -> bool:
+        """Let parked work have its turns again, with a new deadline; whether it was parked."""
+        return self._shifts.resume(ticket.number, deadline)
 
     def next_event(self, now: float) -> float | None:
         """When to look again if nothing else happens: a deadline, or the end of a wait."""
@@ -161,6 +218,18 @@ class Batcher:
             raise QueueFullError(
                 self._lanes.rows, self.limits.max_queue_rows, retry_after, wait=wait
             )
+
+    def _free_slot(self) -> None:
+        self._running = {}
+        self._busy = False
+        self._compact()
+
+    def _next_batch(self, now: float) -> list[Ticket]:
+        """The short requests to run together now; none if it is better to wait."""
+        if not self._lanes.count:
+            return []
+        batch, full = self._compose(now)
+        return [] if not full and self._hold_until(batch) > now else batch
 
     def _hold_until(self, batch: list[Ticket]) -> float:
         """When a batch that is not full is released: at once unless company is worth a wait."""
@@ -201,13 +270,19 @@ class Batcher:
         return batch, rows >= self.limits.max_rows
 
     def _is_open(self, number: int) -> bool:
-        return number in self._lanes or number in self._running
+        return number in self._lanes or number in self._running or number in self._shifts
 
     def _compact(self) -> None:
         """Drop deadlines of answered requests before they outnumber the open ones.
 
         Without this, every answered request would stay in memory until its deadline.
         """
-        if len(self._deadlines) > 2 * self._lanes.count + _SPARE_DEADLINES:
+        if len(self._deadlines) > 2 * (self._lanes.count + len(self._shifts)) + _SPARE_DEADLINES:
             self._deadlines = [entry for entry in self._deadlines if self._is_open(entry[1])]
             heapq.heapify(self._deadlines)
+
+
+def _too_many_rows(rows: int, limit: int) -> MlctlError:
+    return MlctlError(
+        ErrorCode.PAYLOAD_TOO_LARGE, f"the request has {rows} rows, the limit is {limit}"
+    )

@@ -2,13 +2,13 @@
 
 Every submitted request's future is completed exactly once, with its own answer or its
 own error; cancelling the future is how a caller leaves. All state is touched only on
-the event loop's thread; only the model's run is elsewhere.
+the event loop's thread; only the model's run is elsewhere. What takes more than one
+batch's time goes to `LongWork`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -20,13 +20,13 @@ from bundle.errors import ErrorCode, MlctlError
 from services.batcher import Batcher, Limits, Priority, Ticket, deadline_exceeded
 from services.costs import BatchCosts
 from services.joining import Outcome, run_joined
+from services.longwork import LongWork, Stepwise, log_failure
 from services.metrics import BatchStats
 from services.model_thread import ModelThread
 from services.padding import Arrays, LengthPadding, shape_key
+from services.streaming import Answer, AnswerStream
 
 __all__ = ["Answer", "Arrays", "Batching", "Model"]
-
-logger = logging.getLogger("mlctl.batching")
 
 
 class Model(Protocol):
@@ -45,15 +45,6 @@ class BatchMeter(Protocol):
     def queue_rows(self, rows: int) -> None: ...
 
 
-class Answer(NamedTuple):
-    """A request's outputs, how long it waited, and the batch that it ran in."""
-
-    outputs: Arrays
-    queue_seconds: float
-    infer_seconds: float
-    batch_rows: int
-
-
 class _Job(NamedTuple):
     ticket: Ticket
     inputs: Arrays
@@ -64,7 +55,8 @@ class Batching:
     """The one way to a model's thread. Belongs to the event loop that it was made on.
 
     With `inline` a batch of at most `limits.max_rows` rows runs on the event loop's own
-    thread: right only for a model whose batches take less than a millisecond.
+    thread: right only for a model whose batches take less than a millisecond. A model that
+    is `stepwise` does in steps what it says is long; without, every request is one run.
     """
 
     def __init__(
@@ -77,6 +69,7 @@ class Batching:
         inline: bool = False,
         costs: BatchCosts | None = None,
         lengths: LengthPadding | None = None,
+        stepwise: Stepwise | None = None,
     ) -> None:
         self._model = model
         self._policy = Batcher(limits, costs)
@@ -86,7 +79,13 @@ class Batching:
         self._lengths = lengths
         self._key = shape_key if lengths is None else lengths.key
         self._loop = asyncio.get_running_loop()
-        self._thread = ModelThread[list[Outcome]](self._loop)
+        self._thread = ModelThread(self._loop)
+        self._stepwise = stepwise
+        self._long: LongWork | None = None
+        if stepwise is not None:
+            self._long = LongWork(
+                stepwise, self._policy, self._thread, clock, self._long_changed, meter.batch
+            )
         self._jobs: dict[int, _Job] = {}
         self._pumping = False
         self._timer: asyncio.TimerHandle | None = None
@@ -102,6 +101,16 @@ class Batching:
         return self._policy.running_seconds(self._clock.monotonic())
 
     @property
+    def limits(self) -> Limits:
+        """What the queue and its batches are held to."""
+        return self._policy.limits
+
+    @property
+    def waiting_rows(self) -> int:
+        """Rows that wait."""
+        return self._policy.waiting_rows
+
+    @property
     def running_rows(self) -> int:
         """The rows of the batch that runs now, or of the last one."""
         return self._policy.running_rows
@@ -114,6 +123,12 @@ class Batching:
         Raises at once what is known at once: INVALID_INPUT, QUEUE_FULL, PAYLOAD_TOO_LARGE.
         """
         rows = self._model.check(inputs)
+        if self._stepwise is not None and self._stepwise.is_long(rows):
+            stream = self._open(inputs, rows, timeout, whole=True)
+            answer = self._loop.create_task(anext(stream))
+            # Here and not in the task, which may be cancelled before it begins.
+            answer.add_done_callback(lambda _: stream.close())
+            return answer
         now = self._clock.monotonic()
         ticket = self._policy.offer(rows, self._key(inputs), now, now + timeout, priority)
         future: asyncio.Future[Answer] = self._loop.create_future()
@@ -124,12 +139,28 @@ class Batching:
         self._schedule()
         return future
 
+    def stream(self, inputs: Arrays, timeout: float) -> AnswerStream:
+        """Queue `inputs`, whose answer comes in pieces; each has `timeout` s to come.
+
+        Raises at once what `submit` does. Only for a model that is stepwise.
+        """
+        return self._open(inputs, self._model.check(inputs), timeout, whole=False)
+
+    def _open(self, inputs: Arrays, rows: int, timeout: float, *, whole: bool) -> AnswerStream:
+        assert self._long is not None
+        stream = self._long.open(inputs, rows, timeout, whole=whole)
+        self._answered.clear()
+        self._empty.clear()
+        return stream
+
     async def drain(self, grace: float | None = None) -> bool:
         """Wait until every submitted request has its answer and nothing runs; whether it is so.
 
         A batch that still runs when all callers have had theirs is given `grace` seconds,
         or as long as it takes.
         """
+        if self._long is not None:
+            self._long.last_call()
         await self._answered.wait()
         try:
             async with asyncio.timeout(grace):
@@ -145,6 +176,8 @@ class Batching:
         for job in list(self._jobs.values()):
             self._policy.cancel(job.ticket)
             _fail(job, MlctlError(ErrorCode.UNAVAILABLE, "the server is stopping"))
+        if self._long is not None:
+            self._long.close()
         self._thread.stop()
 
     def _schedule(self) -> None:
@@ -156,18 +189,32 @@ class Batching:
     def _pump(self) -> None:
         self._pumping = False
         now = self._clock.monotonic()
-        for ticket in self._policy.expire(now):
-            _fail(self._jobs[ticket.number], deadline_exceeded())
+        self._expire(now)
         batch = self._policy.release(now)
         self._meter.queue_rows(self._policy.waiting_rows)
-        if batch:
+        if batch and self._long is not None and batch[0].long:
+            self._long.step(batch[0], now)
+        elif batch:
             self._start([self._jobs[ticket.number] for ticket in batch], now)
         self._arm(now)
+
+    def _expire(self, now: float) -> None:
+        for ticket in self._policy.expire(now):
+            if self._long is not None and ticket.long:
+                self._long.expire(ticket)
+            else:
+                _fail(self._jobs[ticket.number], deadline_exceeded())
+        self._note_empty()
+
+    def _long_changed(self) -> None:
+        self._note_empty()
+        self._schedule()
 
     def _start(self, jobs: list[_Job], now: float) -> None:
         rows = [job.ticket.rows for job in jobs]
         inputs = [job.inputs for job in jobs]
-        work = partial(run_joined, self._model.run, inputs, rows, self._lengths)
+        gone = [job.future.done for job in jobs]
+        work = partial(run_joined, self._model.run, inputs, rows, self._lengths, gone)
         if self._inline and sum(rows) <= self._policy.limits.max_rows:
             self._finish(jobs, now, work())
             return
@@ -192,7 +239,7 @@ class Batching:
         waits = [started - job.ticket.arrived for job in jobs]
         for job, wait, outcome in zip(jobs, waits, outcomes, strict=True):
             if isinstance(outcome, Exception):
-                _log(outcome)
+                log_failure(outcome)
                 _fail(job, outcome)
             elif not job.future.done():
                 job.future.set_result(Answer(outcome, wait, seconds, rows))
@@ -207,7 +254,7 @@ class Batching:
         self._note_empty()
 
     def _note_empty(self) -> None:
-        if not self._jobs:
+        if not self._jobs and not self._long:
             self._answered.set()
             if not self._policy.busy:
                 self._empty.set()
@@ -232,8 +279,3 @@ class Batching:
 def _fail(job: _Job, error: Exception) -> None:
     if not job.future.done():
         job.future.set_exception(error)
-
-
-def _log(error: Exception) -> None:
-    if not isinstance(error, MlctlError) or error.code is ErrorCode.INTERNAL:
-        logger.error("a request failed in the model", exc_info=error)

@@ -11,22 +11,32 @@ import logging
 import os
 import re
 import signal
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import bentoml
+import click
 from uvicorn.config import HTTP_PROTOCOLS
 
 from bundle.errors import MlctlError
 from bundle.verify import VerifiedBundle
+from services.admin_server import AdminServer, open_admin
+from services.bento_app import TimeLimit, bento_app
 from services.grpc_server import GrpcServer
 from services.host import ModelHost
 from services.http import App, V2App
 from services.inference import Inference
 from services.lean.protocol import lean_protocol
+from services.lean.stock import StockProtocol
 from services.limits import BodyLimit
 from services.predict import make_predict
+from services.responses import Response
+from services.secure.gate import PROBES, TokenGate
 from services.settings import Settings
+from services.watchdog import Watchdog
+from services.workers import forget_dead_workers, prepare_server
 
 # What the model was asked is answered within its deadline first; this is for calls of
 # other kinds, and for bodies that are still on their way.
@@ -56,32 +66,59 @@ class MlctlService(bentoml.Service[Any]):
     def to_asgi(self, is_main: bool = True) -> Any:
         host: ModelHost = self.inner.host
         inference = Inference(host)
-        if host.settings.lean_http:
-            serve_lean(inference)
-        limited = BodyLimit(super().to_asgi(is_main), host.settings.max_body_bytes)
-        return Front(V2App(host, inference), limited, host.publish)
+        serve_http(inference, host.settings)
+        limits = (host.settings.max_body_bytes, host.inflight)
+        timed = TimeLimit(bento_app(self, is_main), host.settings.deadline_ms / 1000 + 1)
+        limited = BodyLimit(timed, *limits)
+
+        def publish() -> None:
+            forget_dead_workers()
+            host.publish()
+
+        return gated(Front(V2App(host, inference), limited, publish), inference, host)
 
 
-def serve_lean(inference: Inference) -> None:
-    """Make it the protocol of the server that this process starts next.
+def gated(app: App, inference: Inference, host: ModelHost) -> App:
+    """`app` behind the token check, if tokens are asked for."""
+    if not host.access.required:
+        return app
+    paths = PROBES | {"/metrics"} if host.settings.open_metrics else PROBES
+
+    def refuse(error: MlctlError, headers: Mapping[bytes, bytes]) -> Response:
+        request_id = inference.request_id(headers)
+        return inference.refuse(error, request_id, inference.watch(headers, request_id))
+
+    return TokenGate(app, host.access, refuse, paths)
+
+
+def serve_http(inference: Inference, settings: Settings) -> None:
+    """Choose the HTTP protocol of the server that this process starts next.
 
     BentoML makes uvicorn's configuration after the application and names no protocol,
     so uvicorn takes the one that its table has for "auto"; a test holds both to that.
     """
     protocols: dict[str, Any] = HTTP_PROTOCOLS
-    protocols["auto"] = lean_protocol(inference)
+    limited = lean_protocol(inference) if settings.lean_http else StockProtocol
+    protocols["auto"] = type(
+        limited.__name__, (limited,), {"max_connections": settings.max_connections}
+    )
 
 
 def build_service(bundle: VerifiedBundle, settings: Settings) -> MlctlService:
     """The service of one bundle. Nothing is loaded before a worker starts it."""
+    settings.check(settings.workers)
     host = ModelHost(bundle, settings)
-    inner = type("Model", (Worker,), {"host": host, "predict": make_predict(host)})
+    hook = bentoml.on_deployment(partial(_prepare_server, settings))
+    attributes = {"host": host, "predict": make_predict(host), "prepare_server": hook}
+    inner = type("Model", (Worker,), attributes)
+    tls = settings.tls
+    options = {} if tls is None else {"ssl": tls.bentoml_options()}
     service: Any = bentoml.service  # mypy takes it for a module of that name
     decorate = service(
         name=re.sub(r"[^a-z0-9]", "_", host.name),
         service_class=MlctlService,
-        workers=1,
-        traffic={"timeout": settings.deadline_ms / 1000 + 1},
+        workers=settings.workers,
+        **options,
     )
     built: MlctlService = decorate(inner)
     return built
@@ -94,6 +131,8 @@ class Worker:
 
     def __init__(self) -> None:
         self._grpc: GrpcServer | None = None
+        self._admin: AdminServer | None = None
+        self._watchdog: Watchdog | None = None
 
     @bentoml.on_startup
     async def start(self) -> None:
@@ -101,6 +140,8 @@ class Worker:
         try:
             await self.host.start()
             await self._start_grpc()
+            await self._start_admin()
+            self._start_watchdog()
         except BaseException as error:
             logger.critical("%s", explain(error))
             stop_supervisor()
@@ -113,6 +154,10 @@ class Worker:
         await self.host.stop()
         if self._grpc is not None:
             await self._grpc.stop(_GRPC_GRACE_SECONDS)
+        if self._admin is not None:
+            await self._admin.stop()
+        if self._watchdog is not None:
+            self._watchdog.stop()
 
     async def __is_ready__(self) -> bool:
         return self.host.ready
@@ -123,9 +168,27 @@ class Worker:
     async def _start_grpc(self) -> None:
         settings = self.host.settings
         if settings.grpc_port is not None:
-            self._grpc = GrpcServer(self.host, settings.grpc_host, settings.grpc_port)
+            self._grpc = GrpcServer(self.host, settings.grpc_host, settings.grpc_port, settings.tls)
             await self._grpc.start()
             logger.info("V2 gRPC on %s:%d", settings.grpc_host, self._grpc.port)
+
+    async def _start_admin(self) -> None:
+        self._admin = open_admin(self.host, bentoml.server_context.worker_index or 0)
+        if self._admin is not None:
+            await self._admin.start()
+
+    def _start_watchdog(self) -> None:
+        settings = self.host.settings
+        if settings.hang_exit and is_worker():
+            self._watchdog = Watchdog(lambda: self.host.live, self.host.abandon, settings.hang_s)
+
+
+def _prepare_server(settings: Settings) -> None:
+    try:
+        prepare_server(settings)
+    except MlctlError as error:
+        print(explain(error), file=sys.stderr, flush=True)
+        raise SystemExit(error.spec.exit_code) from None
 
 
 def _share_log() -> None:
@@ -143,7 +206,17 @@ def explain(error: BaseException) -> str:
     return f"mlctl could not start the model: {error!r}"
 
 
+def is_worker() -> bool:
+    """Whether a supervisor started this process, and starts another when it ends."""
+    return bentoml.server_context.worker_index is not None
+
+
+def inherited_listener() -> int:
+    """In a worker that imports its service: the descriptor that it was told to listen on."""
+    return int(click.get_current_context().params["fd"])
+
+
 def stop_supervisor() -> None:
     """In a worker, end the server that started it; elsewhere there is nothing to end."""
-    if bentoml.server_context.worker_index is not None:
+    if is_worker():
         os.kill(os.getppid(), signal.SIGTERM)

@@ -19,7 +19,7 @@ import orjson
 from bundle.tensors import DYNAMIC, Signature
 from services.header import Header, Part, read_header
 from services.jsondata import decode_data, encode_data
-from services.wire import InferRequest, declare, decode_raw, encode_raw, invalid
+from services.wire import FINAL_RESPONSE, InferRequest, declare, decode_raw, encode_raw, invalid
 
 # A client sends the same header again and again, so what it means is kept: for at most this
 # many headers of at most this many bytes.
@@ -85,6 +85,12 @@ class V2Codec:
         document = {**self._head, **identity, "outputs": tensors}
         head = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
         return Encoded(b"".join([head, *chunks]), len(head)) if chunks else Encoded(head, None)
+
+    def encode_final(self, request: InferRequest) -> bytes:
+        """The response after the last piece of an answer: no outputs, and the flag that says so."""
+        identity = {"id": request.id} if request.id else {}
+        final = {"parameters": {FINAL_RESPONSE: True}, "outputs": []}
+        return orjson.dumps({**self._head, **identity, **final})
 
     def _read(self, content: bytes) -> Header:
         header = read_header(content, self._inputs, self._outputs)

@@ -29,6 +29,11 @@ class BatchCosts:
         for rows, seconds in measured.items():
             self.observe(rows, seconds)
 
+    @property
+    def known(self) -> Mapping[int, float]:
+        """The sizes that stand for their cells, with their seconds."""
+        return dict(zip(self._rows, self._seconds, strict=True))
+
     def observe(self, rows: int, seconds: float) -> None:
         """A batch of `rows` rows took `seconds`."""
         cell = (rows - 1).bit_length()

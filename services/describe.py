@@ -15,7 +15,7 @@ from services.jsonbody import parse_object
 from services.wire import invalid
 
 PLATFORM = "onnxruntime_onnx"
-EXTENSIONS = ("binary_tensor_data", "model_repository")
+EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")
 _READY = "READY"
 _UNAVAILABLE = "UNAVAILABLE"
 
@@ -40,7 +40,7 @@ def repository_index(host: ModelHost, *, ready: bool) -> list[dict[str, str]]:
     """The models here, with their state and the reason for it; with `ready` only ready ones."""
     if ready and not host.ready:
         return []
-    state, reason = (_READY, "") if host.ready else (_UNAVAILABLE, host.phase.value)
+    state, reason = (_READY, "") if host.ready else (_UNAVAILABLE, host.state)
     return [{"name": host.name, "version": host.digest, "state": state, "reason": reason}]
 
 

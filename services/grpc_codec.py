@@ -15,6 +15,8 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Datatype, Signature
 from services.jsonbody import MAX_VALUES
 from services.wire import (
+    FINAL_RESPONSE,
+    WANTS_FINAL,
     Declared,
     InferRequest,
     check_outputs,
@@ -95,12 +97,31 @@ class GrpcCodec:
             message.raw_output_contents.append(encode_raw(spec.dtype, array))
         return message
 
+    def encode_piece(
+        self, response: type[Any], request: InferRequest, outputs: Mapping[str, np.ndarray]
+    ) -> Any:
+        """The ModelInferResponse with one piece of the answer to `request`."""
+        message = self.encode(response, request, outputs)
+        message.parameters[FINAL_RESPONSE].bool_param = False
+        return message
+
+    def encode_final(self, response: type[Any], request_id: str) -> Any:
+        """The ModelInferResponse without outputs that says that no piece follows."""
+        message = response(model_name=self._name, model_version=self._version, id=request_id)
+        message.parameters[FINAL_RESPONSE].bool_param = True
+        return message
+
     def _requested(self, message: Any) -> Mapping[str, bool]:
         names = [output.name for output in message.outputs]
         check_outputs(self._outputs, names)
         for output in message.outputs:
             _parameters(output, f"output {output.name!r}")
         return dict.fromkeys(names or self._outputs, True)
+
+
+def wants_final(message: Any) -> bool:
+    """Whether the caller of a stream asks for a response that only ends the answer."""
+    return WANTS_FINAL in message.parameters and message.parameters[WANTS_FINAL].bool_param
 
 
 def _parameters(message: Any, owner: str) -> dict[str, Any]:

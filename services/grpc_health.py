@@ -43,9 +43,25 @@ class Health(health_pb2_grpc.HealthServicer):
             yield HealthCheckResponse(status=HealthCheckResponse.SERVICE_UNKNOWN)
             await self._stopping.wait()
             return
-        yield self._answer()
-        await self._stopping.wait()
-        yield self._answer()
+        told = None
+        while True:
+            turned = self._host.turned  # before the answer, so that no turn is missed
+            answer = self._answer()
+            if answer != told:
+                yield answer
+                told = answer
+            if self._stopping.is_set():
+                return
+            await self._change(turned)
+
+    async def _change(self, turned: asyncio.Event) -> None:
+        """Return when the answer may be another one."""
+        tasks = [asyncio.create_task(event.wait()) for event in (self._stopping, turned)]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
 
     def _answer(self) -> Any:
         serving = self._host.ready and not self._stopping.is_set()

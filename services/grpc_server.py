@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from time import perf_counter
 from typing import Any
 
 import grpc
@@ -17,14 +18,23 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from bundle.errors import ErrorCode, MlctlError
+from bundle.errors import MlctlError
+from services.budget import Hold, Inflight
 from services.describe import model_metadata, refuse_change, repository_index, server_metadata
 from services.grpc_codec import GrpcCodec
 from services.grpc_health import HEALTH_SERVICE, Health
 from services.grpc_status import abort
+from services.grpc_stream import StreamInfer
 from services.host import ModelHost, require_model
+from services.observe.calls import Seen, Stages
+from services.observe.grpc_calls import GrpcCalls
+from services.secure.grpc_gate import TokenInterceptor
+from services.secure.public import failed, is_public
+from services.secure.tls import Tls
+from services.statistics import model_config, model_statistics
 from services.v2_messages import SERVICE, Method, make_pool, methods
 from services.wire import invalid
+from services.workers import port_taken
 
 Handler = Callable[[Any, Any], Awaitable[Any]]
 logger = logging.getLogger("mlctl.grpc")
@@ -33,24 +43,27 @@ logger = logging.getLogger("mlctl.grpc")
 class GrpcServer:
     """One gRPC server for one host; `stop` lets open calls end."""
 
-    def __init__(self, host: ModelHost, address: str, port: int) -> None:
+    def __init__(self, host: ModelHost, address: str, port: int, tls: Tls | None = None) -> None:
         self._host = host
         self._codec = GrpcCodec(host.name, host.digest, host.signature)
         self._methods = methods()
+        self._calls = GrpcCalls(host)
         self._health = Health(host, SERVICE)
         options = [
             ("grpc.max_receive_message_length", host.settings.max_body_bytes),
             ("grpc.max_send_message_length", -1),
-            # Else a second server on this port would get a share of its calls.
-            ("grpc.so_reuseport", 0),
+            # Alone it shares with nobody: else a second server would get some of its calls.
+            ("grpc.so_reuseport", int(host.settings.workers > 1)),
+            ("grpc.max_allowed_incoming_connections", host.settings.max_connections),
         ]
-        self._server = grpc.aio.server(options=options)
+        gates = [TokenInterceptor(host.access, self._refused)] if host.access.required else []
+        self._server = grpc.aio.server(options=options, interceptors=gates)
         self._server.add_generic_rpc_handlers((self._handlers(),))
         health_pb2_grpc.add_HealthServicer_to_server(  # type: ignore[no-untyped-call]
             self._health, self._server
         )
         _reflect(self._server)
-        self.port = _bind(self._server, address, port)
+        self.port = _bind(self._server, address, port, tls)
 
     async def start(self) -> None:
         """Accept calls."""
@@ -72,14 +85,22 @@ class GrpcServer:
             "ModelReady": self._model_ready,
             "ServerMetadata": self._server_metadata,
             "ModelMetadata": self._model_metadata,
-            "ModelInfer": self._counted(self._infer),
+            "ModelConfig": self._model_config,
+            "ModelStatistics": self._model_statistics,
+            "ModelInfer": self._counted_infer,
             "RepositoryIndex": self._repository_index,
             "RepositoryModelLoad": self._repository_load,
             "RepositoryModelUnload": self._repository_unload,
         }
+        handlers = {
+            name: _unary(self._methods[name], answer, self._host.inflight)
+            for name, answer in answers.items()
+        }
+        name, response = "ModelStreamInfer", self._methods["ModelInfer"].response
+        stream = StreamInfer(self._host, self._codec, self._methods[name], response)
+        handlers[name] = stream.handler()
         return grpc.method_handlers_generic_handler(  # type: ignore[no-untyped-call]
-            SERVICE,
-            {name: _unary(self._methods[name], answer) for name, answer in answers.items()},
+            SERVICE, handlers
         )
 
     def _response(self, method: str, /, **fields: Any) -> Any:
@@ -102,6 +123,15 @@ class GrpcServer:
         require_model(self._host, request.name, request.version)
         return self._response("ModelMetadata", **model_metadata(self._host))
 
+    async def _model_config(self, request: Any, _context: Any) -> Any:
+        require_model(self._host, request.name, request.version)
+        return self._response("ModelConfig", config=model_config(self._host))
+
+    async def _model_statistics(self, request: Any, _context: Any) -> Any:
+        if request.name:
+            require_model(self._host, request.name, request.version)
+        return self._response("ModelStatistics", **model_statistics(self._host))
+
     async def _repository_index(self, request: Any, _context: Any) -> Any:
         models = repository_index(self._host, ready=request.ready)
         return self._response("RepositoryIndex", models=models)
@@ -112,42 +142,57 @@ class GrpcServer:
     async def _repository_unload(self, _request: Any, _context: Any) -> Any:
         refuse_change("unload")
 
-    async def _infer(self, request: Any, context: Any) -> Any:
+    async def _infer(self, request: Any, context: Any, seen: Seen | None) -> Any:
+        start = perf_counter()
         require_model(self._host, request.model_name, request.model_version)
         decoded = self._codec.decode(request)
+        parse = perf_counter() - start
         limits = [
             limit for limit in (context.time_remaining(), decoded.timeout) if limit is not None
         ]
         answer = await self._host.infer(decoded.inputs, min(limits, default=None), decoded.priority)
-        return self._codec.encode(self._methods["ModelInfer"].response, decoded, answer.outputs)
+        start = perf_counter()
+        response = self._codec.encode(self._methods["ModelInfer"].response, decoded, answer.outputs)
+        serialize = perf_counter() - start
+        self._host.stages(parse, answer.queue_seconds, answer.infer_seconds, serialize)
+        if seen is not None and self._host.observer is not None:
+            stages = Stages(parse, answer.queue_seconds, answer.infer_seconds, serialize)
+            size = response.ByteSize()
+            self._host.observer.answered(seen, stages, decoded.inputs, answer, size)
+        return response
 
-    def _counted(self, handler: Handler) -> Handler:
-        async def counted(request: Any, context: Any) -> Any:
-            failure: BaseException | None = None
-            try:
-                return await handler(request, context)
-            except BaseException as error:
-                failure = error
-                raise
-            finally:
-                self._host.count("grpc", failure)
+    def _refused(self, error: MlctlError) -> None:
+        self._host.count("grpc", error)
 
-        return counted
+    async def _counted_infer(self, request: Any, context: Any) -> Any:
+        seen = self._calls.begin(request.ByteSize, context)
+        failure: BaseException | None = None
+        try:
+            return await self._infer(request, context, seen)
+        except BaseException as error:
+            failure = error
+            self._calls.ended(seen, error)
+            raise
+        finally:
+            self._host.count("grpc", failure)
 
 
-def _unary(method: Method, handler: Handler) -> Any:
+def _unary(method: Method, handler: Handler, inflight: Inflight) -> Any:
     async def answer(message: bytes, context: Any) -> Any:
         try:
-            return await handler(method.request.FromString(message), context)
+            with Hold(inflight) as hold:
+                hold.grow(len(message))
+                return await handler(method.request.FromString(message), context)
         except DecodeError:
             failure = invalid(f"the message is not a {method.request.DESCRIPTOR.name}")
-        except MlctlError as error:
-            failure = error
         except asyncio.CancelledError:
             raise
-        except Exception:
-            logger.exception("a %s call failed", method.name)
-            failure = MlctlError(ErrorCode.INTERNAL, "the request failed in the server")
+        except Exception as error:
+            if is_public(error):
+                failure = error
+            else:
+                logger.exception("a %s call failed", method.name)
+                failure = failed()
         return await abort(context, failure)
 
     return grpc.unary_unary_rpc_method_handler(  # type: ignore[no-untyped-call]
@@ -163,15 +208,15 @@ def _reflect(server: Any) -> None:
     reflection.enable_server_reflection(names, server, pool)  # type: ignore[no-untyped-call]
 
 
-def _bind(server: Any, address: str, port: int) -> int:
+def _bind(server: Any, address: str, port: int, tls: Tls | None) -> int:
+    target = f"{address}:{port}"
     try:
-        bound = int(server.add_insecure_port(f"{address}:{port}"))
+        if tls is None:
+            bound = int(server.add_insecure_port(target))
+        else:
+            bound = int(server.add_secure_port(target, tls.grpc_credentials()))
     except RuntimeError:
         bound = 0
     if bound == 0:
-        raise MlctlError(
-            ErrorCode.PORT_TAKEN,
-            f"gRPC cannot listen on {address}:{port}",
-            "Set MLCTL_GRPC_PORT to a free port.",
-        )
+        raise port_taken(address, port)
     return bound

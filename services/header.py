@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from bundle.tensors import TensorSpec
-from services.jsonbody import parse_object
+from services.jsonnumbers import parse_request
 from services.lanes import Priority
 from services.wire import (
     Declared,
@@ -55,7 +55,7 @@ class Header:
 
 def read_header(content: bytes, inputs: Specs, outputs: Specs) -> Header:
     """The header in `content`; INVALID_INPUT names the tensor, the field and what is expected."""
-    document = parse_object(content)
+    document = parse_request(content)
     parameters = _parameters(document, "the request")
     name = document.get("id", "")
     if not isinstance(name, str):

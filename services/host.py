@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+from collections.abc import Mapping
 from enum import Enum
 from typing import NoReturn
 
@@ -20,11 +21,15 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
 from services.batcher import Limits, Priority
 from services.batching import Answer, Batching
+from services.budget import Inflight
 from services.costs import BatchCosts
-from services.metrics import GONE, OK, Metrics
+from services.metrics import Metrics, Tally
+from services.observe.calls import outcome_of
+from services.observe.observer import Observer, open_observer
 from services.padding import LengthPadding
 from services.scorer import Scorer
 from services.settings import Settings
+from services.streaming import AnswerStream
 from services.warmup import check_golden, check_padding, warm_up
 from services.wire import shown
 
@@ -63,6 +68,9 @@ class ModelHost:
         self.signature = bundle.manifest.signature
         self.settings = settings
         self.phase = Phase.NEW
+        self.access = settings.access()
+        self.draining = False
+        self.turned = asyncio.Event()
         self._bundle = bundle
         self._clock = clock or SystemClock()
         self._registry = registry
@@ -70,35 +78,75 @@ class ModelHost:
         self._costs = BatchCosts()
         self._lengths: LengthPadding | None = None
         self._hung = False
+        self.inflight = Inflight(settings.max_inflight_bytes)
         self._metrics: Metrics | None = None
+        self.observer: Observer | None = None
 
     @property
     def ready(self) -> bool:
-        """Whether requests are answered."""
-        return self.phase is Phase.READY
+        """Whether requests should be sent here: they are answered while draining, too."""
+        return self.phase is Phase.READY and not self.draining and not self._hung
+
+    @property
+    def state(self) -> str:
+        """The phase in a word, or that the host drains or hangs."""
+        if self._hung:
+            return "hung"
+        return "draining" if self.draining and self.phase is Phase.READY else self.phase.value
+
+    def drain(self, *, on: bool) -> None:
+        """Say "not ready" to whoever sends requests here, or take that back.
+
+        Whoever waits for the event `turned` is told; the next turn is another event.
+        """
+        self.draining = on
+        turned, self.turned = self.turned, asyncio.Event()
+        turned.set()
+
+    @property
+    def limits(self) -> Limits | None:
+        """The batching limits in force; None before the start."""
+        return None if self._batching is None else self._batching.limits
+
+    @property
+    def tally(self) -> Tally | None:
+        """What this worker counted; None before the start."""
+        return None if self._metrics is None else self._metrics.tally()
+
+    @property
+    def waiting_rows(self) -> int:
+        """The rows that wait for the model."""
+        return 0 if self._batching is None else self._batching.waiting_rows
+
+    @property
+    def costs(self) -> Mapping[int, float]:
+        """What a batch of so many rows is expected to take, in seconds, as far as it is known."""
+        return self._costs.known
 
     @property
     def live(self) -> bool:
         """False once the model's run hangs: only a restart of the process helps then.
 
-        A model that runs on the event loop itself and hangs answers no such question.
+        May be asked on any thread: a model that hangs on the event loop itself lets nobody
+        else ask.
         """
         if self._batching is not None and not self._hung:
-            # One request may have more rows than a batch, and runs in as many parts as it takes.
-            rows = max(self._bundle.manifest.batching.max_rows, self._batching.running_rows)
-            longest = self._costs.seconds(rows)
             seconds = self._batching.running_seconds
-            self._hung = seconds > max(self.settings.hang_s, _HANG_FACTOR * longest)
+            self._hung = seconds > self.settings.hang_s and seconds > self._longest()
             if self._hung:
                 logger.critical("model %s hangs: a batch runs for %.0f s", self.name, seconds)
+                if self._metrics is not None:
+                    self._metrics.hung()
         return not self._hung
 
     async def start(self) -> None:
         """Load, check the golden rows, warm up; raises the reason why the model must not serve."""
         scorer, measured = await asyncio.to_thread(self._prepare)
         self._metrics = Metrics(self.name, self._registry)
+        self._observe()
         quick = max(measured.values()) * _INLINE_HEADROOM < _INLINE_SECONDS
-        inline = quick and self.signature.bounded
+        # A transform that yields is closed on the thread, while a batch might run here.
+        inline = quick and self.signature.bounded and not scorer.yields
         self._costs = BatchCosts(measured)
         self._batching = Batching(
             scorer,
@@ -108,6 +156,7 @@ class ModelHost:
             inline=inline,
             costs=self._costs,
             lengths=self._lengths,
+            stepwise=scorer,
         )
         # What was loaded so far lives as long as the process: keep the collector off it.
         gc.collect()
@@ -125,23 +174,28 @@ class ModelHost:
 
         Raises UNAVAILABLE unless ready, and what `Batching.submit` raises.
         """
-        if not self.ready or self._batching is None:
-            raise MlctlError(ErrorCode.UNAVAILABLE, f"model {self.name!r} is {self.phase.value}")
+        if self.phase is not Phase.READY or self._hung or self._batching is None:
+            raise MlctlError(ErrorCode.UNAVAILABLE, f"model {self.name!r} is {self.state}")
+        return self._batching.submit(inputs, self._seconds(timeout), priority)
+
+    def stream(self, inputs: dict[str, np.ndarray], timeout: float | None = None) -> AnswerStream:
+        """Ask for an answer in pieces, each of which has the deadline's time; close it to leave.
+
+        A model that makes its answer as a whole has one piece. Raises what `infer` does.
+        """
+        if self.phase is not Phase.READY or self._hung or self._batching is None:
+            raise MlctlError(ErrorCode.UNAVAILABLE, f"model {self.name!r} is {self.state}")
+        return self._batching.stream(inputs, self._seconds(timeout))
+
+    def _seconds(self, timeout: float | None) -> float:
         limit = self.settings.deadline_ms / 1000
-        seconds = limit if timeout is None else min(limit, timeout)
-        return self._batching.submit(inputs, seconds, priority)
+        return limit if timeout is None else min(limit, timeout)
 
     def count(self, protocol: str, error: BaseException | None) -> None:
         """Record a request's outcome: None is success, a cancellation is a caller who left."""
         if self._metrics is None:
             return
-        if error is None:
-            outcome = OK
-        elif isinstance(error, asyncio.CancelledError):
-            outcome = GONE
-        else:
-            outcome = (error.code if isinstance(error, MlctlError) else ErrorCode.INTERNAL).value
-        self._metrics.request(protocol, outcome)
+        self._metrics.request(protocol, outcome_of(error))
 
     def stages(self, parse: float, queue: float, infer: float, serialize: float) -> None:
         """Record the seconds that one answered request spent in each stage."""
@@ -153,6 +207,13 @@ class ModelHost:
         if self._metrics is not None:
             self._metrics.publish()
 
+    def _observe(self) -> None:
+        self.observer = open_observer(
+            self.settings, self.name, self.digest, self.signature, self._clock
+        )
+        if self.observer is not None:
+            self.observer.expose(self.name, self._registry)
+
     async def stop(self, grace: float = _STOP_GRACE_SECONDS) -> None:
         """Accept no more, answer what was accepted (each within its deadline), end the thread.
 
@@ -163,12 +224,27 @@ class ModelHost:
             if not await self._batching.drain(grace):
                 logger.critical("model %s is stopped while a batch still runs", self.name)
             self._batching.close()
+        if self.observer is not None:
+            await asyncio.to_thread(self.observer.close)
+
+    def abandon(self) -> None:
+        """Fail what is open with UNAVAILABLE: its batch will not end."""
+        if self._batching is not None:
+            self._batching.close()
+
+    def _longest(self) -> float:
+        """For how many seconds the batch that runs now may run, by what is known of others."""
+        if self._batching is None:
+            return 0.0
+        # One request may have more rows than a batch, and runs in as many parts as it takes.
+        rows = max(self._bundle.manifest.batching.max_rows, self._batching.running_rows)
+        return _HANG_FACTOR * self._costs.seconds(rows)
 
     def _prepare(self) -> tuple[Scorer, dict[int, float]]:
         scorer = Scorer.open(self._bundle, self.settings)
         golden = check_golden(scorer, self._bundle)
         pad = self._bundle.manifest.batching.pad
-        if pad and scorer.joinable:
+        if pad and scorer.joinable and not scorer.yields:
             self._lengths = LengthPadding(self.signature, pad)
             check_padding(scorer, self._lengths, golden)
         return scorer, warm_up(scorer, golden, self._clock)
@@ -184,6 +260,7 @@ class ModelHost:
             joinable=scorer.joinable,
             max_queue=None if max_queue_ms is None else max_queue_ms / 1000,
             patience=ours.overload_patience_ms / 1000,
+            max_long=ours.max_long_requests,
         )
 
 

@@ -7,12 +7,13 @@ Limits come before parsing: the declared length, then the streamed one. Errors a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from bundle.errors import ErrorCode, MlctlError
 from services.batcher import deadline_exceeded
 from services.batching import Answer
+from services.budget import Hold
 from services.describe import (
     model_metadata,
     only_ready,
@@ -22,18 +23,17 @@ from services.describe import (
 )
 from services.host import ModelHost, require_model
 from services.inference import Inference, too_large
+from services.observe.calls import Seen
 from services.responses import MethodError, Response, error_response, json_response
+from services.sse import EventWriter, GoneError, Message, Receive, Send, send_events
+from services.statistics import model_config, model_statistics
 
 __all__ = ["App", "Message", "Receive", "Send", "V2App", "send_error", "too_large"]
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
-
-
-class _GoneError(Exception):
-    """The client left before its request was whole."""
+# The second is what other servers of the protocol call the same.
+_STREAMS = frozenset({"infer_stream", "generate_stream"})
+_MODEL_PATHS = ([], ["ready"], ["config"], ["stats"])
 
 
 class V2App:
@@ -50,6 +50,8 @@ class V2App:
         try:
             if parts[-1] == "infer" and parts[1:2] == ["models"]:
                 await self._infer(scope, parts, receive, send)
+            elif parts[-1] in _STREAMS and parts[1:2] == ["models"]:
+                await self._infer_stream(scope, parts, receive, send)
             elif parts[1:2] == ["repository"]:
                 _require_method(scope, "POST")
                 await _send(send, await self._repository(parts[2:], receive))
@@ -59,7 +61,7 @@ class V2App:
                 await _send(send, json_response(status, document))
         except MlctlError as error:
             await send_error(send, error)
-        except _GoneError:
+        except GoneError:
             return  # there is nobody to answer
 
     def _describe(self, parts: list[str]) -> tuple[int, Mapping[str, Any]]:
@@ -70,19 +72,27 @@ class V2App:
                 return (200 if self._host.live else 503), {"live": self._host.live}
             case ["health", "ready"]:
                 return self._readiness()
+            case ["models", "stats"] if self._host.name != "stats":
+                return 200, model_statistics(self._host)
             case ["models", name, *rest]:
                 return self._describe_model(name, rest)
         raise _no_such_path()
 
     def _describe_model(self, name: str, rest: list[str]) -> tuple[int, Mapping[str, Any]]:
+        version = ""
+        if rest[:1] == ["versions"] and len(rest) > 1:
+            version, rest = rest[1], rest[2:]
+        if rest not in _MODEL_PATHS:
+            raise _no_such_path()
+        require_model(self._host, name, version)
         match rest:
-            case [] | ["ready"]:
-                require_model(self._host, name)
-            case ["versions", version] | ["versions", version, "ready"]:
-                require_model(self._host, name, version)
-            case _:
-                raise _no_such_path()
-        return self._readiness() if rest[-1:] == ["ready"] else (200, model_metadata(self._host))
+            case ["ready"]:
+                return self._readiness()
+            case ["config"]:
+                return 200, model_config(self._host)
+            case ["stats"]:
+                return 200, model_statistics(self._host)
+        return 200, model_metadata(self._host)
 
     def _readiness(self) -> tuple[int, Mapping[str, Any]]:
         return (200 if self._host.ready else 503), {"ready": self._host.ready}
@@ -91,7 +101,8 @@ class V2App:
         match parts:
             case ["index"]:
                 end = asyncio.get_running_loop().time() + self._inference.seconds
-                body = await _read_in_time(receive, self._inference, end)
+                with Hold(self._host.inflight) as hold:
+                    body = await _read_in_time(receive, self._inference, hold, end)
                 return json_response(200, repository_index(self._host, ready=only_ready(body)))
             case ["models", _, "load" | "unload" as verb]:
                 refuse_change(verb)
@@ -100,21 +111,60 @@ class V2App:
     async def _infer(self, scope: Message, parts: list[str], receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
         request_id = self._inference.request_id(headers)
+        seen = self._inference.watch(headers, request_id, scope.get("client"))
         try:
             _require_method(scope, "POST")
             self._require_path(parts)
-            response = await self._answer(headers, request_id, receive)
-        except (_GoneError, asyncio.CancelledError) as error:
-            self._inference.gone()
-            if isinstance(error, _GoneError):
+            response = await self._answer(headers, request_id, receive, seen)
+        except (GoneError, asyncio.CancelledError) as error:
+            self._inference.gone(seen)
+            if isinstance(error, GoneError):
                 return
             raise
         except Exception as error:  # noqa: BLE001 - it is logged and answered
-            response = self._inference.refuse(error, request_id)
+            response = self._inference.refuse(error, request_id, seen)
             if b"expect" in headers:
                 # The client may never send the body that its next request would be taken for.
                 response.headers.append((b"connection", b"close"))
         await _send(send, response)
+
+    async def _infer_stream(
+        self, scope: Message, parts: list[str], receive: Receive, send: Send
+    ) -> None:
+        headers = dict(scope["headers"])
+        request_id = self._inference.request_id(headers)
+        seen = self._inference.watch(headers, request_id, scope.get("client"))
+        events = EventWriter(send, request_id)
+        try:
+            _require_method(scope, "POST")
+            self._require_path(parts)
+            await self._stream(headers, events, receive, seen)
+            self._inference.ended(seen)
+        except (GoneError, asyncio.CancelledError) as error:
+            self._inference.gone(seen)
+            if not isinstance(error, GoneError):
+                raise
+        except Exception as error:  # noqa: BLE001 - it is logged and answered
+            response = self._inference.refuse(error, request_id, seen)
+            if events.started:
+                await events.end(b"error", response.body)
+            else:
+                await _send(send, response)
+
+    async def _stream(
+        self,
+        headers: Mapping[bytes, bytes],
+        events: EventWriter,
+        receive: Receive,
+        seen: Seen | None,
+    ) -> None:
+        inference = self._inference
+        head = inference.open(headers, events.request_id, seen)
+        deadline = asyncio.get_running_loop().time() + inference.seconds
+        with inference.hold(headers) as hold:
+            body = await _read_in_time(receive, inference, hold, deadline)
+            asked = await inference.ask_stream(head, body)
+            await send_events(asked, inference, events, receive)
 
     def _require_path(self, parts: list[str]) -> None:
         match parts[2:-1]:
@@ -126,48 +176,56 @@ class V2App:
                 raise _no_such_path()
 
     async def _answer(
-        self, headers: Mapping[bytes, bytes], request_id: bytes, receive: Receive
+        self,
+        headers: Mapping[bytes, bytes],
+        request_id: bytes,
+        receive: Receive,
+        seen: Seen | None,
     ) -> Response:
         inference, loop = self._inference, asyncio.get_running_loop()
-        head = inference.open(headers, request_id)
+        head = inference.open(headers, request_id, seen)
         deadline = loop.time() + inference.seconds
-        body = await _read_in_time(receive, inference, deadline)
-        asked = inference.ask(head, body, deadline - loop.time())
-        return inference.answer(asked, await _unless_gone(asked.future, receive))
+        with inference.hold(headers) as hold:
+            body = await _read_in_time(receive, inference, hold, deadline)
+            asked = inference.ask(head, body, deadline - loop.time())
+            return inference.answer(asked, await _unless_gone(asked.future, receive))
 
 
 async def _unless_gone(future: asyncio.Future[Answer], receive: Receive) -> Answer:
-    """The answer, or `_GoneError` (and the request withdrawn) if the client disconnects first."""
+    """The answer, or `GoneError` (and the request withdrawn) if the client disconnects first."""
     watch = asyncio.ensure_future(receive())
     watch.add_done_callback(lambda _: future.cancel())
     try:
         return await future
     except asyncio.CancelledError:
         if watch.done() and not watch.cancelled():
-            raise _GoneError from None
+            raise GoneError from None
         raise
     finally:
         watch.cancel()
 
 
-async def _read_in_time(receive: Receive, inference: Inference, deadline: float) -> bytes:
+async def _read_in_time(
+    receive: Receive, inference: Inference, hold: Hold, deadline: float
+) -> bytes:
     """The whole body; DEADLINE_EXCEEDED if it is not there at the loop's time `deadline`."""
     try:
         async with asyncio.timeout_at(deadline):
-            return await _read_body(receive, inference)
+            return await _read_body(receive, inference, hold)
     except TimeoutError:
         raise deadline_exceeded() from None
 
 
-async def _read_body(receive: Receive, inference: Inference) -> bytes:
-    """The whole body; PAYLOAD_TOO_LARGE as soon as it is."""
+async def _read_body(receive: Receive, inference: Inference, hold: Hold) -> bytes:
+    """The whole body; PAYLOAD_TOO_LARGE or BusyError as soon as it is too much."""
     body = bytearray()
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise _GoneError
+            raise GoneError
         body += message.get("body", b"")
         inference.check_size(len(body))
+        hold.grow(len(body))
         if not message.get("more_body"):
             return bytes(body)
 

@@ -8,26 +8,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from itertools import count
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from time import perf_counter
 from urllib.parse import quote
 
 from bundle.errors import ErrorCode, MlctlError
+from services.batcher import deadline_exceeded
 from services.batching import Answer
+from services.budget import Hold
 from services.codec import V2Codec
 from services.encoding import IDENTITY, content_coding, inflate, pack
 from services.host import ModelHost
 from services.lanes import Priority, parse_priority
+from services.observe.calls import HTTP, Seen, Stages
+from services.observe.ids import RequestIds
 from services.responses import Response, error_response, make_response
+from services.secure.public import failed, is_public
+from services.streaming import AnswerStream
 from services.wire import InferRequest
 
 _MEDIA_TYPES = frozenset({b"", b"application/json", b"application/octet-stream"})
-# What may be sent back in a header as it came.
-_REQUEST_ID = re.compile(rb"[!-~]{1,128}")
+# What is larger is decoded on another thread: a millisecond's work on the event loop. What is
+# packed may become large.
+_HEAVY_JSON = 64 << 10
 logger = logging.getLogger("mlctl.http")
 
 
@@ -37,7 +42,7 @@ class Head:
 
     `json_length` is that of the body's JSON part in bytes, `priority` wins over the body's,
     both None if not given; `coding` is the body's content coding, `accept` the header
-    Accept-Encoding.
+    Accept-Encoding, `seen` what observers know of the request, if there are any.
     """
 
     request_id: bytes
@@ -45,16 +50,25 @@ class Head:
     coding: str
     accept: bytes
     priority: Priority | None
+    seen: Seen | None = None
+
+
+@dataclass(slots=True)
+class Asked:
+    """A request that is with the model; `request` is there at the latest with the answer."""
+
+    head: Head
+    request: InferRequest = field(init=False)
+    future: asyncio.Future[Answer] = field(init=False)
+    parse_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A request that was decoded and is with the model."""
+class AskedStream:
+    """A request that was decoded, and the pieces of its answer."""
 
-    head: Head
     request: InferRequest
-    future: asyncio.Future[Answer]
-    parse_seconds: float
+    pieces: AnswerStream
 
 
 class Inference:
@@ -63,8 +77,9 @@ class Inference:
     def __init__(self, host: ModelHost) -> None:
         self._host = host
         self._codec = V2Codec(host.name, host.digest, host.signature)
-        self._process = b"%x-" % int.from_bytes(os.urandom(6))
-        self._numbers = count()
+        # One at a time: they would only take turns, and hold more memory.
+        self._decoder = ThreadPoolExecutor(1, "mlctl-decode")
+        self._ids = RequestIds()
 
     @property
     def targets(self) -> frozenset[bytes]:
@@ -80,12 +95,24 @@ class Inference:
 
     def request_id(self, headers: Mapping[bytes, bytes]) -> bytes:
         """The caller's X-Request-Id if it can be sent back, else one of our own."""
-        given = headers.get(b"x-request-id")
-        if given is not None and _REQUEST_ID.fullmatch(given):
-            return given
-        return b"%b%x" % (self._process, next(self._numbers))
+        return self._ids.of(headers.get(b"x-request-id"))
 
-    def open(self, headers: Mapping[bytes, bytes], request_id: bytes) -> Head:
+    def watch(
+        self, headers: Mapping[bytes, bytes], request_id: bytes, client: object = None
+    ) -> Seen | None:
+        """The request as observers are to know it; None if none of them wants to."""
+        observer = self._host.observer
+        if observer is None:
+            return None
+        return observer.begin(HTTP, request_id, headers.get(b"traceparent"), client)
+
+    def admit(self, headers: Mapping[bytes, bytes]) -> None:
+        """UNAUTHENTICATED unless the headers show a token, where one is asked for."""
+        self._host.access.require(headers.get(b"authorization"))
+
+    def open(
+        self, headers: Mapping[bytes, bytes], request_id: bytes, seen: Seen | None = None
+    ) -> Head:
         """Check the headers, before anything of the body is read.
 
         Raises UNSUPPORTED_MEDIA_TYPE, INVALID_INPUT, PAYLOAD_TOO_LARGE.
@@ -106,7 +133,17 @@ class Inference:
         if b"mlctl-priority" in headers:
             priority = parse_priority(headers[b"mlctl-priority"].decode("latin-1"))
         accept = headers.get(b"accept-encoding", b"")
-        return Head(request_id, json_length, coding, accept, priority)
+        return Head(request_id, json_length, coding, accept, priority, seen)
+
+    def hold(self, headers: Mapping[bytes, bytes]) -> Hold:
+        """The request's share of the bytes in flight, of its declared length; BusyError if none.
+
+        For headers that `open` took. Whoever asks releases it when the request is over.
+        """
+        hold = Hold(self._host.inflight)
+        if (declared := headers.get(b"content-length")) is not None:
+            hold.grow(int(declared))
+        return hold
 
     def check_size(self, size: int) -> None:
         """PAYLOAD_TOO_LARGE for a body of `size` bytes that is above the limit."""
@@ -116,13 +153,43 @@ class Inference:
     def ask(self, head: Head, body: bytes, timeout: float) -> Asked:
         """Inflate and decode the body and ask the model, which has at most `timeout` seconds."""
         start = perf_counter()
-        if head.coding != IDENTITY:
-            body = inflate((body,), head.coding, self._host.settings.max_body_bytes)
-        request = self._codec.decode(body, head.json_length)
-        parsed = perf_counter() - start
+        if head.seen is not None:
+            head.seen.bytes_in = len(body)
+        asked = Asked(head)
+        if _is_heavy(head, body):
+            loop = asyncio.get_running_loop()
+            asked.future = loop.create_task(self._infer_apart(asked, body, timeout))
+            return asked
+        request = asked.request = self._decode(head, body)
+        asked.parse_seconds = perf_counter() - start
         limit = timeout if request.timeout is None else min(timeout, request.timeout)
-        future = self._host.infer(request.inputs, limit, head.priority or request.priority)
-        return Asked(head, request, future, parsed)
+        asked.future = self._host.infer(request.inputs, limit, head.priority or request.priority)
+        return asked
+
+    async def ask_stream(self, head: Head, body: bytes) -> AskedStream:
+        """Decode the body and ask for an answer in pieces, which are sent as JSON."""
+        if head.seen is not None:
+            head.seen.bytes_in = len(body)
+        if _is_heavy(head, body):
+            request = await self._decode_apart(head, body)
+        else:
+            request = self._decode(head, body)
+        if binary := [name for name, wanted in request.outputs.items() if wanted]:
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT,
+                f"output {binary[0]!r} is requested as binary data, which no event carries",
+                "Request it as JSON, or use ModelStreamInfer of the gRPC API.",
+            )
+        return AskedStream(request, self._host.stream(request.inputs, request.timeout))
+
+    def encode_piece(self, asked: AskedStream, piece: Answer) -> bytes:
+        """One piece as the JSON of a response, in one line."""
+        return self._codec.encode(asked.request, piece.outputs).body
+
+    def encode_end(self, asked: AskedStream) -> bytes:
+        """The response that says that no piece follows, counted: the answer is whole."""
+        self._host.count("http", None)
+        return self._codec.encode_final(asked.request)
 
     def answer(self, asked: Asked, answer: Answer) -> Response:
         """The answer to what was asked, counted; raises if it cannot be encoded as requested."""
@@ -135,21 +202,62 @@ class Inference:
             extra.append((b"inference-header-content-length", b"%d" % encoded.header_length))
         body, packing = pack(encoded.body, asked.head.accept)
         response = make_response(200, encoded.content_type.encode(), body, [*extra, *packing])
-        self._host.stages(asked.parse_seconds, queue, infer, perf_counter() - start)
+        serialize = perf_counter() - start
+        self._host.stages(asked.parse_seconds, queue, infer, serialize)
         self._host.count("http", None)
+        seen, observer = asked.head.seen, self._host.observer
+        if seen is not None and observer is not None:
+            stages = Stages(asked.parse_seconds, queue, infer, serialize)
+            observer.answered(seen, stages, asked.request.inputs, answer, len(body))
         return response
 
-    def refuse(self, error: BaseException, request_id: bytes) -> Response:
+    def refuse(self, error: BaseException, request_id: bytes, seen: Seen | None = None) -> Response:
         """The answer to a request that failed, counted; an unexpected error shows nothing."""
-        if not isinstance(error, MlctlError):
+        if not is_public(error):
             logger.error("infer request %s failed", request_id.decode(), exc_info=error)
-            error = MlctlError(ErrorCode.INTERNAL, "the request failed in the server")
+            error = failed()
         self._host.count("http", error)
+        self.ended(seen, error)
         return error_response(error, [(b"x-request-id", request_id)])
 
-    def gone(self) -> None:
+    def gone(self, seen: Seen | None = None) -> None:
         """Count a request whose caller left."""
-        self._host.count("http", asyncio.CancelledError())
+        error = asyncio.CancelledError()
+        self._host.count("http", error)
+        self.ended(seen, error)
+
+    def ended(self, seen: Seen | None, error: BaseException | None = None) -> None:
+        """Tell observers of a request without an answer of its own: a failure, or a stream."""
+        if seen is not None and self._host.observer is not None:
+            self._host.observer.ended(seen, error)
+
+    async def _infer_apart(self, asked: Asked, body: bytes, seconds: float) -> Answer:
+        start = perf_counter()
+        try:
+            async with asyncio.timeout(seconds):
+                request = asked.request = await self._decode_apart(asked.head, body)
+        except TimeoutError:
+            raise deadline_exceeded() from None
+        asked.parse_seconds = perf_counter() - start
+        left = seconds - asked.parse_seconds
+        limit = left if request.timeout is None else min(left, request.timeout)
+        priority = asked.head.priority or request.priority
+        return await self._host.infer(request.inputs, limit, priority)
+
+    async def _decode_apart(self, head: Head, body: bytes) -> InferRequest:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._decoder, self._decode, head, body)
+
+    def _decode(self, head: Head, body: bytes) -> InferRequest:
+        if head.coding != IDENTITY:
+            body = inflate((body,), head.coding, self._host.settings.max_body_bytes)
+        return self._codec.decode(body, head.json_length)
+
+
+def _is_heavy(head: Head, body: bytes) -> bool:
+    """Whether to decode a body may keep the event loop for milliseconds."""
+    json = len(body) if head.json_length is None else head.json_length
+    return json > _HEAVY_JSON or head.coding != IDENTITY
 
 
 def too_large(limit: int) -> MlctlError:

@@ -2,7 +2,8 @@
 
 Pure: the model is a function. A batch that fails, or that cannot be joined, is halved
 until the request that makes it fail stands alone, so a bad row costs its neighbours time
-but not their answers.
+but not their answers. That may take twice as many runs as there are requests; a half for
+which nobody waits any more is not run.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from functools import partial
 from itertools import accumulate
 from typing import TypeVar
 
+from services.admission import deadline_exceeded
 from services.padding import Arrays, LengthPadding
 from services.scorer import join_rows
 
@@ -25,10 +27,12 @@ def run_joined(
     requests: Sequence[Arrays],
     rows: Sequence[int],
     lengths: LengthPadding | None = None,
+    gone: Sequence[Callable[[], bool]] | None = None,
 ) -> list[Outcome]:
     """One outcome for each of `requests`, which have `rows` rows each, in their order.
 
     With `lengths` their sequences may be of unlike length, and are padded for the run.
+    `gone` tells of each whether its caller left or was told that its time is over.
     """
     if len(requests) == 1:
         return [_attempt(partial(run, requests[0]))]
@@ -36,10 +40,14 @@ def run_joined(
     if not isinstance(answers, Exception):
         return list(answers)
     middle = len(requests) // 2
-    return [
-        *run_joined(run, requests[:middle], rows[:middle], lengths),
-        *run_joined(run, requests[middle:], rows[middle:], lengths),
-    ]
+    outcomes: list[Outcome] = []
+    for half in (slice(middle), slice(middle, None)):
+        left = None if gone is None else gone[half]
+        if left is not None and all(is_gone() for is_gone in left):
+            outcomes += [deadline_exceeded() for _ in left]
+        else:
+            outcomes += run_joined(run, requests[half], rows[half], lengths, left)
+    return outcomes
 
 
 def _run_together(

@@ -29,8 +29,7 @@ def parse_object(content: bytes) -> dict[str, Any]:
 
     PAYLOAD_TOO_LARGE if it has more values than `MAX_VALUES`, or a great many objects.
     """
-    if len(content) > MAX_VALUES:
-        _check_values(content)
+    check_values(content)
     if content.count(b"{") + content.count(b":") > MAX_OBJECTS:
         _check_objects(content)
     try:
@@ -45,7 +44,10 @@ def parse_object(content: bytes) -> dict[str, Any]:
     return document
 
 
-def _check_values(content: bytes) -> None:
+def check_values(content: bytes) -> None:
+    """PAYLOAD_TOO_LARGE if `content` has more values than `MAX_VALUES`."""
+    if len(content) <= MAX_VALUES:
+        return
     array = np.frombuffer(content, np.uint8)
     # Each value but the outermost follows one of these; those within texts only add to it.
     found = sum(int(np.count_nonzero(array == mark)) for mark in _OPENING_AND_NEXT)

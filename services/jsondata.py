@@ -14,6 +14,7 @@ import numpy as np
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Datatype, TensorSpec
+from services.jsonnumbers import Numbers
 from services.wire import Declared, invalid, shown
 
 BINARY_ONLY = frozenset({Datatype.BF16})
@@ -37,6 +38,8 @@ def decode_data(declared: Declared, data: object) -> np.ndarray:
     spec = declared.spec
     if spec.dtype in BINARY_ONLY:
         raise invalid(f"tensor {spec.name!r}: {spec.dtype.value} must be sent as binary data")
+    if isinstance(data, Numbers):
+        return _from_numbers(declared, data)
     if not isinstance(data, list):
         raise invalid(f"tensor {spec.name!r}: field 'data' must be an array")
     # Before numpy sees them: it makes room for the longest of all texts for each value.
@@ -82,6 +85,21 @@ def _count(spec: TensorSpec, data: list[Any], allowed: frozenset[type], depth: i
     if len(kinds) > 1 or depth >= len(spec.shape):
         raise _ragged(spec)
     return sum(_count(spec, part, allowed, depth + 1) for part in data)
+
+
+def _from_numbers(declared: Declared, numbers: Numbers) -> np.ndarray:
+    spec, filled = declared.spec, 0
+    # Not more than can be there is allocated, whatever the caller declares.
+    found = np.empty(min(declared.count, numbers.most), spec.dtype.numpy_name)
+    for values in numbers.pieces():
+        _count(spec, values, _OTHER.get(spec.dtype, _WHOLE))
+        end = filled + len(values)
+        if end <= found.size:
+            found[filled:end] = _as_array(spec, values)
+        filled = end
+    if filled != declared.count:
+        raise _wrong_count(declared, (filled,))
+    return found.reshape(declared.shape)
 
 
 def _as_array(spec: TensorSpec, data: list[Any]) -> np.ndarray:

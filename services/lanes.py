@@ -42,6 +42,8 @@ def parse_priority(value: object) -> Priority:
 class Ticket(NamedTuple):
     """One waiting or running request. `prompt` if it came to an idle server and must not wait.
 
+    `long` if it runs in steps.
+
     A tuple, as one is made for every request and a frozen dataclass takes three times as long.
     """
 
@@ -52,6 +54,7 @@ class Ticket(NamedTuple):
     deadline: float
     prompt: bool
     priority: Priority = Priority.NORMAL
+    long: bool = False
 
 
 class Lanes:

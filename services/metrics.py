@@ -7,7 +7,9 @@ multiprocess mode that BentoML's workers run it in.
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from prometheus_client import REGISTRY, CollectorRegistry
@@ -34,6 +36,24 @@ class BatchStats:
     rows: int
     queue_seconds: float
     infer_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What a worker counted since its start; times are seconds, summed over requests.
+
+    `batches` has how many batches of so many rows there were and how long they ran; `last` is
+    the Unix time at which the newest one ended, 0 before the first.
+    """
+
+    answered: int
+    failed: int
+    parse: float
+    queue: float
+    infer: float
+    serialize: float
+    batches: Mapping[int, tuple[int, float]]
+    last: float
 
 
 class Distribution:
@@ -65,9 +85,13 @@ class Metrics:
         self._parse_stage, self._queue_stage, self._infer_stage, self._serialize_stage = (
             self._stages.values()
         )
+        self._sizes: dict[int, tuple[int, float]] = {}
+        self._last = 0.0
         self._waiting = 0
+        self._hung = False
         self._exposition = Exposition(registry, self._tell)
         self._make_sinks(model, registry)
+        self._make_gauges(model, registry)
 
     def request(self, protocol: str, outcome: str) -> None:
         """Count one request of `protocol` ("http", "grpc", "predict") by its outcome."""
@@ -87,12 +111,28 @@ class Metrics:
         self._rows.observe(stats.rows)
         self._queue.observe(stats.queue_seconds)
         self._infer.observe(stats.infer_seconds)
+        count, seconds = self._sizes.get(stats.rows, (0, 0.0))
+        self._sizes[stats.rows] = (count + 1, seconds + stats.infer_seconds)
+        self._last = time.time()
         self._exposition.touch()
 
     def queue_rows(self, rows: int) -> None:
         """Record how many rows wait."""
         self._waiting = rows
         self._exposition.touch()
+
+    def hung(self) -> None:
+        """Record that the model's run never ends; asked on any thread."""
+        self._hung = True
+
+    def tally(self) -> Tally:
+        """Everything that was counted so far, as one value."""
+        failed = sum(
+            count for (_, outcome), count in self._outcomes.items() if outcome not in {OK, GONE}
+        )
+        sums = {name: stage.total for name, stage in self._stages.items()}
+        answered = sum(self._infer_stage.counts)
+        return Tally(answered, failed, **sums, batches=dict(self._sizes), last=self._last)
 
     def publish(self) -> None:
         """Tell prometheus-client everything that was counted so far."""
@@ -141,8 +181,17 @@ class Metrics:
             bounds=_STAGE_SECONDS,
         )
         self._histograms.append((stages, self._stages))
+
+    def _make_gauges(self, model: str, registry: CollectorRegistry) -> None:
+        labels = {"model": model}
         self._depth_sink = GaugeSink(
-            "mlctl_queue_rows", "Rows waiting now, over all workers.", {"model": model}, registry
+            "mlctl_queue_rows", "Rows waiting now, over all workers.", labels, registry
+        )
+        self._worker_sink = GaugeSink(
+            "mlctl_workers", "Workers that serve the model.", labels, registry
+        )
+        self._hung_sink = GaugeSink(
+            "mlctl_hung_workers", "Workers whose model hangs.", labels, registry
         )
 
     def _tell(self) -> None:
@@ -160,3 +209,5 @@ class Metrics:
             for label, distribution in values.items():
                 sink.tell(label, distribution.counts, distribution.total)
         self._depth_sink.tell(self._waiting)
+        self._worker_sink.tell(1)
+        self._hung_sink.tell(int(self._hung))

@@ -11,18 +11,18 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 Done = Callable[[_T | BaseException], None]
 
 
-class ModelThread(Generic[_T]):
+class ModelThread:
     """Does one piece of work after the other; results are told on the event loop's thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._work: queue.SimpleQueue[tuple[Callable[[], _T], Done[_T]] | None] = (
+        self._work: queue.SimpleQueue[tuple[Callable[[], Any], Done[Any]] | None] = (
             queue.SimpleQueue()
         )
         threading.Thread(target=self._run, name="mlctl-model", daemon=True).start()
@@ -38,7 +38,7 @@ class ModelThread(Generic[_T]):
     def _run(self) -> None:
         while (item := self._work.get()) is not None:
             work, done = item
-            result: _T | BaseException
+            result: Any
             try:
                 result = work()
             except BaseException as error:  # noqa: BLE001 - told to whoever waits for it

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import keyword
+import logging
 import re
 from collections.abc import Iterable, Mapping
 from http import HTTPStatus
@@ -20,7 +21,13 @@ from bundle.errors import MlctlError
 from bundle.tensors import Datatype, Signature, TensorSpec
 from services.host import ModelHost
 from services.jsondata import decode_data
+from services.observe.calls import PREDICT, Seen, Stages
+from services.observe.ids import RequestIds
+from services.secure.public import failed, is_public
 from services.wire import declare
+
+_IDS = RequestIds()
+logger = logging.getLogger("mlctl.predict")
 
 
 def argument_names(specs: Iterable[TensorSpec]) -> dict[str, str]:
@@ -44,12 +51,13 @@ def make_predict(host: ModelHost) -> Any:
     output = _output_type(host.signature)
     types = {names[spec.name]: _input_type(spec) for spec in host.signature.inputs}
 
-    async def predict(_self: Any, /, **arguments: Any) -> Any:
-        return await _predict(host, names, output, arguments)
+    async def predict(_self: Any, /, ctx: Any = None, **arguments: Any) -> Any:
+        return await _predict(host, names, output, arguments, ctx)
 
     kind = inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
     parameters += [inspect.Parameter(name, kind, annotation=of) for name, of in types.items()]
+    parameters.append(inspect.Parameter("ctx", kind, annotation=bentoml.Context))
     signature = inspect.Signature(parameters, return_annotation=output)
     predict.__signature__ = signature  # type: ignore[attr-defined]
     predict.__annotations__ = {**types, "return": output}
@@ -58,20 +66,49 @@ def make_predict(host: ModelHost) -> Any:
 
 
 async def _predict(
-    host: ModelHost, names: Mapping[str, str], output: Any, arguments: Mapping[str, Any]
+    host: ModelHost,
+    names: Mapping[str, str],
+    output: Any,
+    arguments: Mapping[str, Any],
+    context: Any,
 ) -> Any:
+    """Ask the model and count; `context` is BentoML's of the request, if it gave one."""
     failure: BaseException | None = None
+    seen = _watch(host, context)
     try:
-        answer = await host.infer({name: arguments[plain] for name, plain in names.items()})
-        return _shape_answer(host.signature, output, answer.outputs)
+        inputs = {name: arguments[plain] for name, plain in names.items()}
+        answer = await host.infer(inputs)
+        shaped = _shape_answer(host.signature, output, answer.outputs)
+        if seen is not None and host.observer is not None:
+            stages = Stages(None, answer.queue_seconds, answer.infer_seconds, None)
+            host.observer.answered(seen, stages, inputs, answer, None)
     except MlctlError as error:
         failure = error
         raise _as_bentoml(error) from error
     except BaseException as error:
         failure = error
         raise
+    else:
+        return shaped
     finally:
         host.count("predict", failure)
+        if failure is not None and seen is not None and host.observer is not None:
+            host.observer.ended(seen, failure)
+
+
+def _watch(host: ModelHost, context: Any) -> Seen | None:
+    """The request as observers are to know it; None if none of them wants to."""
+    if host.observer is None:
+        return None
+    scope = {} if context is None else context.request.scope
+    headers = dict(scope.get("headers", ()))
+    request_id = _IDS.of(headers.get(b"x-request-id"))
+    traceparent = headers.get(b"traceparent")
+    seen = host.observer.begin(PREDICT, request_id, traceparent, scope.get("client"))
+    length = headers.get(b"content-length", b"")
+    if seen is not None and length.isdigit():
+        seen.bytes_in = int(length)
+    return seen
 
 
 def _input_type(spec: TensorSpec) -> Any:
@@ -137,4 +174,7 @@ def _from_array(spec: TensorSpec, outputs: Mapping[str, np.ndarray]) -> Any:
 def _as_bentoml(error: MlctlError) -> Exception:
     from bentoml.exceptions import BentoMLException
 
+    if not is_public(error):
+        logger.error("a predict call failed", exc_info=error)
+        error = failed()
     return BentoMLException(error.message, error_code=HTTPStatus(error.spec.http))

@@ -60,6 +60,8 @@ def error_response(error: MlctlError, extra: Iterable[tuple[bytes, bytes]] = ())
         headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after))))
     elif error.code is ErrorCode.UNAVAILABLE:
         headers.append((b"retry-after", b"1"))
+    elif error.code is ErrorCode.UNAUTHENTICATED:
+        headers.append((b"www-authenticate", b"Bearer"))
     elif isinstance(error, MethodError):
         headers.append((b"allow", error.allowed.encode()))
     document = {"error": error.message, "code": error.code.value, "hint": error.hint}

@@ -8,7 +8,8 @@ what was expected. The two user functions are there only if the bundle has a tra
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
 
 import numpy as np
 
@@ -94,10 +95,59 @@ class Scorer:
         """
         if self._transform is None:
             return self._infer(inputs)
-        try:
+        with self._blamed():
             # All rows at once, so that a row number in a refusal is the caller's.
             prepared = self._transform.preprocess(inputs)
             return self._transform.postprocess(self._infer(prepared))
+
+    @property
+    def yields(self) -> bool:
+        """Whether the transform makes the answer in pieces."""
+        return self._transform is not None and self._transform.yields
+
+    def is_long(self, rows: int) -> bool:
+        """Whether a request of `rows` rows is to be run in steps, between which others may go."""
+        return self.yields or (self.joinable and rows > self.max_rows)
+
+    def steps(
+        self, inputs: Arrays, *, whole: bool
+    ) -> Generator[dict[str, np.ndarray] | None, None, None]:
+        """What `run` does, a step each time it is resumed: None, or the next piece of the answer.
+
+        With `whole` there is one piece, at the end: what `run` would return. Closing it leaves
+        the rest undone. Raises what `run` does.
+        """
+        with self._blamed():
+            prepared = inputs if self._transform is None else self._transform.preprocess(inputs)
+            outputs = yield from self._infer_in_steps(prepared)
+            if self._transform is None:
+                yield outputs
+                return
+            with closing(self._transform.pieces(outputs)) as pieces:
+                if not (whole and self.yields):
+                    yield from pieces
+                    return
+                made = []
+                for piece in pieces:
+                    made.append(piece)
+                    yield None
+                yield self._transform.whole(made)
+
+    def _infer_in_steps(self, inputs: Arrays) -> Generator[None, None, dict[str, np.ndarray]]:
+        if not self.joinable or self._first(inputs).shape[0] <= self.max_rows:
+            return self._run_once(inputs)
+        parts: list[dict[str, np.ndarray]] = []
+        for part in split_rows(inputs, self.max_rows):
+            if parts:
+                yield
+            parts.append(self._run_once(part))
+        return join_rows(parts)
+
+    @contextmanager
+    def _blamed(self) -> Iterator[None]:
+        """A failure of the transform is the model's: INTERNAL, without its text."""
+        try:
+            yield
         except TransformError as error:
             raise MlctlError(
                 ErrorCode.INTERNAL, f"the transform of model {self.name!r} failed on these inputs"

@@ -9,13 +9,25 @@ from __future__ import annotations
 import sys
 
 from bundle.errors import MlctlError
-from services.bento import MlctlService, build_service, explain, stop_supervisor
+from services.bento import (
+    MlctlService,
+    build_service,
+    explain,
+    inherited_listener,
+    is_worker,
+    stop_supervisor,
+)
 from services.service_bundle import find_bundle
 from services.settings import load_settings
+from services.workers import join_server, listen_alone
 
 
 def _build() -> MlctlService:
     settings = load_settings()
+    if is_worker():
+        join_server(settings)
+        if settings.workers > 1:
+            listen_alone(inherited_listener())
     return build_service(find_bundle(settings), settings)
 
 

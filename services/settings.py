@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, Field, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
 
 from bundle.errors import ErrorCode, MlctlError
+from services.observe.settings import ObserveSettings
+from services.secure.settings import SecureSettings
 from services.tensorrt.options import EngineFlags, EngineOptions, HardwareCompatibility
 from services.tensorrt.profile import Range
 
@@ -30,7 +32,7 @@ def _check_lengths(text: str) -> str:
     return text
 
 
-class Settings(BaseSettings):
+class Settings(ObserveSettings, SecureSettings):
     """How to serve one bundle. `grpc_port` unset means no gRPC; times are in their name's unit.
 
     `provider` unset is the one that the bundle was made for. `max_wait_ms` is how long a
@@ -38,13 +40,17 @@ class Settings(BaseSettings):
     server never waits. `max_queue_ms` is the longest predicted wait that is accepted, and
     `max_queue_rows` the most rows that wait. These three, unset, are what the bundle says,
     or else 0, no limit below overload, and 4096; under overload a predicted wait of less
-    than `overload_patience_ms` is accepted all the same. `pad_rows` unset pads batches to the
+    than `overload_patience_ms` is accepted all the same. `max_long_requests` is how many streams
+    and requests above a batch's rows are open at once. `pad_rows` unset pads batches to the
     bundle's sizes only where TensorRT runs them. A batch that runs for longer than `hang_s`
-    (and 20 times what is expected) counts as hung. `deadline_ms` bounds every request,
-    reading included. `lean_http` answers V2 infer requests in the HTTP protocol itself; off,
-    they take the way through ASGI and uvicorn's own protocol. The `trt_` ones shape
-    TensorRT's engine; `trt_lengths` is the least, usual and greatest size of every
-    dynamic dimension but the batch.
+    (and 20 times what is expected) counts as hung, and unless `hang_exit` is off its worker
+    ends, so that the supervisor starts another. `deadline_ms` bounds every request,
+    reading included. `workers` processes share the ports. Each takes requests whose bodies,
+    answered or not, are at most `max_inflight_bytes` together, over at most
+    `max_connections` connections of each protocol. `lean_http` answers V2 infer requests in
+    the HTTP protocol itself; off, they take the way through ASGI and uvicorn's own protocol.
+    The `trt_` ones shape TensorRT's engine; `trt_lengths` is the least, usual and greatest
+    size of every dynamic dimension but the batch.
     """
 
     model_config = SettingsConfigDict(
@@ -57,13 +63,18 @@ class Settings(BaseSettings):
     grpc_host: str = "127.0.0.1"
     grpc_port: _Port | None = None
     lean_http: bool = True
+    workers: Annotated[int, Field(ge=1, le=256)] = 1
+    max_inflight_bytes: Annotated[int, Field(ge=1)] = 1 << 30
+    max_connections: Annotated[int, Field(ge=1, le=1 << 20)] = 4096
     max_body_bytes: Annotated[int, Field(ge=1, le=(1 << 31) - 1)] = 64 << 20
     max_queue_rows: Annotated[int, Field(ge=1)] | None = None
     max_queue_ms: Annotated[float, Field(ge=0, le=3_600_000)] | None = None
     overload_patience_ms: Annotated[float, Field(ge=0, le=3_600_000)] = 100.0
+    max_long_requests: Annotated[int, Field(ge=1)] = 64
     max_wait_ms: Annotated[float, Field(ge=0, le=60_000)] | None = None
     pad_rows: bool | None = None
     hang_s: Annotated[float, Field(gt=0)] = 30.0
+    hang_exit: bool = True
     deadline_ms: Annotated[float, Field(gt=0, le=3_600_000)] = 30_000.0
     trt_version_compatible: bool = False
     trt_hardware_compatibility: HardwareCompatibility = HardwareCompatibility.NONE

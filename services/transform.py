@@ -8,9 +8,11 @@ it returns is checked, in calibration as in serving: this is the one way to call
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -21,12 +23,14 @@ import numpy as np
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import TRANSFORM_NAME
-from bundle.tensors import Datatype, Signature, TensorSpec
+from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle
 from services.forms import misfit
 
 Arrays = Mapping[str, np.ndarray]
+Pieces = Generator[dict[str, np.ndarray], None, None]
 
+_END = object()
 _MAX_SENTENCE = 300
 
 
@@ -84,13 +88,17 @@ class _SourceLoader(SourceFileLoader):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One of the two functions; `specs` is what it returns, `batched` whether first come rows."""
+    """One of the two functions; `specs` is what it returns, `batched` whether first come rows.
+
+    `yields` if it makes its result in pieces: it is a generator function.
+    """
 
     name: str
     function: Callable[[dict[str, np.ndarray]], Any]
     path: Path
     specs: tuple[TensorSpec, ...]
     batched: bool
+    yields: bool = False
 
     def run(self, arrays: Arrays) -> dict[str, np.ndarray]:
         """The checked result for `arrays`, which the function cannot alter."""
@@ -98,11 +106,58 @@ class Step:
 
     def call(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The checked result for `arrays` as they are; TransformError, caused by what it raised."""
-        rows = next(iter(arrays.values())).shape[0] if self.batched else None
-        try:
+        if self.yields:
+            return self.whole(list(self._pieces(arrays)))
+        with self._blamed():
             result = self.function(arrays)
+        return self._checked(result, self._rows(arrays))
+
+    def pieces(self, arrays: Arrays) -> Pieces:
+        """The checked pieces of a function that yields, made as they are asked for.
+
+        Closing the generator closes the function where it yielded last.
+        """
+        return self._pieces({name: _read_only(array) for name, array in arrays.items()})
+
+    def whole(self, pieces: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        """One result from all pieces: those of a tensor that grows side by side, else the last."""
+        if len(pieces) == 1:
+            return pieces[0]
+        axis = 1 if self.batched else 0
+        return {
+            spec.name: np.concatenate([piece[spec.name] for piece in pieces], axis=axis)
+            if spec.shape[axis : axis + 1] == (DYNAMIC,)
+            else pieces[-1][spec.name]
+            for spec in self.specs
+        }
+
+    def _pieces(self, arrays: dict[str, np.ndarray]) -> Pieces:
+        rows = self._rows(arrays)
+        empty = True
+        with closing(self.function(arrays)) as made:
+            while True:
+                with self._blamed():
+                    piece = next(made, _END)
+                if piece is _END:
+                    break
+                empty = False
+                # A copy: the function may fill the same array again for its next piece.
+                yield {name: array.copy() for name, array in self._checked(piece, rows).items()}
+        if empty:
+            self._fail("it yielded nothing")
+
+    def _rows(self, arrays: Arrays) -> int | None:
+        return next(iter(arrays.values())).shape[0] if self.batched else None
+
+    @contextmanager
+    def _blamed(self) -> Iterator[None]:
+        """What the function raises within is its fault."""
+        try:
+            yield
         except (Exception, SystemExit) as error:
             raise TransformError(f"{self.name} failed{_told(error, self.path)}") from error
+
+    def _checked(self, result: object, rows: int | None) -> dict[str, np.ndarray]:
         if not isinstance(result, Mapping):
             self._fail(f"it returned {type(result).__name__}, expected a dict of arrays")
         names = [spec.name for spec in self.specs]
@@ -126,6 +181,8 @@ class Transform:
         self.after = _step(module, "postprocess", signature.outputs, signature.batched)
         if self.before is None and self.after is None:
             raise TransformError("it defines neither preprocess nor postprocess")
+        if self.before is not None and self.before.yields:
+            raise TransformError("preprocess must return its result; only postprocess may yield")
         if self.before is None and signature.inputs != model.inputs:
             raise TransformError("INPUTS differ from the model's, but preprocess is not defined")
         if self.after is None and signature.outputs != model.outputs:
@@ -147,9 +204,28 @@ class Transform:
                 raise MlctlError(ErrorCode.INVALID_INPUT, reason) from error
             raise
 
+    @property
+    def yields(self) -> bool:
+        """Whether the answer is made in pieces."""
+        return self.after is not None and self.after.yields
+
     def postprocess(self, outputs: Arrays) -> dict[str, np.ndarray]:
-        """The API's outputs for the model's `outputs`; TransformError if that goes wrong."""
+        """The API's outputs for the model's `outputs`; TransformError if that goes wrong.
+
+        If they are made in pieces, all of them as one.
+        """
         return dict(outputs) if self.after is None else self.after.run(outputs)
+
+    def pieces(self, outputs: Arrays) -> Pieces:
+        """The same piece by piece; a single one if it does not yield."""
+        if self.after is not None and self.after.yields:
+            yield from self.after.pieces(outputs)
+        else:
+            yield self.postprocess(outputs)
+
+    def whole(self, pieces: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        """What `postprocess` returns, from all that `pieces` yielded."""
+        return pieces[0] if self.after is None else self.after.whole(pieces)
 
 
 def _step(
@@ -160,7 +236,8 @@ def _step(
         return None
     if not callable(function):
         raise TransformError(f"{name} is not a function")
-    return Step(name, function, Path(str(module.__file__)), specs, batched)
+    yields = inspect.isgeneratorfunction(function)
+    return Step(name, function, Path(str(module.__file__)), specs, batched, yields)
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:

@@ -21,7 +21,7 @@ DESCRIPTORS = Path(__file__).with_name("v2.binpb")
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One unary method: its name and its message classes."""
+    """One method: its name and its message classes, of which a stream has any number."""
 
     name: str
     request: type[Any]

@@ -27,6 +27,10 @@ _LITTLE_ENDIAN: Mapping[str, np.dtype] = MappingProxyType(
 )
 _IN_ORDER = "<|=" if sys.byteorder == "little" else "<|"
 _MICROSECONDS = 1e6
+# Parameters of an answer that comes in pieces, as Triton calls them: whether a response is
+# the last one, and whether the caller wants an empty one to tell it.
+FINAL_RESPONSE = "triton_final_response"
+WANTS_FINAL = "triton_enable_empty_final_response"
 # Each changes what an answer means or where it is found, so ignoring one would be wrong.
 _UNSERVED = frozenset(
     {

@@ -1,26 +1,59 @@
-"""`mlctl history`: every rollout of a deployment, and why it ended as it did."""
+"""`mlctl history`: every rollout of a deployment, and what was in production when."""
 
 from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import datetime
+from typing import TYPE_CHECKING
 
 import click
 
 from cli.output import Output, reporting
 
+if TYPE_CHECKING:
+    from rollout.history import Moment
+
+
+def _moment(_context: click.Context, _parameter: click.Parameter, text: str | None) -> float | None:
+    """Wall-clock seconds; a time without a zone is local."""
+    if text is None:
+        return None
+    try:
+        return datetime.fromisoformat(text).astimezone().timestamp()
+    except ValueError:
+        raise click.BadParameter("give a time such as 2026-05-01T14:30 or 2026-05-01") from None
+
 
 @click.command()
 @click.argument("name")
+@click.option("--at", "moment", metavar="TIME", callback=_moment, help="What was live then.")
 @reporting
-def history(output: Output, name: str) -> None:
-    """Show every rollout of deployment NAME.
+def history(output: Output, name: str, moment: float | None) -> None:
+    """Show every rollout of deployment NAME, and what was live when.
 
-    The newest comes first, each with the verdict that ended it.
+    The newest comes first, each with the verdict that ended it. With --at: what was in
+    production at that time, and the candidate's share if a rollout was under way.
     """
+    from rollout import deployments
+    from rollout.history import at
+
+    if moment is None:
+        _show_all(output, name)
+    else:
+        rollouts = deployments.history(name)
+        _show_moment(output, name, at(moment, deployments.events(name), rollouts))
+
+
+def _show_all(output: Output, name: str) -> None:
     from cli.rollouts import local_time, rollout_document, verdict_text
     from rollout import deployments
+    from rollout.history import intervals
 
-    documents = [rollout_document(each) for each in deployments.history(name)]
+    rollouts = deployments.history(name)
+    documents = [rollout_document(each) for each in rollouts]
     if output.as_json:
-        output.document({"name": name, "rollouts": documents})
+        live = [asdict(each) for each in intervals(deployments.events(name), rollouts)]
+        output.document({"name": name, "rollouts": documents, "live": live})
     elif not documents:
         output.note(f"{name} has had no rollout yet.")
     else:
@@ -38,3 +71,24 @@ def history(output: Output, name: str) -> None:
                 for each in documents
             ),
         )
+
+
+def _show_moment(output: Output, name: str, moment: Moment) -> None:
+    from cli.rollouts import local_time
+
+    live, candidate = moment.live, moment.candidate
+    if output.as_json:
+        share = None if candidate is None else asdict(candidate)
+        output.document({"name": name, "live": asdict(live) if live else None, "candidate": share})
+    elif live is None:
+        output.line(f"nothing of {name} was in production then")
+    else:
+        end = "now" if live.end is None else local_time(live.end)
+        by = "mlctl up" if live.rollout is None else f"rollout {live.rollout}"
+        output.line(f"{live.bento} (digest {live.digest[:12]}) by {by}")
+        output.line(f"live from {local_time(live.start)} to {end}")
+        if candidate is not None:
+            output.line(
+                f"{candidate.bento} had {candidate.weight} % in {candidate.phase} of rollout "
+                f"{candidate.rollout}"
+            )

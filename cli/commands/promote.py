@@ -7,76 +7,49 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bundle.errors import ErrorCode, MlctlError
+from bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
 from cli.output import Output, reporting
+from cli.promote_options import promote_options
 
 if TYPE_CHECKING:
+    from rollout.model import Revision, RolloutSpec
     from rollout.records import Event
-
-
-def _steps(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise click.BadParameter("give whole percents, such as 1,5,25,50,100") from None
 
 
 @click.command()
 @click.argument("name")
-@click.argument("bento")
-@click.option(
-    "--steps",
-    default="1,5,25,50,100",
-    show_default=True,
-    callback=_steps,
-    help="Percents of the traffic, rising to 100.",
-)
-@click.option("--step-seconds", type=float, default=10.0, show_default=True, help="Least per step.")
-@click.option("--min-requests", type=int, default=50, show_default=True, help="Least per step.")
-@click.option("--max-p99-ms", type=float, help="At most 1 % of the requests may be slower.")
-@click.option(
-    "--max-error-rate",
-    type=float,
-    default=0.01,
-    show_default=True,
-    help="Largest share of the requests that may fail.",
-)
-@click.option(
-    "--alpha",
-    type=float,
-    default=0.05,
-    show_default=True,
-    help="Chance of rolling back a good model, over the whole rollout.",
-)
-@click.option(
-    "--bake-seconds",
-    type=float,
-    default=30.0,
-    show_default=True,
-    help="Least time at 100 % before the previous model is stopped.",
-)
-@click.option(
-    "--deadline",
-    "deadline_seconds",
-    type=float,
-    default=3600.0,
-    show_default=True,
-    help="Seconds after which a rollout that is not proved ends as inconclusive.",
-)
-@click.option("--detach", is_flag=True, help="Only ask for it; follow with `mlctl status NAME`.")
+@click.argument("bento", required=False)
+@promote_options
 @reporting
-def promote(output: Output, /, name: str, bento: str, detach: bool, **limits: Any) -> None:
+def promote(
+    output: Output,
+    /,
+    name: str,
+    bento: str | None,
+    only_plan: bool,
+    full: bool,
+    force: bool,
+    detach: bool,
+    **limits: Any,
+) -> None:
     """Move the traffic of NAME to BENTO, step by step.
 
     The deployment's daemon does it; this command follows, and Ctrl-C only stops following.
-    Exits 0 if promoted, 10 if rolled back, 11 if there was not enough evidence.
+    Exits 0 if promoted, 10 if rolled back or aborted, 11 if there was not enough evidence, or
+    would not be in time at today's traffic.
     """
     from cli.revisions import find_revision
-    from rollout import deployments
-    from rollout.model import RolloutSpec
 
-    revision = find_revision(bento)
-    rollout = deployments.promote(name, revision, RolloutSpec(**limits))
+    spec = _spec(any_weight_proves=force, **limits)
+    if only_plan:
+        _show_plan(output, name, spec)
+        return
+    if bento is None and not full:
+        raise click.UsageError("Missing argument 'BENTO'.")
+    if bento is None:
+        rollout = _skip_gates(name)
+    else:
+        rollout = _begin(output, (name, find_revision(bento)), spec, full=full, force=force)
     if detach:
         _say_detached(output, name, rollout)
         return
@@ -88,6 +61,63 @@ def promote(output: Output, /, name: str, bento: str, detach: bool, **limits: An
             f"stopped following; rollout {rollout} of {name} goes on",
             f"Follow it with `mlctl status {name}`, end it with `mlctl rollback {name}`.",
         ) from None
+
+
+def _spec(
+    *, slo: str | None, min_agreement: float | None, no_alias: bool, **limits: Any
+) -> RolloutSpec:
+    from rollout import slo as use_cases
+    from rollout.model import RolloutSpec
+
+    p50, p99 = use_cases.limits(slo, limits.pop("max_p50_ms"), limits.pop("max_p99_ms"))
+    disagreement = None if min_agreement is None else round(1.0 - min_agreement, 9)
+    return RolloutSpec(
+        **limits,
+        max_p50_ms=p50,
+        max_p99_ms=p99,
+        max_disagreement=disagreement,
+        alias=not no_alias,
+    )
+
+
+def _show_plan(output: Output, name: str, spec: RolloutSpec) -> None:
+    from cli.plans import plan_document, plan_rows
+    from rollout.traffic import plan_for
+
+    output.note(f"Measuring the traffic of {name} ...")
+    planned = plan_for(name, spec)
+    if output.as_json:
+        output.document({"name": name, **plan_document(planned)})
+        raise click.exceptions.Exit(
+            0 if planned.ends else ERROR_TABLE[ErrorCode.CANNOT_END].exit_code
+        )
+    output.table(("Step", "Weight>", "Requests>", "Minutes>", "Because of"), plan_rows(planned))
+    planned.require_end()
+
+
+def _begin(
+    output: Output, what: tuple[str, Revision], spec: RolloutSpec, *, full: bool, force: bool
+) -> int:
+    """Start the rollout, unless it cannot end at today's traffic."""
+    from rollout import deployments
+    from rollout.traffic import require_end
+
+    name, revision = what
+    if not (full or force):
+        output.note(f"Measuring the traffic of {name} ...")
+        require_end(name, revision, spec)
+    rollout = deployments.promote(name, revision, spec)
+    if full:
+        _skip_gates(name)
+    return rollout
+
+
+def _skip_gates(name: str) -> int:
+    from rollout import deployments
+    from rollout.wishes import Wish
+
+    event = deployments.ask(name, Wish.FULL, "promote --full")
+    return event.rollout or 0
 
 
 def _say_detached(output: Output, name: str, rollout: int) -> None:
@@ -121,7 +151,7 @@ def _follow(output: Output, name: str, rollout: int) -> None:
     document = rollout_document(ended)
     outcome = document["outcome"]
     if outcome != "promoted":
-        code = ErrorCode.ROLLED_BACK if outcome == "rolled_back" else ErrorCode.INCONCLUSIVE
+        code = ErrorCode.INCONCLUSIVE if outcome == "inconclusive" else ErrorCode.ROLLED_BACK
         verdict = document["verdict"]
         raise MlctlError(code, f"{ended.candidate.bento} was not promoted: {verdict_text(verdict)}")
     if output.as_json:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import click
 
 from bundle.home import bento_environment
 from cli.output import Output, reporting
+
+_FILE = click.Path(path_type=Path, resolve_path=True)
+_PORT = click.IntRange(1, 65535)
 
 
 @click.command()
@@ -18,8 +22,29 @@ from cli.output import Output, reporting
 @click.option(
     "--grpc-port", type=click.IntRange(1, 65535), help="Answer V2 gRPC here too.  [default: off]"
 )
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 256),
+    help="Processes that share the ports.  [default: MLCTL_WORKERS, or 1]",
+)
+@click.option("--token-file", type=_FILE, help="Answer only callers with a token of this file.")
+@click.option("--tls-cert", type=_FILE, help="Encrypt both ports: the certificate chain, PEM.")
+@click.option("--tls-key", type=_FILE, help="The certificate's key, PEM without a password.")
+@click.option("--tls-client-ca", type=_FILE, help="Answer only callers with a certificate of it.")
+@click.option(
+    "--admin-port", type=_PORT, help="Answer admin verbs on this loopback port.  [default: off]"
+)
 @reporting
-def serve(output: Output, bento: str, host: str, port: int, grpc_port: int | None) -> None:
+def serve(
+    output: Output,
+    /,
+    bento: str,
+    host: str,
+    port: int,
+    grpc_port: int | None,
+    workers: int | None,
+    **secure: object,
+) -> None:
     """Serve BENTO in the foreground, without a deployment.
 
     BENTO is NAME:VERSION, or NAME for the newest.
@@ -27,20 +52,29 @@ def serve(output: Output, bento: str, host: str, port: int, grpc_port: int | Non
     on stderr.
     """
     from rollout.launcher import require_free
+    from services.secure.settings import is_loopback
+    from services.settings import load_settings
     from services.store import find_bento
 
     found = find_bento(bento)
     ports = {"http": port, **({"grpc": grpc_port} if grpc_port else {})}
     require_free(host, *ports.values())
-    if host not in ("127.0.0.1", "localhost", "::1"):
-        output.note(f"Warning: {host} is reachable from other machines, without authentication.")
+    given = {f"MLCTL_{name.upper()}": str(value) for name, value in secure.items() if value}
+    os.environ.update(given)
+    settings = load_settings()
+    settings.check(workers or settings.workers)
+    if not is_loopback(host):
+        output.note(settings.exposure(host))
     if output.as_json:
         output.document({"bento": found.tag, "host": host, "ports": ports})
     else:
-        output.line(f"{found.tag} on http://{host}:{port}")
+        scheme = "http" if settings.tls_cert is None else "https"
+        output.line(f"{found.tag} on {scheme}://{host}:{port}")
     sys.stdout.flush()
     environment = {**os.environ, **bento_environment()}
     if grpc_port:
         environment |= {"MLCTL_GRPC_PORT": str(grpc_port), "MLCTL_GRPC_HOST": host}
+    if workers:
+        environment["MLCTL_WORKERS"] = str(workers)
     command = [sys.executable, "-m", "bentoml", "serve", found.tag]
     os.execve(sys.executable, [*command, "--host", host, "--port", str(port)], environment)  # noqa: S606 - becomes the server, from an argument list

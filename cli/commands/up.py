@@ -2,34 +2,112 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import click
 
 from cli.output import Output, reporting
+from cli.scaling import bound_options, settings_of
+
+if TYPE_CHECKING:
+    from rollout.records import Deployment
 
 
 @click.command()
-@click.argument("name")
-@click.argument("bento")
+@click.argument("name", required=False)
+@click.argument("bento", required=False)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True)
+@click.option(
+    "--replicas", type=click.IntRange(1, 64), help="Bento processes per revision.  [default: 1]"
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="Servers within each replica; they share its ports.",
+)
+@bound_options
+@click.option(
+    "--proxy",
+    type=click.Choice(("envoy", "haproxy")),
+    default="envoy",
+    show_default=True,
+    help="What carries the traffic; HAProxy is leaner and copies no requests.",
+)
+@click.option("--all", "everything", is_flag=True, help="Bring back what was up before a reboot.")
 @reporting
-def up(output: Output, name: str, bento: str, host: str, port: int) -> None:
+def up(
+    output: Output,
+    name: str | None,
+    bento: str | None,
+    host: str,
+    port: int,
+    replicas: int | None,
+    workers: int,
+    min_replicas: int | None,
+    max_replicas: int | None,
+    idle_seconds: float | None,
+    proxy: str,
+    *,
+    everything: bool,
+) -> None:
     """Start a deployment NAME that serves BENTO.
 
-    Returns when it answers. HTTP and gRPC share one port, behind Envoy. Everything runs
-    detached; a Bento or a proxy that dies is started again. `mlctl down NAME` stops it.
+    Returns when it answers. HTTP and gRPC share one port, behind the proxy. Everything runs
+    detached; what dies is started again. `mlctl down NAME` stops it. Without BENTO, a deployment
+    that is down is started with what it served; with --all, every one that was up when the
+    machine went down.
     """
-    from cli.revisions import find_revision
     from rollout import deployments
 
-    revision = find_revision(bento)
-    output.note(f"Starting {name} with {revision.bento} ...")
-    deployments.up(name, revision, port, host=host)
-    url = f"http://{host}:{port}"
-    if output.as_json:
-        output.document(
-            {"name": name, "url": url, "bento": revision.bento, "digest": revision.digest}
+    if everything:
+        if name is not None:
+            raise click.UsageError("--all takes no NAME")
+        _show(output, *deployments.bring_back_all())
+    elif name is None:
+        raise click.UsageError("Missing argument 'NAME'.")
+    elif bento is None:
+        _show(output, deployments.bring_back(name))
+    else:
+        from cli.revisions import find_revision
+
+        settings = settings_of(
+            replicas=replicas,
+            workers=workers,
+            min_replicas=min_replicas,
+            max_replicas=max_replicas,
+            idle_seconds=idle_seconds,
+            proxy=proxy,
         )
+        revision = find_revision(bento)
+        output.note(f"Starting {name} with {revision.bento} ...")
+        _show(output, deployments.up(name, revision, port, host=host, settings=settings))
+
+
+def _show(output: Output, *found: Deployment) -> None:
+    if output.as_json:
+        documents = [_document(deployment) for deployment in found]
+        output.document(documents[0] if len(documents) == 1 else {"deployments": documents})
         return
-    output.line(f"{name} serves {revision.bento} on {url} (HTTP and gRPC)")
-    output.note(f"V2: POST {url}/v2/models/{revision.name}/infer    typed: POST {url}/predict")
+    for deployment in found:
+        url, live = _url(deployment), deployment.live
+        output.line(f"{deployment.name} serves {live.bento} on {url} (HTTP and gRPC)")
+        output.note(f"V2: POST {url}/v2/models/{live.name}/infer    typed: POST {url}/predict")
+
+
+def _document(deployment: Deployment) -> dict[str, Any]:
+    live, settings = deployment.live, deployment.settings
+    return {
+        "name": deployment.name,
+        "url": _url(deployment),
+        "bento": live.bento,
+        "digest": live.digest,
+        "replicas": settings.replicas,
+    }
+
+
+def _url(deployment: Deployment) -> str:
+    host = deployment.ports.host
+    return f"http://{f'[{host}]' if ':' in host else host}:{deployment.ports.listen}"

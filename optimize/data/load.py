@@ -16,22 +16,26 @@ from bundle.tensors import Signature
 from optimize.data.check import Pass
 from optimize.data.function import FunctionSource
 from optimize.data.npz import NpzSource
-from optimize.data.parquet import ParquetSource
+from optimize.data.parquet import ParquetSource, open_folder
 from optimize.data.rows import EvalData, Rows
 from optimize.data.sampling import MIN_ROWS, Sampling, choose_rows
 from optimize.data.source import RowSource, invalid
 from optimize.imported import is_function_name
 
-_FORMS_HINT = "Give an .npz or .parquet file, or a function as package.module:function."
+_FORMS_HINT = (
+    "Give an .npz or .parquet file, a folder of .parquet files, "
+    "or a function as package.module:function."
+)
 
 
 def load_data(
     source: str | Path, signature: Signature, sampling: Sampling | None = None
 ) -> EvalData:
-    """Read evaluation rows from an .npz, a Parquet file or `package.module:function`.
+    """Read evaluation rows from an .npz, Parquet or `package.module:function`.
 
     Arrays or columns are named as the inputs (the only input may be `x` or `inputs`),
-    with `labels`, `label` or `y` for the labels. INVALID_INPUT names the array and what
+    with `labels`, `label` or `y` for the labels; a folder is read as the Parquet files in it,
+    which may be a server's samples. INVALID_INPUT names the array and what
     was expected of it.
     """
     return read_rows(open_source(source, signature), signature, sampling or Sampling())
@@ -42,6 +46,8 @@ def open_source(source: str | Path, signature: Signature) -> RowSource:
     path = Path(source)
     if isinstance(source, str) and is_function_name(source) and not path.exists():
         return FunctionSource(source)
+    if path.is_dir():
+        return open_folder(path, signature)
     magic = _first_bytes(path)
     if magic.startswith(b"PK"):
         return NpzSource(path)
@@ -102,7 +108,5 @@ def _first_bytes(path: Path) -> bytes:
             return file.read(8)
     except FileNotFoundError as error:
         raise invalid(f"there is no file {path}", _FORMS_HINT) from error
-    except IsADirectoryError as error:
-        raise invalid(f"{path} is a directory, expected a file", _FORMS_HINT) from error
     except OSError as error:
         raise invalid(f"{path.name} cannot be read: {error.strerror}") from error

@@ -1,4 +1,4 @@
-"""Rows of a Parquet file: one column for each input, read in batches."""
+"""Rows of Parquet files: one column for each input, read in batches."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from bundle.errors import ErrorCode, MlctlError
+from bundle.sampling import INPUT_PREFIX, REQUEST_ID
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from optimize.data.columns import find_columns
+from optimize.data.columns import LABEL_NAMES, find_columns
 from optimize.data.rows import Tensors
 from optimize.data.source import CHUNK_BYTES, chunk_rows, invalid
 from registry.quiet import first_line
@@ -28,7 +29,8 @@ class ParquetSource:
     """The Parquet file at `path`, whose columns feed the inputs of `signature`.
 
     A column of numbers is an input [rows] or [rows, 1], whichever the signature has; a
-    column of lists, nested or flat, has its values in row-major order.
+    column of lists, nested or flat, has its values in row-major order. Of what a server
+    recorded the inputs are read, and labels, if someone added them.
     """
 
     path: Path
@@ -43,12 +45,13 @@ class ParquetSource:
         pa, parquet = _libraries()
         try:
             with parquet.ParquetFile(self.path, buffer_size=_READ_BYTES) as file:
-                names = [name for name in file.schema_arrow.names if _is_data(name)]
-                inputs = find_columns(names, self.signature).inputs
-                step = self._rows_at_once(file, names)
-                for batch in file.iter_batches(step, columns=names):
+                columns = _columns(file.schema_arrow.names)
+                inputs = find_columns(columns, self.signature).inputs
+                step = self._rows_at_once(file, list(columns.values()))
+                for batch in file.iter_batches(step, columns=list(columns.values())):
                     yield {
-                        name: _array(name, batch.column(name), inputs.get(name)) for name in names
+                        name: _array(column, batch.column(column), inputs.get(name))
+                        for name, column in columns.items()
                     }
         except (pa.lib.ArrowException, OSError) as error:
             raise invalid(f"{self.name} cannot be read: {first_line(error)}") from error
@@ -57,6 +60,30 @@ class ParquetSource:
         """Every row is as large as the first one, or else it is refused."""
         first = next(file.iter_batches(1, columns=names), None)
         return chunk_rows(self.chunk_bytes, 0 if first is None else first.nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class FolderSource:
+    """The Parquet files of a folder in the order of their names, such as a server's samples."""
+
+    folder: Path
+    files: tuple[ParquetSource, ...]
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    def chunks(self) -> Iterator[Tensors]:
+        for file in self.files:
+            yield from file.chunks()
+
+
+def open_folder(folder: Path, signature: Signature) -> FolderSource:
+    """What is in `folder` now, so that a server may go on writing; INVALID_INPUT for nothing."""
+    paths = sorted(path for path in folder.glob("*.parquet") if not path.name.startswith("."))
+    if not paths:
+        raise invalid(f"{folder} is a folder without Parquet files")
+    return FolderSource(folder, tuple(ParquetSource(path, signature) for path in paths))
 
 
 def _libraries() -> tuple[Any, Any]:
@@ -72,8 +99,12 @@ def _libraries() -> tuple[Any, Any]:
     return pa, parquet
 
 
-def _is_data(name: str) -> bool:
-    return not name.startswith(_INDEX_PREFIX)
+def _columns(names: list[str]) -> dict[str, str]:
+    """The columns that hold data, by the name that their array has."""
+    if REQUEST_ID in names:  # a server's samples: bundle.sampling has the form
+        wanted = [name for name in names if name.startswith(INPUT_PREFIX) or name in LABEL_NAMES]
+        return {name.removeprefix(INPUT_PREFIX): name for name in wanted}
+    return {name: name for name in names if not name.startswith(_INDEX_PREFIX)}
 
 
 def _array(name: str, column: Any, spec: TensorSpec | None) -> np.ndarray:

@@ -8,10 +8,13 @@ half still gets its answer. An error never overtakes the answer to an earlier re
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from services.responses import make_response, render_headers, to_wire
+from services.budget import BusyError
+from services.lean.upgrade import PlainParser
+from services.responses import error_response, make_response, render_headers, to_wire
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -25,8 +28,13 @@ class GuardedProtocol(HttpToolsProtocol):
 
     max_head_bytes = 64 << 10
     max_headers = 128
+    max_connections = 4096
     head_seconds = 10.0
     drain_seconds = 10.0
+    # How long a refused connection is kept, so that its client can read why.
+    refusal_seconds = 1.0
+    # An idle connection that is told to end is given the time of a request on its way.
+    farewell_seconds = 0.5
     # A client must take this much in this time while an answer waits to be sent.
     stall_seconds = 10.0
     stall_bytes = 4 << 10
@@ -45,6 +53,12 @@ class GuardedProtocol(HttpToolsProtocol):
     _drain_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
     _probe_timer: asyncio.TimerHandle | None = None
+    _leave_timer: asyncio.TimerHandle | None = None
+    _leaving = False
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.parser = PlainParser(self)
 
     @property
     def answering(self) -> bool:
@@ -53,11 +67,14 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._arm_head()
+        if len(self.connections) > self.max_connections:
+            self._refuse_connection()
+        else:
+            self._arm_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         timers = (self._head_timer, self._drain_timer, self._stall_timer, self._probe_timer)
-        for timer in (*timers, self.timeout_keep_alive_task):
+        for timer in (*timers, self._leave_timer, self.timeout_keep_alive_task):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
@@ -95,6 +112,8 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._end_head()
         super().on_headers_complete()
+        if self._leaving and self.cycle is not None:
+            self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         self._progress = True
@@ -114,6 +133,17 @@ class GuardedProtocol(HttpToolsProtocol):
             self.flow.pause_reading()
         if self._in_body and not self.answering:
             self._drain()
+
+    def shutdown(self) -> None:
+        """End the connection after the answer to what is asked, or is on its way to be.
+
+        To close an idle one at once would lose the request that its client just sent.
+        """
+        if self.answering or self._broken:
+            super().shutdown()
+        elif not self._leaving:
+            self._leaving = True
+            self._leave_timer = self.loop.call_later(self.farewell_seconds, super().shutdown)
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
@@ -205,6 +235,19 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._drain()
+
+    def _refuse_connection(self) -> None:
+        """Answer what was not asked yet. Not one of the connections: it makes no room, either."""
+        self._broken = True
+        self.connections.discard(self)
+        refusal = error_response(
+            BusyError(f"the server has its limit of {self.max_connections} connections already")
+        )
+        headers = render_headers(self.server_state.default_headers)
+        self.transport.write(to_wire(refusal, headers, close=True))
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._drain_timer = self.loop.call_later(self.refusal_seconds, self.transport.abort)
 
     def _refuse_flood(self) -> None:
         if self._in_head:

@@ -14,8 +14,10 @@ from typing import Any, ClassVar
 from bundle.errors import MlctlError
 from services.batcher import deadline_exceeded
 from services.batching import Answer
+from services.budget import Hold
 from services.inference import Asked, Head, Inference
 from services.lean.guard import GuardedProtocol
+from services.observe.calls import Seen
 from services.responses import Headers, Response, render_headers, to_wire
 
 
@@ -44,8 +46,8 @@ class LeanCycle:
     """One request and its answer; has what uvicorn's protocol looks for in a cycle."""
 
     __slots__ = (
-        "_asked", "_body", "_end", "_head", "_protocol", "_request_id", "_timer",
-        "disconnected", "keep_alive", "more_body", "response_complete",
+        "_asked", "_body", "_end", "_head", "_hold", "_protocol", "_request_id", "_seen",
+        "_timer", "disconnected", "keep_alive", "more_body", "response_complete",
     )  # fmt: skip
     message_event = _NoEvent()
     response_started = False
@@ -58,7 +60,9 @@ class LeanCycle:
         self._protocol = protocol
         self._end = protocol.loop.time() + protocol.inference.seconds
         self._request_id = b""
+        self._seen: Seen | None = None
         self._head: Head | None = None
+        self._hold: Hold | None = None
         self._body: bytes | bytearray = b""
         self._asked: Asked | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -67,8 +71,12 @@ class LeanCycle:
         """The headers are there."""
         inference = self._protocol.inference
         self._request_id = inference.request_id(headers)
+        self._seen = inference.watch(headers, self._request_id, self._protocol.client)
         try:
-            self._head = inference.open(headers, self._request_id)
+            inference.admit(headers)
+            head = inference.open(headers, self._request_id, self._seen)
+            self._hold = inference.hold(headers)
+            self._head = head
         except MlctlError as error:
             self._refuse(error)
 
@@ -77,7 +85,10 @@ class LeanCycle:
         if self.response_complete or not self.more_body:
             return  # a body after the body is that of a pipelined upgrade
         try:
-            self._protocol.inference.check_size(len(self._body) + len(piece))
+            size = len(self._body) + len(piece)
+            self._protocol.inference.check_size(size)
+            if self._hold is not None:
+                self._hold.grow(size)
         except MlctlError as error:
             self._refuse(error)
             return
@@ -121,8 +132,9 @@ class LeanCycle:
             self._timer.cancel()
         if self._asked is not None:
             self._asked.future.cancel()
-        self._protocol.inference.gone()
+        self._protocol.inference.gone(self._seen)
         self.response_complete = True
+        self._let_go()
 
     def _on_answer(self, future: asyncio.Future[Answer]) -> None:
         if self.response_complete or self._asked is None:
@@ -137,11 +149,16 @@ class LeanCycle:
             self._send(response)
 
     def _refuse(self, error: BaseException) -> None:
-        self._send(self._protocol.inference.refuse(error, self._request_id))
+        self._send(self._protocol.inference.refuse(error, self._request_id, self._seen))
+
+    def _let_go(self) -> None:
+        self._body = b""
+        if self._hold is not None:
+            self._hold.release()
 
     def _send(self, response: Response) -> None:
         self.response_complete = True
-        self._body = b""
+        self._let_go()
         self._protocol.send(response, close=not self.keep_alive)
 
 
@@ -172,7 +189,8 @@ class LeanProtocol(GuardedProtocol):
             return
         self._end_head()
         parser = self.parser
-        keep_alive = parser.get_http_version() != "1.0" and parser.should_keep_alive()
+        lasting = parser.get_http_version() != "1.0" and parser.should_keep_alive()
+        keep_alive = lasting and not self._leaving
         self.cycle = self._lean = LeanCycle(self, keep_alive=keep_alive)
         self.cycle.begin(dict(self.headers))
 

@@ -1,7 +1,6 @@
-"""A daemon that dies at any point leaves the right traffic, and the next one the right end.
+"""Real daemons, killed and stopped, behind a real proxy: the traffic stays, the next one ends it.
 
-The first part crashes the controller at every single effect, on the real journal and the
-twins, and again while resuming. The second part kills and stops real daemons.
+Every single point of a rollout is tried in `test_rollout_sigkill`, on the twins.
 """
 
 from __future__ import annotations
@@ -9,22 +8,16 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from bundle.clock import ManualClock
-from rollout import deployments, places
-from rollout.controller import Controller, Watch, World
+from rollout import deployments, places, processes
 from rollout.gates import Gate
-from rollout.journal import Journal, StaleEpochError
 from rollout.launcher import free_ports
 from rollout.machine import Phase
-from rollout.memory import MemoryLauncher, MemoryPlane
-from rollout.model import Colour, Outcome, Ports, RolloutSpec, Settings
+from rollout.model import Colour, Outcome
 from tests.support.rollouts import (
     Load,
     daemon_of,
@@ -36,153 +29,6 @@ from tests.support.rollouts import (
     wait_for_event,
 )
 from tests.support.wait import wait_until
-
-EDGES = (100.0,)
-SPEC = RolloutSpec(
-    steps=(50, 100),
-    step_seconds=2,
-    min_requests=10,
-    max_error_rate=0.05,
-    warmup_seconds=0,
-    bake_seconds=2,
-)
-EFFECTS = {
-    "apply": "plane",
-    "connect": "plane",
-    "start": "launcher",
-    "stop": "launcher",
-    "save": "journal",
-    "put_process": "journal",
-    "drop_process": "journal",
-}
-
-
-class Killed(BaseException):
-    """Stands for SIGKILL: nothing may catch it."""
-
-
-@dataclass
-class Fuse:
-    """Burns down at each effect, before and after it, and kills at 0."""
-
-    left: int
-    points: int = 0
-
-    def burn(self) -> None:
-        self.points += 1
-        self.left -= 1
-        if self.left == 0:
-            raise Killed
-
-
-@dataclass
-class Fragile:
-    """Passes everything on to `target`; effects burn the fuse."""
-
-    target: Any
-    fuse: Fuse
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self.target, name)
-        return self._fused(value) if name in EFFECTS else value
-
-    def _fused(self, effect: Callable[..., Any]) -> Callable[..., Any]:
-        def fused(*args: Any, **kwargs: Any) -> Any:
-            self.fuse.burn()
-            result = effect(*args, **kwargs)
-            self.fuse.burn()
-            return result
-
-        return fused
-
-
-@dataclass
-class Machine:
-    """One machine on which daemons die and come back."""
-
-    path: Path
-    errors: int
-    clock: ManualClock = field(default_factory=lambda: ManualClock(1000.0))
-    plane: MemoryPlane = field(default_factory=lambda: MemoryPlane(EDGES))
-    launcher: MemoryLauncher = field(default_factory=MemoryLauncher)
-
-    def begin(self) -> None:
-        with Journal(self.path, self.clock) as journal:
-            journal.create("shop", Ports(1, 2), Settings(), revision("tiny:aa"))
-            journal.begin("shop", revision("tiny:bb"), SPEC)
-
-    def watch(self, fuse: Fuse) -> bool:
-        """Run a daemon until the rollout ended (True) or the fuse killed it (False)."""
-        with Journal(self.path, self.clock) as journal:
-            watch = Watch(
-                journal.take_over("shop"), journal.deployment("shop").settings, lambda: True
-            )
-            plane, kept = Fragile(self.plane, fuse), Fragile(journal, fuse)
-            world = World(plane, plane, Fragile(self.launcher, fuse), self.clock, EDGES)
-            active = journal.active("shop")
-            if active is None:
-                return True
-            try:
-                controller = Controller(active, world, kept, watch)  # type: ignore[arg-type]
-                if active.progress.phase is not Phase.PENDING:
-                    controller.resume(1.0)
-                for _ in range(100):
-                    if controller.tick().phase is Phase.DONE:
-                        return True
-                    self.traffic()
-            except Killed:
-                return False
-        raise AssertionError("the rollout does not end")
-
-    def traffic(self) -> None:
-        self.clock.advance(1.0)
-        for colour, weight in self.plane.weights.items():
-            bad = colour is Colour.GREEN and weight > 0
-            self.plane.serve(colour, 2 * weight, errors=self.errors * bad)
-
-    def check(self) -> None:
-        with Journal(self.path, self.clock) as journal:
-            (rollout,) = journal.rollouts("shop")
-            deployment = journal.deployment("shop")
-            ends = [event for event in journal.events("shop") if event.kind == "ended"]
-        good = self.errors == 0
-        assert rollout.outcome is (Outcome.PROMOTED if good else Outcome.ROLLED_BACK)
-        assert self.plane.weights[Colour.GREEN] == (100 if good else 0)
-        assert deployment.colour is (Colour.GREEN if good else Colour.BLUE)
-        assert len(ends) == 1
-
-
-@pytest.mark.parametrize("errors", [0, 40], ids=["good", "bad"])
-def test_killed_at_every_effect_and_again_while_resuming(tmp_path: Path, errors: int) -> None:
-    unharmed = Machine(tmp_path / "0.db", errors)
-    unharmed.begin()
-    fuse = Fuse(left=-1)
-    assert unharmed.watch(fuse)
-    unharmed.check()
-    assert fuse.points > 20
-    for point in range(1, fuse.points + 1):
-        again = 1 + point % 4
-        machine = Machine(tmp_path / f"{point}.db", errors)
-        machine.begin()
-        assert not machine.watch(Fuse(left=point))
-        machine.watch(Fuse(left=again))
-        assert machine.watch(Fuse(left=-1))
-        machine.check()
-
-
-def test_a_daemon_that_was_taken_over_cannot_write(tmp_path: Path) -> None:
-    machine = Machine(tmp_path / "0.db", errors=0)
-    machine.begin()
-    with Journal(machine.path, machine.clock) as former:
-        watch = Watch(former.take_over("shop"), former.deployment("shop").settings, lambda: True)
-        world = World(machine.plane, machine.plane, machine.launcher, machine.clock, EDGES)
-        active = former.active("shop")
-        assert active is not None
-        controller = Controller(active, world, former, watch)
-        with Journal(machine.path, machine.clock) as current:
-            current.take_over("shop")
-        with pytest.raises(StaleEpochError):
-            controller.tick()
 
 
 @pytest.fixture
@@ -240,6 +86,24 @@ def test_a_stopped_daemon_is_killed_before_another_takes_over(shop: str) -> None
     wait_until(lambda: daemon_of(shop) != former)
     (status,) = deployments.status(shop)
     assert status.running["daemon"]
+
+
+@pytest.mark.slow
+def test_a_stopped_daemon_that_goes_on_moves_no_traffic(shop: str, port: int) -> None:
+    """It stands still while it could write; whoever takes over kills it before it can go on."""
+    with Load(port) as load:
+        rollout = deployments.promote(shop, revision("tiny:bb"), quick_spec(step_seconds=0.3))
+        wait_for_phase(rollout, Phase.SHIFT)
+        former = daemon_of(shop)
+        os.kill(former.pid, signal.SIGSTOP)
+        old = time.time() - 20.0  # stuck, but watched within what the settings allow
+        wait_until(lambda: _aged(places.heartbeat(shop), old))
+        events = list(deployments.follow(shop, rollout))
+    assert not processes.alive(former)
+    assert events[-1].body["outcome"] == Outcome.PROMOTED, story(events)
+    (status,) = deployments.status(shop)
+    assert status.weights == {Colour.BLUE: 0, Colour.GREEN: 100}
+    assert load.failed == 0, load.answers
 
 
 def _aged(heartbeat: Path, moment: float) -> bool:

@@ -65,7 +65,7 @@ def refused(path: Path) -> str:
 
 def test_a_path_that_is_no_data_is_named(tmp_path: Path) -> None:
     assert "there is no file" in refused(tmp_path / "none.npz")
-    assert "is a directory" in refused(tmp_path)
+    assert "a folder without Parquet files" in refused(tmp_path)
     (tmp_path / "text.npz").write_text("hello")
     assert "text.npz is neither an .npz nor a Parquet file" in refused(tmp_path / "text.npz")
     (tmp_path / "empty.npz").touch()

@@ -258,6 +258,21 @@ def test_an_impure_transform_is_refused(tmp_path: Path, body: str, reason: str) 
     assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
+def test_one_that_yields_is_judged_by_its_whole_answer(tmp_path: Path) -> None:
+    source = """
+OUTPUTS = {"parts": ("FP32", [-1, -1])}
+
+def postprocess(outputs):
+    for part in (1, 2):
+        yield {"parts": outputs["y"][:, None] / np.float32(part)}
+"""
+    transform = vector(tmp_path, source)
+    transform.check_pure(ROWS, total)
+    assert transform.is_row_independent(ROWS, total)
+    answer = transform.around(total)({"x": np.array([[2, 4]], np.float32)})
+    assert answer["parts"].tolist() == [[6, 3]]
+
+
 @pytest.mark.parametrize(
     ("body", "independent"),
     [
@@ -290,7 +305,7 @@ def test_without_a_batch_dimension_there_are_no_rows(tmp_path: Path) -> None:
 
 def test_the_example_of_the_documentation_works(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "transforms.md").read_text()
-    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    block, streaming = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (tmp_path / "digits.py").write_text(block)
     digits = Signature(
         inputs=(TensorSpec(name="image", dtype=Datatype.FP32, shape=(-1, 1, 8, 8)),),
@@ -308,3 +323,11 @@ def test_the_example_of_the_documentation_works(tmp_path: Path) -> None:
     assert answer["digit"].tolist() == images.reshape(-1, 64)[:, :10].argmax(axis=1).tolist()
     with pytest.raises(MlctlError, match="a pixel is brighter than 16"):
         transform.preprocess({"image": images + np.uint8(1)})
+    (tmp_path / "tokens.py").write_text(streaming)
+    x = TensorSpec(name="x", dtype=Datatype.INT64, shape=(-1, -1))
+    tokens = TensorSpec(name="tokens", dtype=Datatype.INT64, shape=(-1, -1))
+    writer = read_transform(tmp_path / "tokens.py", Signature(inputs=(x,), outputs=(tokens,)))
+    rows = np.arange(40).reshape(2, 20)
+    answer = writer.postprocess({"tokens": rows})
+    assert answer["token"].tolist() == rows.tolist()
+    assert answer["left"].tolist() == [0, 0]

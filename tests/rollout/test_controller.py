@@ -14,8 +14,9 @@ from rollout.journal import Journal
 from rollout.machine import Phase, Progress
 from rollout.memory import MemoryLauncher, MemoryPlane
 from rollout.model import Colour, Outcome, Ports, RolloutSpec, Settings
-from rollout.ports import Probe
+from rollout.ports import Probe, Traffic
 from rollout.records import Event, Rollout
+from rollout.wishes import Wish
 from tests.support.rollouts import revision
 
 EDGES = (100.0, 200.0)
@@ -40,10 +41,11 @@ class Stage:
     plane: MemoryPlane
     launcher: MemoryLauncher
     champion_settled: bool = True
+    spec: RolloutSpec = SPEC
 
     def __post_init__(self) -> None:
         self.journal.create("shop", Ports(1, 2), Settings(drain_seconds=5), revision("tiny:aa"))
-        rollout = self.journal.begin("shop", revision("tiny:bb"), SPEC)
+        rollout = self.journal.begin("shop", revision("tiny:bb"), self.spec)
         self.controller = self.take_over(rollout)
 
     def take_over(self, rollout: int) -> Controller:
@@ -179,7 +181,7 @@ def test_a_refused_configuration_rolls_back(stage: Stage) -> None:
 
 def test_an_operator_takes_it_back(stage: Stage) -> None:
     stage.until(Phase.BAKE)
-    stage.journal.request_rollback("shop", "the numbers look odd")
+    stage.journal.request("shop", Wish.ROLLBACK, "the numbers look odd")
     stage.controller.tick()
     assert stage.plane.weights == {Colour.BLUE: 100, Colour.GREEN: 0}
     stage.until(Phase.DONE)
@@ -197,7 +199,7 @@ def test_a_rollback_asked_for_during_the_last_look_of_the_bake_is_obeyed(stage: 
         rollout: Rollout, progress: Progress, kind: str, body: dict[str, Any], epoch: int
     ) -> None:
         if progress.phase is Phase.FINALIZE and not stage.events("rollback_requested"):
-            stage.journal.request_rollback("shop", "at the last moment")
+            stage.journal.request("shop", Wish.ROLLBACK, "at the last moment")
         real(rollout, progress, kind, body, epoch)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -210,7 +212,7 @@ def test_a_rollback_asked_for_during_the_last_look_of_the_bake_is_obeyed(stage: 
 
 def test_a_stray_write_is_corrected_within_a_tick(stage: Stage) -> None:
     stage.until(Phase.SHIFT)
-    stage.plane.apply({Colour.BLUE: 0, Colour.GREEN: 100})
+    stage.plane.apply(Traffic({Colour.BLUE: 0, Colour.GREEN: 100}))
     stage.tick()
     assert stage.plane.weights[Colour.GREEN] == 10
 
@@ -218,20 +220,20 @@ def test_a_stray_write_is_corrected_within_a_tick(stage: Stage) -> None:
 def test_the_candidate_stays_while_the_live_revision_is_sick(stage: Stage) -> None:
     stage.until(Phase.SHIFT)
     stage.plane.healthy[Colour.BLUE] = False
-    stage.journal.request_rollback("shop", "by hand")
+    stage.journal.request("shop", Wish.ROLLBACK, "by hand")
     stage.tick(5)
     assert stage.controller.progress.phase is Phase.ROLLBACK
-    assert stage.plane.endpoints[Colour.GREEN] is not None
+    assert stage.plane.endpoints[Colour.GREEN]
     stage.plane.healthy[Colour.BLUE] = True
     stage.until(Phase.DONE)
-    assert stage.plane.endpoints[Colour.GREEN] is None
+    assert not stage.plane.endpoints[Colour.GREEN]
 
 
 def test_requests_in_flight_delay_the_stop(stage: Stage) -> None:
     stage.until(Phase.FINALIZE)
     stage.journal.put_process(
         "shop",
-        Colour.BLUE,
+        "blue/0",
         (served := stage.launcher.start(Colour.BLUE, revision("tiny:aa"))).process,
         {
             "revision": {
@@ -299,4 +301,87 @@ def test_every_tick_is_an_event_with_its_numbers(stage: Stage) -> None:
     assert body["window"]["candidate"]["requests"] == 20
     assert body["window"]["live"]["requests"] == 180
     assert body["verdict"]["gate"] in set(Gate)
-    assert set(body["e_values"]) == {g for g in Gate if "_vs_" in g}
+    without_limit = {Gate.MEDIAN_VS_LIMIT}
+    assert set(body["e_values"]) == {g for g in Gate if "_vs_" in g} - without_limit
+
+
+def test_a_pause_holds_the_weight_until_it_is_resumed(stage: Stage) -> None:
+    stage.until(Phase.SHIFT)
+    stage.journal.request("shop", Wish.PAUSE, "lunch")
+    stage.tick(300)
+    assert stage.controller.progress.phase is Phase.PAUSED
+    assert stage.plane.weights[Colour.GREEN] == 10
+    stage.journal.request("shop", Wish.RESUME, "back")
+    stage.until(Phase.DONE)
+    assert stage.record.outcome is Outcome.PROMOTED
+
+
+def test_a_paused_candidate_that_fails_is_rolled_back(stage: Stage) -> None:
+    stage.until(Phase.SHIFT)
+    stage.journal.request("shop", Wish.PAUSE, "lunch")
+    stage.tick(2)
+    stage.tick(15, errors=10)
+    assert stage.record.outcome is Outcome.ROLLED_BACK
+
+
+def test_a_pause_survives_its_daemon(stage: Stage) -> None:
+    stage.until(Phase.SHIFT)
+    stage.journal.request("shop", Wish.PAUSE, "lunch")
+    stage.tick()
+    stage.clock.advance(5.0)
+    stage.take_over(stage.controller.rollout.id).resume(unwatched_seconds=5.0)
+    stage.tick(50)
+    assert stage.controller.progress.phase is Phase.PAUSED
+    stage.journal.request("shop", Wish.RESUME, "back")
+    stage.tick()
+    assert stage.controller.progress.since <= stage.clock.wall()
+
+
+def test_an_abort_ends_without_a_verdict_on_the_candidate(stage: Stage) -> None:
+    stage.until(Phase.BAKE)
+    stage.journal.request("shop", Wish.ABORT, "the wrong one")
+    stage.until(Phase.DONE)
+    assert stage.record.outcome is Outcome.ABORTED
+    assert stage.plane.weights[Colour.GREEN] == 0
+
+
+def test_full_is_recorded_as_an_operators_doing(stage: Stage) -> None:
+    stage.until(Phase.SHIFT)
+    stage.journal.request("shop", Wish.FULL, "the live one is broken")
+    stage.tick()
+    assert stage.plane.weights[Colour.GREEN] == 100
+    stage.tick(15, errors=20)
+    assert stage.record.outcome is Outcome.PROMOTED
+    (ended,) = stage.events("ended")
+    assert ended.body["verdict"]["gate"] == Gate.OPERATOR
+
+
+def test_a_proxy_without_copies_leaves_the_shadow_out_and_says_so(
+    journal: Journal, clock: ManualClock
+) -> None:
+    shadowed = replace(SPEC, shadow_percent=20, mirror_percent=5)
+    plane = MemoryPlane(EDGES, can_mirror=False)
+    stage = Stage(journal, clock, plane, MemoryLauncher(), spec=shadowed)
+    stage.until(Phase.DONE)
+    assert stage.record.outcome is Outcome.PROMOTED
+    told = [
+        event.body["shadow_skipped"]
+        for event in stage.events("phase")
+        if "shadow_skipped" in event.body
+    ]
+    assert told == ["the proxy cannot copy requests"]
+
+
+def test_copies_go_to_the_candidate_before_any_weight(journal: Journal, clock: ManualClock) -> None:
+    shadowed = replace(SPEC, shadow_percent=20)
+    stage = Stage(journal, clock, MemoryPlane(EDGES), MemoryLauncher(), spec=shadowed)
+    stage.until(Phase.SHADOW)
+    stage.tick(20)
+    assert stage.controller.progress.phase is Phase.SHADOW  # nothing was compared yet
+    traffic = stage.plane.traffic
+    assert traffic is not None
+    assert (traffic.weights[Colour.GREEN], traffic.mirror, traffic.mirror_to) == (
+        0,
+        20,
+        Colour.GREEN,
+    )

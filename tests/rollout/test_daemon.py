@@ -25,5 +25,5 @@ def test_the_daemon_of_a_deployment_that_is_down_leaves() -> None:
         journal.create("shop", Ports(1, 2), quick_settings(), revision("tiny:aa"))
         journal.retire("shop")
         assert daemon.main("shop") == 0
-        assert "envoy" not in journal.processes("shop")
+        assert "proxy" not in journal.processes("shop")
     assert places.heartbeat("shop").exists()

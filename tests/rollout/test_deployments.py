@@ -36,7 +36,7 @@ from tests.support.rollouts import (
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.slow
-ROLES = ("daemon", "envoy", *Colour)
+ROLES = ("daemon", "proxy", *Colour)
 # One write of the weights, on a busy machine; a step of these rollouts is longer.
 PROMPT_SECONDS = 10.0
 
@@ -95,7 +95,7 @@ def test_a_good_revision_is_promoted_without_a_failed_request(shop: str, port: i
     assert status.deployment.live == revision("tiny:bb")
     assert status.deployment.champion == revision("tiny:bb").digest
     assert status.weights == {Colour.BLUE: 0, Colour.GREEN: 100}
-    assert status.running == {"daemon": True, "envoy": True, "green": True}
+    assert status.running == {"daemon": True, "proxy": True, "green/0": True}
     with pytest.raises(MlctlError) as caught:
         deployments.promote(shop, revision("tiny:bb"), quick_spec())
     assert caught.value.code is ErrorCode.ALREADY_LIVE
@@ -124,7 +124,7 @@ def test_a_candidate_killed_at_half_of_the_traffic(shop: str, port: int) -> None
         rollout = deployments.promote(shop, revision("tiny:bb"), spec)
         wait_for_weight(shop, rollout, 50)
         wait_until(lambda: load.answers["200"] > 100)
-        os.kill(pid_of(shop, Colour.GREEN), signal.SIGKILL)
+        os.kill(pid_of(shop, "green/0"), signal.SIGKILL)
         events = list(deployments.follow(shop, rollout))
     assert events[-1].body["outcome"] == Outcome.ROLLED_BACK, story(events)
     assert events[-1].body["verdict"]["gate"] == Gate.HEALTH
@@ -162,7 +162,7 @@ def test_the_next_command_replaces_a_killed_daemon(shop: str, port: int) -> None
 
 
 def test_envoy_and_the_live_bento_come_back(shop: str, port: int) -> None:
-    for role in ("envoy", Colour.BLUE):
+    for role in ("proxy", "blue/0"):
         former = pid_of(shop, role)
         os.kill(former, signal.SIGKILL)
         wait_until(partial(_replaced, shop, role, former))
@@ -229,7 +229,7 @@ def test_an_envoy_that_dies_while_starting_is_told_at_once(
     monkeypatch.setattr(deployments, "resolve_host", str)
     settings = quick_settings()
     started = time.monotonic()
-    with pytest.raises(MlctlError, match=r"Envoy did not start[\s\S]*malformed IP") as caught:
+    with pytest.raises(MlctlError, match=r"the proxy did not start[\s\S]*malformed IP") as caught:
         deployments.up("shop", revision("tiny:aa"), port, host="localhost", settings=settings)
     assert caught.value.code is ErrorCode.NOT_READY
     assert time.monotonic() - started < settings.ready_seconds

@@ -7,16 +7,18 @@ from pathlib import Path
 import pytest
 
 from rollout import envoy_config as config
-from rollout.envoy import EnvoyFiles, envoy_command
+from rollout.counts import LATENCY_EDGES_MS, latency_edge
+from rollout.envoy import EnvoyFiles
 from rollout.model import Colour, Endpoint, Ports
+from rollout.ports import Traffic
 
 
 def test_envoy_itself_accepts_the_files(tmp_path: Path) -> None:
     files = EnvoyFiles(tmp_path, Ports(1, 2))
     files.prepare(Colour.BLUE)
-    files.endpoint(Colour.BLUE, Endpoint(3, 4))
+    files.connect(Colour.BLUE, (Endpoint(3, 4),))
     done = subprocess.run(
-        [*envoy_command(files.bootstrap), "--mode", "validate"],
+        [*files.command(), "--mode", "validate"],
         capture_output=True,
         text=True,
         timeout=30,
@@ -29,32 +31,15 @@ def test_envoy_itself_accepts_the_files(tmp_path: Path) -> None:
 def test_preparing_again_keeps_weights_and_endpoints(tmp_path: Path) -> None:
     files = EnvoyFiles(tmp_path, Ports(1, 2))
     files.prepare(Colour.BLUE)
-    assert files.route({Colour.BLUE: 75, Colour.GREEN: 25})
-    files.endpoint(Colour.GREEN, Endpoint(3, 4))
+    assert files.route(Traffic({Colour.BLUE: 75, Colour.GREEN: 25}))
+    files.connect(Colour.GREEN, (Endpoint(3, 4),))
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.json")}
     files.prepare(Colour.BLUE)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*.json")} == before
-    assert not files.route({Colour.BLUE: 75, Colour.GREEN: 25})
+    assert not files.route(Traffic({Colour.BLUE: 75, Colour.GREEN: 25}))
     files.reset()
     files.prepare(Colour.BLUE)
-    assert files.route({Colour.BLUE: 75, Colour.GREEN: 25})
-
-
-def test_each_protocol_is_routed_by_the_same_weights() -> None:
-    table = config.route_table({Colour.BLUE: 95, Colour.GREEN: 5})
-    routes = table["resources"][0]["virtual_hosts"][0]["routes"]
-    assert "grpc" in routes[0]["match"]
-    for route, protocol in zip(routes, ("grpc", "http"), strict=True):
-        clusters = route["route"]["weighted_clusters"]["clusters"]
-        assert clusters == [
-            {"name": f"blue-first-{protocol}", "weight": 95},
-            {"name": f"green-first-{protocol}", "weight": 5},
-        ]
-
-
-def test_weights_that_are_not_a_whole_are_refused() -> None:
-    with pytest.raises(ValueError, match="sum to 100"):
-        config.route_table({Colour.BLUE: 95, Colour.GREEN: 6})
+    assert files.route(Traffic({Colour.BLUE: 75, Colour.GREEN: 25}))
 
 
 def test_the_admin_port_is_on_loopback_whatever_the_host(tmp_path: Path) -> None:
@@ -64,13 +49,13 @@ def test_the_admin_port_is_on_loopback_whatever_the_host(tmp_path: Path) -> None
 
 
 def test_a_colour_without_a_process_has_no_endpoint() -> None:
-    table = config.endpoint_table(Colour.GREEN, "grpc", None)
+    table = config.endpoint_table(Colour.GREEN, "grpc", ())
     assert table["resources"][0]["endpoints"] == []
 
 
 def test_both_protocols_ask_the_http_port_for_health() -> None:
     for protocol, port in (("http", 3), ("grpc", 4)):
-        table = config.endpoint_table(Colour.BLUE, protocol, Endpoint(3, 4))
+        table = config.endpoint_table(Colour.BLUE, protocol, (Endpoint(3, 4),))
         endpoint = table["resources"][0]["endpoints"][0]["lb_endpoints"][0]["endpoint"]
         assert endpoint["address"]["socket_address"]["port_value"] == port
         assert endpoint["health_check_config"] == {"port_value": 3}
@@ -80,10 +65,10 @@ def test_both_protocols_ask_the_http_port_for_health() -> None:
     ("limit", "edge"), [(50.0, 50.0), (50.5, 51.0), (101.0, 110.0), (0.2, 1.0), (1e9, 60_000.0)]
 )
 def test_a_limit_is_rounded_up_to_an_exact_edge(limit: float, edge: float) -> None:
-    assert config.latency_edge(limit) == edge
+    assert latency_edge(limit) == edge
 
 
 def test_edges_rise_and_have_two_significant_digits() -> None:
-    edges = config.LATENCY_EDGES_MS
+    edges = LATENCY_EDGES_MS
     assert list(edges) == sorted(set(edges))
     assert all(float(f"{edge:.1e}") == edge for edge in edges)

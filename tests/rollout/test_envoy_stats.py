@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rollout.envoy_config import LATENCY_EDGES_MS
-from rollout.envoy_stats import parse_stats, parse_weights
+from rollout.counts import LATENCY_EDGES_MS
+from rollout.envoy_stats import parse_stats
 from rollout.model import Colour
 
 GRPC = "grpc.inference.GRPCInferenceService.ModelInfer"
@@ -96,14 +96,17 @@ def test_requests_in_flight_are_the_processes_own() -> None:
     assert parse_stats(stats(*values)).active == {Colour.BLUE: 4, Colour.GREEN: 0}
 
 
-def test_weights_before_any_route() -> None:
-    assert parse_weights({}) is None
-    assert parse_weights({"configs": []}) is None
-    assert parse_weights({"configs": [{"route_config": {"name": "deployment"}}]}) is None
-
-
-def test_a_weight_of_zero_is_absent_from_the_dump() -> None:
-    clusters = [{"name": "blue-first-grpc", "weight": 100}, {"name": "green-first-grpc"}]
-    route = {"route": {"weighted_clusters": {"clusters": clusters}}}
-    dump = {"configs": [{"route_config": {"virtual_hosts": [{"routes": [route]}]}}]}
-    assert parse_weights(dump) == {Colour.BLUE: 100, Colour.GREEN: 0}
+def test_copies_are_counted_apart() -> None:
+    reading = parse_stats(
+        stats(
+            ("cluster.green-shadow-http.upstream_rq_completed", 7),
+            ("cluster.green-shadow-http.upstream_rq_5xx", 2),
+            ("cluster.green-shadow-grpc.upstream_rq_tx_reset", 1),
+            ("cluster.green-tester-http.upstream_rq_completed", 5),
+            histograms=(histogram("cluster.green-shadow-http.upstream_rq_time", 3, 7),),
+        )
+    )
+    shadow = reading.shadow[Colour.GREEN]
+    assert (shadow.requests, shadow.errors, shadow.timed, shadow.abandoned) == (7, 2, 7, 1)
+    assert reading.totals[Colour.GREEN] == reading.totals[Colour.BLUE]
+    assert reading.totals[Colour.GREEN].requests == 0

@@ -13,23 +13,44 @@ def test_no_evidence_is_an_e_value_of_one() -> None:
 
 
 def test_the_bound_test_is_a_likelihood_ratio() -> None:
-    logs = eprocess.bound_step((0.0,), hits=2, n=5, limit=0.1, bets=(0.4,))
-    assert logs[0] == pytest.approx(math.log((0.4 / 0.1) ** 2 * (0.6 / 0.9) ** 3))
+    logs = eprocess.bound_step((0.0,) * 4, hits=2, n=5, limit=0.1)
+    for log, p in zip(logs, eprocess.alternatives_below(0.1), strict=True):
+        assert log == pytest.approx(math.log((p / 0.1) ** 2 * ((1 - p) / 0.9) ** 3))
 
 
 def test_the_bound_test_is_a_martingale_at_its_limit() -> None:
     """The expectation over one trial at rate = limit leaves every bet's e-value at 1."""
-    for bets in (eprocess.alternatives_above(0.01), eprocess.alternatives_below(0.01)):
-        hit = eprocess.bound_step(eprocess.start(len(bets)), 1, 1, 0.01, bets)
-        miss = eprocess.bound_step(eprocess.start(len(bets)), 0, 1, 0.01, bets)
-        for up, down in zip(hit, miss, strict=True):
-            assert 0.01 * math.exp(up) + 0.99 * math.exp(down) == pytest.approx(1.0)
+    hit = eprocess.bound_step(eprocess.start(4), 1, 1, 0.01)
+    miss = eprocess.bound_step(eprocess.start(4), 0, 1, 0.01)
+    for up, down in zip(hit, miss, strict=True):
+        assert 0.01 * math.exp(up) + 0.99 * math.exp(down) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_a_trial_that_is_a_share_never_counts_for_more_than_its_parts(share: float) -> None:
+    """E over a random hit with that chance is the bet on the share; the fold stays below it."""
+    whole = eprocess.bound_step(eprocess.start(4), share, 1, 0.2)
+    hit = eprocess.bound_step(eprocess.start(4), 1, 1, 0.2)
+    miss = eprocess.bound_step(eprocess.start(4), 0, 1, 0.2)
+    for mixed, up, down in zip(whole, hit, miss, strict=True):
+        assert math.exp(mixed) < share * math.exp(up) + (1 - share) * math.exp(down)
 
 
 @pytest.mark.parametrize("limit", [0.001, 0.01, 0.5, 0.99])
 def test_bets_lie_on_their_side(limit: float) -> None:
-    assert all(limit < bet < 1 for bet in eprocess.alternatives_above(limit))
     assert all(0 < bet < limit for bet in eprocess.alternatives_below(limit))
+
+
+@pytest.mark.parametrize("limit", [0.001, 0.01, 0.5, 0.99])
+def test_the_share_test_is_a_martingale_and_never_loses_all(limit: float) -> None:
+    """Whatever the spread of a tick's share: here all or nothing, at a mean of the limit."""
+    start = eprocess.start(len(eprocess.SHARE_STAKES))
+    everything = eprocess.share_step(start, 50, 50, limit)
+    nothing = eprocess.share_step(start, 0, 50, limit)
+    for up, down in zip(everything, nothing, strict=True):
+        assert limit * math.exp(up) + (1 - limit) * math.exp(down) == pytest.approx(1.0)
+        assert math.isfinite(down)
+    assert eprocess.share_step(start, 0, 0, limit) == start
 
 
 def test_the_sign_test_gains_and_loses_symmetrically() -> None:

@@ -11,11 +11,12 @@ import pytest
 from bundle.clock import ManualClock
 from bundle.errors import ErrorCode, MlctlError
 from rollout import machine
-from rollout.journal import Journal, RollbackRequestedError, StaleEpochError
+from rollout.journal import Journal, RequestWaitsError, StaleEpochError
 from rollout.machine import Phase, Progress, Signal
 from rollout.model import Colour, Outcome, Ports, RolloutSpec, Settings
 from rollout.processes import ProcessRef
 from rollout.schema import connect
+from rollout.wishes import Wish
 from tests.support.rollouts import revision
 from tests.support.wait import PATIENCE_SECONDS
 
@@ -147,18 +148,19 @@ def test_epochs_rise_over_all_deployments(journal: Journal) -> None:
 def test_a_rollback_is_asked_for_once_and_only_while_it_can_be_done(journal: Journal) -> None:
     create(journal)
     with pytest.raises(MlctlError, match="no rollout of 'shop' is under way"):
-        journal.request_rollback("shop", "by hand")
+        journal.request("shop", Wish.ROLLBACK, "by hand")
     rollout = journal.begin("shop", GREEN, SPEC)
-    assert journal.rollback_reason(rollout) is None
-    assert journal.request_rollback("shop", "by hand") == rollout
-    assert journal.rollback_reason(rollout) == "by hand"
+    assert journal.requests(rollout) == ()
+    assert journal.request("shop", Wish.ROLLBACK, "by hand") == rollout
+    (request,) = journal.requests(rollout)
+    assert (request.wish, request.reason) == (Wish.ROLLBACK, "by hand")
 
 
 def test_after_a_promotion_the_hint_names_the_way_back(journal: Journal) -> None:
     create(journal)
     finish(journal, journal.begin("shop", GREEN, SPEC), journal.take_over("shop"))
     with pytest.raises(MlctlError) as caught:
-        journal.request_rollback("shop", "by hand")
+        journal.request("shop", Wish.ROLLBACK, "by hand")
     assert "mlctl promote shop tiny:aa" in caught.value.hint
 
 
@@ -169,7 +171,7 @@ def test_a_proved_rollout_can_be_neither_taken_back_nor_ended(journal: Journal) 
     finalize(journal, rollout, epoch)
     assert journal.promotion("shop") == rollout
     with pytest.raises(MlctlError) as late:
-        journal.request_rollback("shop", "by hand")
+        journal.request("shop", Wish.ROLLBACK, "by hand")
     assert late.value.code is ErrorCode.NOT_FOUND
     assert "tiny:bb was proved" in late.value.message
     assert "mlctl promote shop tiny:aa" in late.value.hint
@@ -182,8 +184,8 @@ def test_a_proved_rollout_can_be_neither_taken_back_nor_ended(journal: Journal) 
 def test_a_rollback_that_was_asked_for_is_not_overtaken_by_the_promotion(journal: Journal) -> None:
     create(journal)
     rollout, epoch = journal.begin("shop", GREEN, SPEC), journal.take_over("shop")
-    journal.request_rollback("shop", "by hand")
-    with pytest.raises(RollbackRequestedError):
+    journal.request("shop", Wish.ROLLBACK, "by hand")
+    with pytest.raises(RequestWaitsError):
         finalize(journal, rollout, epoch)
     assert journal.deployment("shop").live == BLUE
     assert journal.rollout(rollout).progress.phase is Phase.PENDING
@@ -210,10 +212,10 @@ def test_the_promotions_of_a_former_deployment_are_not_this_ones(
 
 def test_processes_are_remembered_by_role(journal: Journal) -> None:
     create(journal)
-    journal.put_process("shop", "envoy", ProcessRef(1, 2.0, "t"))
-    journal.put_process("shop", "envoy", ProcessRef(3, 4.0, "u"), {"log": "x"})
-    assert journal.processes("shop") == {"envoy": (ProcessRef(3, 4.0, "u"), {"log": "x"})}
-    journal.drop_process("shop", "envoy")
+    journal.put_process("shop", "proxy", ProcessRef(1, 2.0, "t"))
+    journal.put_process("shop", "proxy", ProcessRef(3, 4.0, "u"), {"log": "x"})
+    assert journal.processes("shop") == {"proxy": (ProcessRef(3, 4.0, "u"), {"log": "x"})}
+    journal.drop_process("shop", "proxy")
     assert journal.processes("shop") == {}
 
 
@@ -253,3 +255,34 @@ def test_of_promotes_from_several_processes_one_begins(journal: Journal, tmp_pat
         client.stdin = None
     answers = [client.communicate(timeout=PATIENCE_SECONDS)[0].strip() for client in clients]
     assert sorted(answers) == ["begun", *["rollout_active"] * 5]
+
+
+def test_what_begin_would_refuse_can_be_asked_before(journal: Journal) -> None:
+    create(journal)
+    journal.check("shop", GREEN)
+    with pytest.raises(MlctlError) as live:
+        journal.check("shop", BLUE)
+    assert live.value.code is ErrorCode.ALREADY_LIVE
+    journal.begin("shop", GREEN, SPEC)
+    with pytest.raises(MlctlError) as active:
+        journal.check("shop", revision("tiny:cc"))
+    assert active.value.code is ErrorCode.ROLLOUT_ACTIVE
+
+
+def test_steps_that_cannot_prove_the_latency_are_refused(journal: Journal) -> None:
+    create(journal)
+    with pytest.raises(MlctlError, match="no step from 50 to 99 %") as refused:
+        journal.begin("shop", GREEN, RolloutSpec(steps=(5, 100), max_p99_ms=50.0))
+    assert refused.value.code is ErrorCode.INVALID_INPUT
+    assert journal.active("shop") is None
+    flattered = RolloutSpec(steps=(5, 100), max_p99_ms=50.0, any_weight_proves=True)
+    journal.begin("shop", GREEN, flattered)
+
+
+def test_only_what_is_paused_can_be_resumed(journal: Journal) -> None:
+    create(journal)
+    journal.begin("shop", GREEN, SPEC)
+    with pytest.raises(MlctlError, match="is not paused"):
+        journal.request("shop", Wish.RESUME, "by hand")
+    journal.request("shop", Wish.PAUSE, "by hand")
+    journal.request("shop", Wish.RESUME, "at once")  # the pause is not obeyed yet, but asked

@@ -8,7 +8,8 @@ from rollout import machine
 from rollout.counts import Counts, Window
 from rollout.gates import Action, Gate, Verdict
 from rollout.machine import TRANSITIONS, Look, Phase, Progress, Signal
-from rollout.model import Outcome, RolloutSpec
+from rollout.model import OnInconclusive, Outcome, RolloutSpec
+from rollout.wishes import Request, Wish
 
 SPEC = RolloutSpec(
     steps=(10, 50, 100),
@@ -135,3 +136,129 @@ def test_the_first_look_beyond_a_limit_is_remembered() -> None:
 def test_hold_changes_nothing() -> None:
     hold = Verdict(Action.HOLD, Gate.DATA, "no data")
     assert machine.obey(SHIFTED, hold, SPEC, 5.0) is SHIFTED
+
+
+SHADOWED = replace(SPEC, shadow_percent=20, shadow_seconds=5, shadow_requests=30)
+
+
+def asked(wish: Wish, seq: int = 7) -> Request:
+    return Request(seq, wish, "by hand")
+
+
+def heeded(progress: Progress, wish: Wish, now: float, spec: RolloutSpec = SPEC) -> Progress:
+    after = machine.heed(progress, asked(wish), spec, now)
+    assert after is not None
+    return after
+
+
+def test_the_shadow_comes_before_any_weight() -> None:
+    warm = Progress(phase=Phase.WARM)
+    shadow = machine.warmed(warm, SHADOWED, 100.0)
+    assert shadow.phase is Phase.SHADOW
+    assert machine.candidate_weight(shadow, SHADOWED) == 0
+    assert machine.mirrored_share(shadow, SHADOWED) == 20
+    assert shadow.exposed is None
+    first = machine.move(shadow, machine.next_signal(shadow, SHADOWED), 110.0)
+    assert (first.phase, first.step, first.exposed) == (Phase.SHIFT, 0, 110.0)
+    assert machine.mirrored_share(first, SHADOWED) == 0
+    assert machine.mirrored_share(first, replace(SHADOWED, mirror_percent=3)) == 3
+
+
+def test_without_a_share_to_copy_there_is_no_shadow() -> None:
+    assert machine.warmed(Progress(phase=Phase.WARM), SPEC, 1.0).phase is Phase.SHIFT
+
+
+def test_only_compared_copies_are_data_in_the_shadow() -> None:
+    progress = machine.warmed(Progress(phase=Phase.WARM), SHADOWED, 100.0)
+    for _ in range(5):
+        progress = machine.absorb(progress, Look(GOOD), SHADOWED, 200.0)
+    held = machine.judge(progress, Look(GOOD), SHADOWED, 200.0)
+    assert (held.action, held.gate, held.n) == (Action.HOLD, Gate.DATA, 0)
+
+
+def test_a_pause_keeps_the_weight_and_stops_the_clocks() -> None:
+    paused = heeded(SHIFTED, Wish.PAUSE, 105.0)
+    assert (paused.phase, paused.stage, paused.obeyed) == (Phase.PAUSED, Phase.SHIFT, 7)
+    assert machine.candidate_weight(paused, SPEC) == 10
+    held = machine.judge(looked(paused, 20, 5000.0), Look(GOOD), SPEC, 5000.0)
+    assert (held.action, held.gate) == (Action.HOLD, Gate.OPERATOR)
+    resumed = heeded(paused, Wish.RESUME, 5005.0)
+    assert (resumed.phase, resumed.interrupted) == (Phase.SHIFT, None)
+    assert resumed.since == SHIFTED.since + 4900.0
+    assert resumed.started == SHIFTED.started + 4900.0
+
+
+def test_harm_takes_a_paused_rollout_back() -> None:
+    paused = heeded(SHIFTED, Wish.PAUSE, 105.0)
+    bad = Window(Counts(100, 60, 100), Counts(900, 0, 900))
+    verdict = machine.judge(looked(paused, 20, 200.0, bad), Look(bad), SPEC, 200.0)
+    assert verdict.action is Action.ROLLBACK
+    assert machine.obey(paused, verdict, SPEC, 200.0).phase is Phase.ROLLBACK
+    dead = machine.judge(paused, Look(None, alive=False), SPEC, 200.0)
+    assert (dead.action, dead.gate) == (Action.ROLLBACK, Gate.HEALTH)
+
+
+def test_a_pause_before_the_start_has_to_wait() -> None:
+    assert machine.heed(Progress(), asked(Wish.PAUSE), SPEC, 1.0) is None
+    warm = heeded(Progress(phase=Phase.WARM), Wish.PAUSE, 2.0)
+    assert machine.candidate_weight(warm, SPEC) == 0
+    assert heeded(warm, Wish.RESUME, 3.0).phase is Phase.WARM
+
+
+def test_a_request_that_changes_nothing_is_obeyed_all_the_same() -> None:
+    resumed = heeded(SHIFTED, Wish.RESUME, 101.0)
+    assert resumed == replace(SHIFTED, obeyed=7)
+    paused = heeded(SHIFTED, Wish.PAUSE, 105.0)
+    assert heeded(paused, Wish.PAUSE, 110.0).paused == 105.0
+
+
+def test_an_abort_is_no_verdict_on_the_candidate() -> None:
+    for progress in (Progress(), SHIFTED, heeded(SHIFTED, Wish.PAUSE, 105.0)):
+        aborted = heeded(progress, Wish.ABORT, 106.0)
+        assert (aborted.phase, aborted.planned) == (Phase.ROLLBACK, Outcome.ABORTED)
+        assert machine.candidate_weight(aborted, SPEC) == 0
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_full_skips_steps_and_gates_but_not_hard_failures(paused: bool) -> None:
+    progress = heeded(SHIFTED, Wish.PAUSE, 105.0) if paused else SHIFTED
+    full = heeded(progress, Wish.FULL, 106.0)
+    assert (full.phase, full.step) == (Phase.BAKE, 2)
+    assert machine.candidate_weight(full, SPEC) == 100
+    bad = Window(Counts(100, 60, 100), Counts())
+    worse = looked(full, 30, 110.0, bad)
+    assert machine.judge(worse, Look(bad), SPEC, 110.0).action is Action.HOLD
+    dead = machine.judge(worse, Look(None, alive=False), SPEC, 110.0)
+    assert dead.action is Action.ROLLBACK
+    verdict = machine.judge(worse, Look(bad), SPEC, 126.0)
+    assert (verdict.action, verdict.gate) == (Action.ADVANCE, Gate.OPERATOR)
+    assert machine.obey(worse, verdict, SPEC, 126.0).planned is Outcome.PROMOTED
+
+
+def test_full_before_the_candidate_serves_waits_for_it() -> None:
+    full = heeded(Progress(phase=Phase.WARM), Wish.FULL, 1.0)
+    assert (full.phase, full.override) == (Phase.WARM, True)
+    assert machine.warmed(full, SHADOWED, 2.0).phase is Phase.BAKE
+
+
+def test_at_the_deadline_it_pauses_if_asked_to_and_gets_the_time_once_more() -> None:
+    spec = replace(SPEC, on_inconclusive=OnInconclusive.PAUSE)
+    verdict = machine.judge(SHIFTED, Look(None), spec, 1000.0)
+    paused = machine.obey(SHIFTED, verdict, spec, 1000.0)
+    assert (paused.phase, paused.ruling) == (Phase.PAUSED, verdict)
+    assert machine.candidate_weight(paused, spec) == 10
+    resumed = heeded(paused, Wish.RESUME, 9000.0, spec)
+    assert (resumed.phase, resumed.ruling, resumed.started) == (Phase.SHIFT, None, 9000.0)
+    assert machine.judge(resumed, Look(None), spec, 9900.0).gate is Gate.DATA
+
+
+def test_latency_is_not_proved_by_a_small_share() -> None:
+    limited = replace(SPEC, max_p99_ms=100.0)
+    unfair = replace(GOOD, fair=False)
+    half = replace(SHIFTED, step=1)
+    for window, proved in ((unfair, False), (GOOD, True)):
+        progress = half
+        for _ in range(60):
+            progress = machine.absorb(progress, Look(window), limited, 200.0)
+        verdict = machine.judge(progress, Look(window), limited, 200.0)
+        assert (verdict.action is Action.ADVANCE) is proved, verdict

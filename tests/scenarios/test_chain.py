@@ -142,6 +142,18 @@ def test_the_same_model_is_not_promoted_again(shop: Shop) -> None:
     assert "serves already" in refused.stderr
 
 
+def test_why_tells_the_chain_of_what_serves(shop: Shop) -> None:
+    told = shop.mlctl.json("why", shop.built["digest"][:12])
+    assert (told["digest"], told["bento"]) == (shop.built["digest"], shop.built["tag"])
+    assert told["source"]["uri"] == shop.optimized["source"]
+    assert told["source"]["aliases"] == ["candidate"]
+    assert told["source"]["run"]
+    assert told["optimized"]["run"] != told["source"]["run"]
+    assert told["evidence"]["rows"] > 0
+    assert (told["rollouts"], told["serves"]) == ([], ["shop"])
+    assert shop.built["digest"] in shop.mlctl.run("why", shop.built["digest"]).stdout
+
+
 def test_a_name_or_a_port_in_use_is_refused(shop: Shop) -> None:
     same_name = shop.mlctl.run("up", "shop", shop.built["tag"])
     assert same_name.returncode == 8

@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
 from services.describe import (
+    EXTENSIONS,
     model_metadata,
     only_ready,
     refuse_change,
@@ -36,7 +37,7 @@ def test_the_index_follows_the_life_of_the_host(bundle: VerifiedBundle) -> None:
 
 def test_metadata(bundle: VerifiedBundle) -> None:
     host = ModelHost(bundle, Settings(), registry=CollectorRegistry())
-    assert server_metadata()["extensions"] == ["binary_tensor_data", "model_repository"]
+    assert server_metadata()["extensions"] == list(EXTENSIONS)
     assert model_metadata(host) == {
         "name": "tiny",
         "versions": [bundle.digest],

@@ -159,25 +159,27 @@ def test_a_run_that_hangs_ends_the_hosts_life(
 def test_a_request_of_many_rows_may_take_the_time_of_many_batches(
     bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate, started = threading.Event(), threading.Event()
+    steps = 5
+    begun, allowed = threading.Semaphore(0), threading.Semaphore(0)
     clock = ManualClock()
 
     def slow(_scorer: Scorer, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        started.set()
-        assert gate.wait(20)
+        begun.release()
+        assert allowed.acquire(timeout=20)
         return {"y": inputs["x"]}
 
     async def main() -> None:
         host = ModelHost(bundle, Settings(hang_s=3), clock=clock, registry=CollectorRegistry())
         monkeypatch.setattr("services.host.warm_up", lambda *_: {1: 0.1, 32: 0.1})
         await host.start()
-        monkeypatch.setattr(Scorer, "run", slow)
-        waiting = host.infer({"x": np.repeat(ROW, 32 * 100, axis=0)})
-        await asyncio.to_thread(started.wait, 20)
-        clock.advance(12)  # 10 are expected: as many as 100 batches take
-        assert host.live
-        gate.set()
-        await waiting
+        monkeypatch.setattr(Scorer, "_run_once", slow)
+        waiting = host.infer({"x": np.repeat(ROW, 32 * steps, axis=0)})
+        for _ in range(steps):
+            assert await asyncio.to_thread(begun.acquire, timeout=20)
+            clock.advance(2.9)  # each step has the time of a batch
+            assert host.live
+            allowed.release()
+        assert (await waiting).outputs["y"].shape == (32 * steps, 4)
         await host.stop()
 
     asyncio.run(main())

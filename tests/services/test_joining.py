@@ -1,5 +1,8 @@
+from functools import partial
+
 import numpy as np
 
+from bundle.errors import MlctlError
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from services.joining import Arrays, run_joined
 from services.padding import LengthPadding
@@ -35,6 +38,26 @@ def test_a_bad_request_fails_alone() -> None:
         False, False, True, False, False,
     ]  # fmt: skip
     assert [o["y"].tolist() for o in outcomes if isinstance(o, dict)] == [[10], [20], [40], [50]]
+
+
+def test_who_left_is_not_run_again_to_find_the_bad_one() -> None:
+    model = Model()
+    left = set[int]()
+
+    def run(inputs: Arrays) -> Arrays:
+        left.update({0, 1, 3})  # while the whole batch runs
+        return model.run(inputs)
+
+    requests = [request(1), request(2), request(-3), request(4)]
+    gone = [partial(left.__contains__, number) for number in range(4)]
+    outcomes = run_joined(run, requests, [1] * 4, None, gone)
+    assert model.batches == [[1, 2, -3, 4], [-3, 4], [-3]]
+    assert [type(outcome) for outcome in outcomes] == [
+        MlctlError,
+        MlctlError,
+        ValueError,
+        MlctlError,
+    ]
 
 
 def test_requests_that_cannot_be_joined_are_run_apart() -> None:

@@ -69,3 +69,13 @@ def test_a_value_is_in_the_bucket_whose_bound_it_does_not_pass() -> None:
         distribution.observe(value)
     assert distribution.counts == [2, 2, 1, 1]
     assert distribution.total == 14
+
+
+def test_workers_are_told_and_those_that_hang() -> None:
+    registry = CollectorRegistry()
+    metrics = Metrics("m", registry)
+    labels = {"model": "m"}
+    assert registry.get_sample_value("mlctl_workers", labels) == 1
+    assert registry.get_sample_value("mlctl_hung_workers", labels) == 0
+    metrics.hung()
+    assert registry.get_sample_value("mlctl_hung_workers", labels) == 1

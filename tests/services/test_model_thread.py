@@ -8,7 +8,7 @@ from services.model_thread import ModelThread
 def test_work_is_done_in_order_elsewhere_and_told_here() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        thread = ModelThread[int](loop)
+        thread = ModelThread(loop)
         told: list[tuple[object, bool]] = []
         end = asyncio.Event()
 
@@ -35,7 +35,7 @@ def test_a_loop_that_has_ended_is_no_trouble() -> None:
     gate, ended = threading.Event(), threading.Event()
 
     async def main() -> None:
-        thread = ModelThread[object](asyncio.get_running_loop())
+        thread = ModelThread(asyncio.get_running_loop())
         thread.submit(partial(gate.wait, 20), lambda _: None)
         thread.submit(ended.set, lambda _: None)
 

@@ -255,3 +255,55 @@ def test_a_transposed_result_reaches_the_runtime_in_the_right_order(tmp_path: Pa
     turned = TOKENIZER.replace('{"ids": ids,', '{"ids": np.asfortranarray(ids),')
     scorer = Scorer.open(make_text_bundle(tmp_path / "bundle", turned), Settings())
     assert scorer.run(texts("one two", "three"))["total"].tolist() == [1.5, 1.5]
+
+
+TOKENS = Signature(
+    inputs=VECTOR.inputs,
+    outputs=(
+        TensorSpec(name="token", dtype=Datatype.FP32, shape=(-1, -1)),
+        TensorSpec(name="left", dtype=Datatype.INT64, shape=(-1,)),
+    ),
+)
+YIELDING = """
+def postprocess(outputs):
+    buffer = np.empty((len(outputs["y"]), 1), np.float32)
+    for column in range(2):
+        buffer[:] = outputs["y"][:, column : column + 1]
+        yield {"token": buffer, "left": np.full(len(buffer), 1 - column)}
+"""
+
+
+def yielding_transform(folder: Path, body: str) -> Transform:
+    path = folder / "transform.py"
+    path.write_text(HEAD + body)
+    return Transform(load_module(path, f"test_{folder.name}"), TOKENS, VECTOR)
+
+
+def test_an_answer_in_pieces_is_the_same_as_a_whole_one(tmp_path: Path) -> None:
+    transform = yielding_transform(tmp_path, YIELDING)
+    outputs = {"y": np.array([[1, 2], [3, 4]], np.float32)}
+    pieces = list(transform.pieces(outputs))  # the same array is filled again for each
+    assert [piece["token"].tolist() for piece in pieces] == [[[1], [3]], [[2], [4]]]
+    whole = transform.postprocess(outputs)
+    assert whole["token"].tolist() == [[1, 2], [3, 4]]
+    assert whole["left"].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("if False:\n        yield", "postprocess: it yielded nothing"),
+        ("yield", "postprocess: it returned NoneType, expected a dict"),
+        ("yield {'token': outputs['y']}", r"it returned the tensors \['token'\], expected"),
+        ("raise KeyError('a')\n    yield", "postprocess failed in line 3: KeyError: 'a'"),
+    ],
+)
+def test_what_is_wrong_with_a_piece_is_told(tmp_path: Path, body: str, reason: str) -> None:
+    transform = yielding_transform(tmp_path, f"def postprocess(outputs):\n    {body}\n")
+    with pytest.raises(TransformError, match=reason):
+        transform.postprocess({"y": np.ones((3, 2), np.float32)})
+
+
+def test_preprocess_cannot_yield(tmp_path: Path) -> None:
+    with pytest.raises(TransformError, match="only postprocess may yield"):
+        vector_transform(tmp_path, "def preprocess(inputs):\n    yield inputs\n")

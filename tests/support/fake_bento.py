@@ -2,7 +2,7 @@
 
 It answers what the rollout asks of a Bento (/readyz, /v2/health/ready, /v2/models/NAME with
 its digest, infer), and a V2 gRPC ModelInfer when MLCTL_GRPC_PORT is set. Its behaviour is in
-the tag: `NAME:DIGEST12?delay=0.05&fail=0.3&slow=0.5&refuse=1&ready=never` as URL
+the tag: `NAME:DIGEST12?delay=0.05&fail=0.3&slow=0.5&refuse=1&ready=never&trace=1` as URL
 query parameters.
 """
 
@@ -13,7 +13,7 @@ import asyncio
 import os
 import random
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl
@@ -41,6 +41,8 @@ class Behaviour:
     fail: float = 0.0
     refuse: float = 0.0
     ready: str = "yes"
+    live: str = "yes"
+    trace: bool = False
 
     @classmethod
     def parse(cls, tag: str) -> Behaviour:
@@ -55,12 +57,21 @@ class Behaviour:
             fail=float(options.get("fail", 0.0)),
             refuse=float(options.get("refuse", 0.0)),
             ready=options.get("ready", "yes"),
+            live=options.get("live", "yes"),
+            trace="trace" in options,
         )
 
     @property
     def patience(self) -> int:
         """Seconds that it gives its requests when it is told to stop: none if they hang."""
         return _PATIENCE if self.delay < _PATIENCE else 0
+
+    def tell(self, headers: Iterable[tuple[bytes | str, bytes | str]]) -> None:
+        """Print the id of a request, and whether it is a copy, if told to trace."""
+        found = {_text(name): _text(value) for name, value in headers}
+        if self.trace and "x-request-id" in found:
+            kind = "copy" if "x-mlctl-copy" in found else "request"
+            print(kind, found["x-request-id"], flush=True)
 
     async def act(self) -> int:
         """Wait as told; the HTTP status of this request."""
@@ -69,6 +80,10 @@ class Behaviour:
         if random.random() < self.fail:
             return 500
         return 404 if random.random() < self.refuse else 200
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value
 
 
 class FakeApp:
@@ -82,6 +97,7 @@ class FakeApp:
             await self._lifespan(receive, send)
             return
         await self._drain(receive)
+        self._behaviour.tell(scope["headers"])
         status, body = await self._answer(scope["path"])
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -89,6 +105,8 @@ class FakeApp:
 
     async def _answer(self, path: str) -> tuple[int, bytes]:
         behaviour = self._behaviour
+        if path == "/v2/health/live":
+            return (503 if behaviour.live == "never" else 200), b"{}"
         if path in ("/readyz", "/v2/health/ready"):
             return (503 if behaviour.ready == "never" else 200), b"{}"
         if path == f"/v2/models/{behaviour.name}":
@@ -117,6 +135,8 @@ async def serve(behaviour: Behaviour, host: str, port: int, grpc_port: int | Non
     server = grpc.aio.server()
 
     async def infer(request: bytes, context: Any) -> bytes:
+        behaviour.tell(context.invocation_metadata())
+        context.set_trailing_metadata((("digest", behaviour.digest),))
         if status := _GRPC.get(await behaviour.act()):
             await context.abort(status, "told to fail")
         return request

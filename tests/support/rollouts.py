@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import sys
 import threading
 from collections import Counter
@@ -99,12 +97,12 @@ def daemon_of(name: str) -> ProcessRef:
 
 
 def kill_daemon(name: str) -> ProcessRef:
-    """SIGKILL the daemon; return when it is gone, so that the next command finds it dead.
+    """SIGKILL the daemon with its watcher; return when it is gone: the next command finds it dead.
 
     On a busy machine a process lives on for a while after the signal was sent.
     """
     daemon = daemon_of(name)
-    os.kill(daemon.pid, signal.SIGKILL)
+    processes.kill(daemon)
     wait_until(lambda: not processes.alive(daemon), what="the daemon is gone")
     return daemon
 

@@ -178,3 +178,47 @@ def test_a_slow_reader_gets_all_of_it(bench: Bench) -> None:
             assert await reader.read() == b""
 
     bench.serve(Hasty, use, large)
+
+
+def test_one_connection_too_many_is_told_so(bench: Bench) -> None:
+    async def use(server: Listening) -> None:
+        async with connected(server), connected(server) as (reader, writer):
+            await until(lambda: len(server.state.connections) == 2)
+            (refused,) = await talk(server, request())
+            assert (refused.status, refused.headers[b"retry-after"]) == (503, b"1")
+            assert refused.headers[b"connection"] == b"close"
+            writer.write(request())
+            assert (await read_reply(reader)).status == 200
+        await until(lambda: not server.state.connections)
+        (taken,) = await talk(server, request(headers=CLOSE))
+        assert taken.status == 200
+
+    bench.run(use, max_connections=2, refusal_seconds=0.1)
+
+
+@pytest.mark.parametrize("content", [request(), GET])
+def test_who_asks_while_the_server_ends_is_answered_and_told(bench: Bench, content: bytes) -> None:
+    async def use(server: Listening) -> None:
+        async with connected(server) as (reader, writer):
+            writer.write(request())
+            assert (await read_reply(reader)).status == 200
+            (connection,) = server.state.connections
+            connection.shutdown()
+            connection.shutdown()  # as often as it likes
+            writer.write(content)
+            last = await read_reply(reader)
+            assert last.headers[b"connection"] == b"close"
+            assert await reader.read() == b""
+
+    bench.run(use)
+
+
+def test_who_does_not_ask_while_the_server_ends_is_closed(bench: Bench) -> None:
+    async def use(server: Listening) -> None:
+        async with connected(server) as (reader, _):
+            await until(lambda: server.state.connections)
+            (connection,) = server.state.connections
+            connection.shutdown()
+            assert await reader.read() == b""
+
+    bench.run(use, farewell_seconds=0.05)

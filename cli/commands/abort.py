@@ -1,0 +1,23 @@
+"""`mlctl abort`: give a rollout up, without a verdict on its candidate."""
+
+from __future__ import annotations
+
+import click
+
+from cli.output import Output, reporting
+
+
+@click.command()
+@click.argument("name")
+@click.option("--reason", default="asked for by hand", show_default=True, help="For the record.")
+@reporting
+def abort(output: Output, name: str, reason: str) -> None:
+    """Give up the rollout under way on NAME.
+
+    All traffic returns to the previous model at once, and the outcome is `aborted`: it says
+    nothing against the candidate, as `mlctl rollback` does.
+    """
+    from cli.asking import take_back
+    from rollout.wishes import Wish
+
+    take_back(output, name, Wish.ABORT, reason)

@@ -1,0 +1,50 @@
+"""`mlctl logs`: what a deployment's processes print."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from cli.output import Output, reporting
+
+if TYPE_CHECKING:
+    from rollout.logs import Line
+
+_POLL_SECONDS = 0.2
+
+
+@click.command()
+@click.argument("name")
+@click.option("--role", help="blue, green, blue/0, proxy, activator or daemon.  [default: all]")
+@click.option(
+    "-n", "--lines", type=click.IntRange(0), default=20, show_default=True, help="Of each log."
+)
+@click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C.")
+@reporting
+def logs(output: Output, name: str, role: str | None, lines: int, *, follow: bool) -> None:
+    """Print the ends of the logs of the deployment NAME, up or down.
+
+    With --json every line of output is a document of its own: {"role": ..., "text": ...}.
+    """
+    from rollout import logs as files
+
+    directory = files.directory_of(name)
+    wanted = files.roles(directory, role)
+    follower = files.Follower(directory, lambda: files.roles(directory, role)) if follow else None
+    for each in wanted:
+        for line in files.tail(directory, each, lines):
+            _print(output, line, named=len(wanted) > 1)
+    while follower is not None:
+        for line in follower.read():
+            _print(output, line, named=True)
+        time.sleep(_POLL_SECONDS)
+
+
+def _print(output: Output, line: Line, *, named: bool) -> None:
+    if output.as_json:
+        click.echo(json.dumps({"role": line.role, "text": line.text}, ensure_ascii=False))
+    else:
+        output.line(f"{line.role:<9} {line.text}" if named else line.text)

@@ -1,0 +1,22 @@
+"""`mlctl resume`: go on with a rollout that is paused."""
+
+from __future__ import annotations
+
+import click
+
+from cli.output import Output, reporting
+
+
+@click.command()
+@click.argument("name")
+@click.option("--reason", default="asked for by hand", show_default=True, help="For the record.")
+@reporting
+def resume(output: Output, name: str, reason: str) -> None:
+    """Go on with the paused rollout of NAME.
+
+    One that was paused at its deadline gets the same time once more.
+    """
+    from cli.asking import ask
+    from rollout.wishes import Wish
+
+    ask(output, name, Wish.RESUME, reason)

@@ -1,0 +1,60 @@
+"""`mlctl scale`: how many replicas a deployment has."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from bundle.errors import ErrorCode, MlctlError
+from cli.output import Output, reporting
+from cli.scaling import bound_options, bounds
+
+
+@click.command()
+@click.argument("name")
+@click.option(
+    "--replicas", type=click.IntRange(1, 64), help="As many, whatever the load; ends autoscaling."
+)
+@bound_options
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Until all are ready.")
+@reporting
+def scale(
+    output: Output,
+    name: str,
+    replicas: int | None,
+    min_replicas: int | None,
+    max_replicas: int | None,
+    idle_seconds: float | None,
+    *,
+    wait: bool,
+) -> None:
+    """Change how many replicas the deployment NAME has, or between what bounds it scales itself.
+
+    A replica that goes finishes its requests first. Not during a rollout: both revisions are
+    compared at the same size.
+    """
+    from rollout import resizing
+
+    found = bounds(min_replicas, max_replicas, replicas)
+    if found is None and replicas is None:
+        raise click.UsageError("give --replicas, or --min-replicas and --max-replicas")
+    least, most = found or (None, None)
+    deployment = resizing.scale(name, replicas, least=least, most=most, idle_seconds=idle_seconds)
+    settings = deployment.settings
+    if wait:
+        deadline = time.monotonic() + settings.ready_seconds
+        while not resizing.settled(name):
+            if time.monotonic() > deadline:
+                raise MlctlError(
+                    ErrorCode.NOT_READY,
+                    f"not all replicas of {name!r} became ready in {settings.ready_seconds:g} s",
+                    f"`mlctl ps {name}` shows which, `mlctl logs {name}` why.",
+                )
+    if output.as_json:
+        document = {"name": name, "replicas": settings.replicas, "min": least, "max": most}
+        output.document(document)
+    elif found is None:
+        output.line(f"{name} has {settings.replicas} replicas")
+    else:
+        output.line(f"{name} scales between {least} and {most} replicas")

@@ -1,0 +1,67 @@
+"""`mlctl why`: the whole chain behind a digest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from cli.output import Output, reporting
+
+
+@click.command()
+@click.argument("digest")
+@reporting
+def why(output: Output, digest: str) -> None:
+    """Show the chain behind DIGEST.
+
+    From the run that trained the model, over the evidence of its optimization, to the verdict
+    of every rollout and the aliases. DIGEST may be the start of one, six digits or more.
+    """
+    from cli import provenance
+
+    known = provenance.known()
+    chain = provenance.chain(provenance.full_digest(digest, known.digests()), known)
+    if output.as_json:
+        output.document(chain)
+    else:
+        _show(output, chain)
+
+
+def _show(output: Output, chain: dict[str, Any]) -> None:
+    from cli.rollouts import local_time, verdict_text
+
+    output.line(f"digest     {chain['digest']}")
+    for part in ("source", "optimized"):
+        output.line(f"{part:<10} {_version(chain[part])}")
+    output.line(f"variant    {_pairs(chain['variant'])}")
+    output.line(f"evidence   {_pairs(chain['evidence'])}")
+    output.line(f"bento      {chain['bento'] or 'not in the store'}")
+    for each in chain["rollouts"]:
+        outcome = each["outcome"] or f"under way ({each['phase']})"
+        output.line(
+            f"rollout    {each['id']} of {each['deployment']}, {local_time(each['created'])}: "
+            f"{outcome}"
+        )
+        if each["verdict"]:
+            output.line(f"           {verdict_text(each['verdict'])}")
+    if not chain["rollouts"]:
+        output.line("rollout    none")
+    output.line(f"serves     {', '.join(chain['serves']) or 'nothing now'}")
+
+
+def _version(part: dict[str, Any] | None) -> str:
+    if part is None:
+        return "not in the registry"
+    run = f", run {part['run']}" if part["run"] else ""
+    return f"{part['uri']}{run}{''.join(f' @{alias}' for alias in part['aliases'])}"
+
+
+def _pairs(values: dict[str, Any] | None) -> str:
+    if values is None:
+        return "not on this machine"
+    told = {name: value for name, value in values.items() if value is not None}
+    return ", ".join(
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in told.items()
+    )

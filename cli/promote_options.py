@@ -1,0 +1,115 @@
+"""The options of `mlctl promote`, in the order in which its help lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import click
+
+_SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
+_PERCENT = click.IntRange(0, 100)
+
+
+def _steps(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise click.BadParameter("give whole percents, such as 1,5,25,50,100") from None
+
+
+def _option(*names: str, **settings: Any) -> Callable[..., Any]:
+    """An option whose default, if it has one, is shown."""
+    return click.option(*names, show_default="default" in settings, **settings)
+
+
+_STEPS = (
+    _option(
+        "--steps",
+        default="1,5,25,50,100",
+        callback=_steps,
+        help="Percents of the traffic, rising to 100.",
+    ),
+    _option("--step-seconds", type=float, default=10.0, help="Least per step."),
+    _option("--min-requests", type=int, default=50, help="Least per step."),
+    _option(
+        "--bake-seconds",
+        type=float,
+        default=30.0,
+        help="Least time at 100 % before the previous model is stopped.",
+    ),
+    _option(
+        "--deadline",
+        "deadline_seconds",
+        type=float,
+        default=3600.0,
+        help="Seconds after which a rollout that is not proved is inconclusive.",
+    ),
+    _option(
+        "--on-inconclusive",
+        type=click.Choice(["rollback", "pause"]),
+        default="rollback",
+        help="What to do then: take it back, or wait for `mlctl resume` or `mlctl abort`.",
+    ),
+    click.option("--sticky", is_flag=True, help="Keep a client on its model while weights allow."),
+)
+
+_SHADOW = (
+    _option(
+        "--shadow-percent",
+        type=_PERCENT,
+        default=0,
+        help="Percent of the traffic to copy to BENTO before any user gets its answers.",
+    ),
+    _option("--shadow-seconds", type=float, default=10.0, help="Least time of that."),
+    _option("--shadow-requests", type=click.IntRange(1), default=50, help="Least copies of that."),
+    _option("--mirror-percent", type=_PERCENT, default=0, help="Percent to copy during the steps."),
+    click.option(
+        "--min-agreement", type=_SHARE, help="Least share of the copies with the same answer."
+    ),
+    _option("--max-psi", type=float, default=0.2, help="Largest drift of the answers."),
+)
+
+_LIMITS = (
+    click.option("--slo", metavar="NAME", help="Latency limits of a use case: see docs/gates.md."),
+    click.option("--max-p50-ms", type=float, help="At most half of the requests may be slower."),
+    click.option("--max-p99-ms", type=float, help="At most 1 % of the requests may be slower."),
+    _option(
+        "--max-error-rate",
+        type=float,
+        default=0.01,
+        help="Largest share of the requests that may fail.",
+    ),
+    _option(
+        "--alpha",
+        type=float,
+        default=0.05,
+        help="Chance of rolling back a good model, over the whole rollout.",
+    ),
+)
+
+_CONDUCT = (
+    click.option("--plan", "only_plan", is_flag=True, help="Only say what it would need."),
+    click.option(
+        "--full",
+        is_flag=True,
+        help="Skip the gates but hard failures, in an emergency. Without BENTO: of the rollout "
+        "under way.",
+    ),
+    click.option(
+        "--force",
+        is_flag=True,
+        help="Start although it may not end in time, or proves latency at a small share.",
+    ),
+    click.option("--no-alias", is_flag=True, help="Do not write the @champion alias."),
+    click.option(
+        "--detach", is_flag=True, help="Only ask for it; follow with `mlctl status NAME`."
+    ),
+)
+
+
+def promote_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add every option of `mlctl promote`."""
+    options = (*_STEPS, *_SHADOW, *_LIMITS, *_CONDUCT)
+    return reduce(lambda done, option: option(done), reversed(options), function)

@@ -1,0 +1,150 @@
+"""The chain behind one digest: source run, optimized version, Bento, rollouts, aliases.
+
+Each link is asked where it is kept: the registry, the Bento store, the journal. A link that is
+not there any more is left out, and the others are still told.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bundle.errors import ErrorCode, MlctlError
+
+if TYPE_CHECKING:
+    from bundle.manifest import Manifest
+    from registry.catalog import ModelRow, PublishedModel
+    from rollout.records import Deployment, Rollout
+    from services.store import BentoInfo
+
+_PREFIX = re.compile(r"[0-9a-f]{6,64}")
+_DIGEST_LABEL = "mlctl.digest"
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Everything on this machine and in its registry that may bear a digest."""
+
+    bentos: Sequence[BentoInfo]
+    rows: Sequence[ModelRow]
+    rollouts: Sequence[Rollout]
+    deployments: Sequence[Deployment]
+
+    def digests(self) -> set[str]:
+        revisions = [
+            each for rollout in self.rollouts for each in (rollout.live, rollout.candidate)
+        ]
+        revisions += [deployment.live for deployment in self.deployments]
+        labels = (bento.labels.get(_DIGEST_LABEL) for bento in self.bentos)
+        found = {*labels, *(row.digest for row in self.rows)} - {None}
+        return {revision.digest for revision in revisions} | {str(digest) for digest in found}
+
+
+def known() -> Known:
+    """Ask the Bento store, the registry and the journal. REGISTRY_UNAVAILABLE."""
+    from registry.mlflow_catalog import MlflowCatalog
+    from rollout import places
+    from rollout.journal import Journal
+    from services.store import find_bento, list_bentos
+
+    bentos = tuple(map(find_bento, list_bentos()))
+    with Journal(places.journal()) as journal:
+        rollouts, deployments = journal.rollouts(), journal.deployments()
+    return Known(bentos, MlflowCatalog().list_models(), rollouts, deployments)
+
+
+def full_digest(text: str, digests: Iterable[str]) -> str:
+    """The one digest that begins with `text`; INVALID_INPUT or NOT_FOUND."""
+    if not _PREFIX.fullmatch(text):
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"{text!r} is not a digest, nor at least six digits of its start",
+            "`mlctl models` and `mlctl status` show digests.",
+        )
+    found = sorted(digest for digest in digests if digest.startswith(text))
+    if not found:
+        raise MlctlError(
+            ErrorCode.NOT_FOUND,
+            f"no digest that begins with {text} is in the registry, the Bento store or a rollout",
+            "`mlctl models` and `mlctl status` show digests.",
+        )
+    if len(found) > 1:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"{len(found)} digests begin with {text}: {', '.join(each[:16] for each in found[:3])}",
+            "Give more digits.",
+        )
+    return found[0]
+
+
+def chain(digest: str, known: Known) -> dict[str, Any]:
+    """The chain as --json shows it; what is not known any more is null."""
+    published = _published(digest, known.rows)
+    bento = next((each for each in known.bentos if each.labels.get(_DIGEST_LABEL) == digest), None)
+    manifest = _manifest(bento)
+    return {
+        "digest": digest,
+        "source": _source(manifest, published, known.rows),
+        "optimized": _optimized(published, known.rows),
+        "variant": manifest.variant.model_dump() if manifest else None,
+        "evidence": manifest.evidence.model_dump() if manifest else None,
+        "bento": bento.tag if bento else None,
+        "rollouts": [_rollout(each) for each in reversed(known.rollouts) if _bears(each, digest)],
+        "serves": [each.name for each in known.deployments if each.live.digest == digest],
+        "champion_of": [each.name for each in known.deployments if each.champion == digest],
+    }
+
+
+def _published(digest: str, rows: Sequence[ModelRow]) -> PublishedModel | None:
+    from registry.mlflow_catalog import MlflowCatalog
+
+    known = any(row.digest == digest for row in rows)
+    return MlflowCatalog().find_by_digest(digest) if known else None
+
+
+def _manifest(bento: BentoInfo | None) -> Manifest | None:
+    from bundle.verify import read_manifest
+    from services.packaging import MODEL_FOLDER
+
+    return None if bento is None else read_manifest(bento.path / "src" / MODEL_FOLDER)
+
+
+def _source(
+    manifest: Manifest | None, published: PublishedModel | None, rows: Sequence[ModelRow]
+) -> dict[str, Any] | None:
+    uri = manifest.source.uri if manifest else published.source_uri if published else None
+    if uri is None:
+        return None
+    return {
+        "uri": uri,
+        "run": manifest.source.run_id if manifest else None,
+        "aliases": _aliases(uri, rows),
+    }
+
+
+def _optimized(published: PublishedModel | None, rows: Sequence[ModelRow]) -> dict[str, Any] | None:
+    if published is None:
+        return None
+    return {
+        "uri": published.uri,
+        "run": published.run_id,
+        "aliases": _aliases(published.uri, rows),
+    }
+
+
+def _aliases(uri: str, rows: Sequence[ModelRow]) -> list[str]:
+    return [
+        alias for row in rows if f"models:/{row.name}/{row.version}" == uri for alias in row.aliases
+    ]
+
+
+def _bears(rollout: Rollout, digest: str) -> bool:
+    return rollout.candidate.digest == digest
+
+
+def _rollout(rollout: Rollout) -> dict[str, Any]:
+    from cli.rollouts import rollout_document
+
+    return {"deployment": rollout.deployment, **rollout_document(rollout)}

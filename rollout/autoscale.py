@@ -1,0 +1,150 @@
+"""How many replicas a deployment should have: a pure policy, told what was seen and when.
+
+It acts on the rows that wait and on the share of time in which models run, both per worker,
+and only on what has held for a while. More comes quickly and less slowly: a replica too many
+costs memory, one too few costs answers. What is added is sized so that the replicas left
+after a step down would again be too few, hence a steady load does not make it swing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+# Rows that wait per worker, and the share of time it runs, above which more is wanted.
+_CROWDED_ROWS = 16.0
+_BUSY = 0.85
+# The share of time that a worker should run; down only where fewer would still be below `_CALM`.
+_TARGET = 0.6
+_CALM = 0.5
+_HOT_SECONDS = 3.0
+_COLD_SECONDS = 60.0
+# No step up so soon after another one: the last one's effect is not yet seen.
+_PAUSE_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The least and the most replicas; 0 is reached only after `idle_seconds` without a request."""
+
+    least: int
+    most: int
+    idle_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One replica's load per worker: rows that wait, and the share of time (0 to 1) it runs."""
+
+    queue_rows: float
+    busy: float
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One look: when (seconds), how many replicas are wanted now, and what they do.
+
+    `loads` holds a load for every replica that serves; fewer than `replicas` means that some are
+    starting or silent. `requests` is a count that moves with each request. `active` are the
+    requests now under way.
+    """
+
+    at: float
+    replicas: int
+    loads: tuple[Load, ...]
+    requests: int
+    active: int
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What the policy remembers: since when it is hot, cold and idle, and its last change."""
+
+    hot_since: float | None = None
+    cold_since: float | None = None
+    idle_since: float | None = None
+    requests: int | None = None
+    changed: float | None = None
+
+
+def decide(state: State, seen: Seen, bounds: Bounds) -> tuple[State, int]:
+    """The state after this look, and the number of replicas to have from now on.
+
+    Zero stays zero here: only a request wakes a deployment.
+    """
+    state = _remember(state, seen)
+    wanted = _wanted(state, seen, bounds)
+    if wanted == seen.replicas:
+        return state, wanted
+    return replace(state, hot_since=None, cold_since=None, changed=seen.at), wanted
+
+
+def _wanted(state: State, seen: Seen, bounds: Bounds) -> int:
+    if seen.replicas == 0:
+        return 0 if bounds.least == 0 else bounds.least
+    if _lasts(state.idle_since, seen.at, bounds.idle_seconds) and bounds.least == 0:
+        return 0
+    count = min(max(seen.replicas, bounds.least), bounds.most)
+    if count != seen.replicas:
+        return count
+    if _lasts(state.hot_since, seen.at, _HOT_SECONDS) and _settled(state, seen.at):
+        return min(bounds.most, _more(seen))
+    if _lasts(state.cold_since, seen.at, _COLD_SECONDS):
+        return max(bounds.least, 1, count - 1)
+    return count
+
+
+def _remember(state: State, seen: Seen) -> State:
+    moved = seen.requests != state.requests or seen.active > 0
+    return State(
+        hot_since=_since(state.hot_since, seen.at, _is_hot(seen)),
+        cold_since=_since(state.cold_since, seen.at, _is_cold(seen)),
+        idle_since=_since(None if moved else state.idle_since, seen.at, seen.active == 0),
+        requests=seen.requests,
+        changed=state.changed,
+    )
+
+
+def _is_hot(seen: Seen) -> bool:
+    """Whether those that serve have too much, and nobody is on the way to help."""
+    if not seen.loads or len(seen.loads) < seen.replicas:
+        return False
+    return _rows(seen) > _CROWDED_ROWS or _busy(seen) > _BUSY
+
+
+def _is_cold(seen: Seen) -> bool:
+    """Whether one fewer could do it."""
+    rest = len(seen.loads) - 1
+    if rest < 1 or len(seen.loads) < seen.replicas:
+        return False
+    share = len(seen.loads) / rest
+    return _rows(seen) * share < 1.0 and _busy(seen) * share < _CALM
+
+
+def _more(seen: Seen) -> int:
+    """One more, or as many as bring the load to the target; at most twice what there is."""
+    by_time = math.ceil(seen.replicas * _busy(seen) / _TARGET)
+    by_rows = math.ceil(seen.replicas * _rows(seen) / _CROWDED_ROWS)
+    return max(seen.replicas + 1, min(max(by_time, by_rows), 2 * seen.replicas))
+
+
+def _rows(seen: Seen) -> float:
+    return sum(load.queue_rows for load in seen.loads) / len(seen.loads)
+
+
+def _busy(seen: Seen) -> float:
+    return sum(load.busy for load in seen.loads) / len(seen.loads)
+
+
+def _since(before: float | None, now: float, holds: bool) -> float | None:
+    if not holds:
+        return None
+    return now if before is None else before
+
+
+def _lasts(since: float | None, now: float, seconds: float) -> bool:
+    return since is not None and now - since >= seconds
+
+
+def _settled(state: State, now: float) -> bool:
+    return state.changed is None or now - state.changed >= _PAUSE_SECONDS

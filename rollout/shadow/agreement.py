@@ -1,0 +1,145 @@
+"""Judging the pairs of answers: no NaN, no more disagreement than allowed, no drift. Pure.
+
+One request is one trial, with the share of its rows that disagree, because the rows of a
+request come from one caller and are wrong together. Drift only holds: a distribution that
+moved says that somebody should look, not that the candidate is wrong.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from rollout import eprocess
+from rollout.eprocess import Logs
+from rollout.model import RolloutSpec
+from rollout.shadow.drift import rows_needed
+from rollout.shadow.window import ShadowWindow
+from rollout.verdict import Action, Gate, Hits, Verdict, breaks, share
+
+MIN_BAD_TICKS = 3
+# Another variant of the same model answers alike; a model trained anew need not.
+ONE_SOURCE_MAX_DISAGREEMENT = 0.01
+
+
+def _worse() -> Logs:
+    return eprocess.start(len(eprocess.SHARE_STAKES))
+
+
+def _better() -> Logs:
+    return eprocess.start(4)
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowEvidence:
+    """All looks at pairs so far: their sums, the last drift, and the two e-processes."""
+
+    total: ShadowWindow = field(default_factory=ShadowWindow)
+    bad_ticks: int = 0
+    disagreement: Logs = field(default_factory=_worse)
+    agreement_proof: Logs = field(default_factory=_better)
+
+    @property
+    def hits(self) -> Hits:
+        """Disagreeing requests of all that were compared."""
+        return self.total.disagreed, self.total.requests
+
+
+def of_one_source(spec: RolloutSpec) -> RolloutSpec:
+    """The spec of a rollout between two variants of one model: they agree unless told otherwise."""
+    if spec.max_disagreement is not None:
+        return spec
+    return replace(spec, max_disagreement=ONE_SOURCE_MAX_DISAGREEMENT)
+
+
+def fold(evidence: ShadowEvidence, window: ShadowWindow, spec: RolloutSpec) -> ShadowEvidence:
+    """Add one look."""
+    evidence = replace(evidence, total=_plus(evidence.total, window))
+    limit = spec.max_disagreement
+    if limit is None or not window.requests:
+        return evidence
+    hits = (window.disagreed, window.requests)
+    return replace(
+        evidence,
+        bad_ticks=evidence.bad_ticks + breaks(hits, limit),
+        disagreement=eprocess.share_step(evidence.disagreement, *hits, limit),
+        agreement_proof=eprocess.bound_step(evidence.agreement_proof, *hits, limit),
+    )
+
+
+def broken(evidence: ShadowEvidence) -> Verdict | None:
+    """ROLLBACK at the first NaN or infinity where live answered a number."""
+    total = evidence.total
+    if not total.non_finite:
+        return None
+    why = (
+        f"{total.non_finite} of {total.rows} compared rows hold NaN or infinity where the live "
+        "revision answers numbers"
+    )
+    return Verdict(Action.ROLLBACK, Gate.NON_FINITE, why, total.non_finite, 0.0, total.requests)
+
+
+def disagrees(evidence: ShadowEvidence, spec: RolloutSpec) -> Verdict | None:
+    """ROLLBACK for what the e-process has shown, if it was seen in several ticks."""
+    if evidence.bad_ticks < MIN_BAD_TICKS or spec.max_disagreement is None:
+        return None
+    return _verdict(Action.ROLLBACK, evidence, spec.max_disagreement, "")
+
+
+def doubtful(evidence: ShadowEvidence, spec: RolloutSpec) -> Verdict | None:
+    """HOLD while disagreement or drift lies beyond its limit, proved or not; else None."""
+    limit, total = spec.max_disagreement, evidence.total
+    if limit is not None and breaks(evidence.hits, limit):
+        return _verdict(Action.HOLD, evidence, limit, ": too many to go on, too few to decide")
+    if total.psi is not None and total.psi > spec.max_psi:
+        why = (
+            f"the outputs are distributed otherwise than the live revision's: PSI "
+            f"{total.psi:.3f} over {total.psi_rows} rows, at most {spec.max_psi:g} goes on"
+        )
+        return Verdict(Action.HOLD, Gate.DRIFT, why, total.psi, spec.max_psi, total.psi_rows)
+    return None
+
+
+def unproved(evidence: ShadowEvidence, spec: RolloutSpec, threshold: float) -> Verdict | None:
+    """HOLD until enough pairs were seen and, with a limit, agreement is shown; else None.
+
+    `threshold` is the logarithm that the proof has to reach.
+    """
+    total, needed = evidence.total, spec.shadow_requests
+    if total.requests < needed:
+        why = f"{total.requests} requests were answered by both revisions, {needed} are needed"
+        return Verdict(Action.HOLD, Gate.DATA, why, total.requests, needed, total.requests)
+    if total.psi is None:
+        needed = rows_needed(spec.max_psi)
+        why = f"{total.rows} compared rows, drift is told from {needed} on"
+        return Verdict(Action.HOLD, Gate.DATA, why, total.rows, needed, total.requests)
+    limit = spec.max_disagreement
+    if limit is None or eprocess.log_mean(evidence.agreement_proof) >= threshold:
+        return None
+    why = (
+        f"{total.disagreed:.4g} disagreements in {total.requests} requests do not yet prove a "
+        f"share below {limit:g}"
+    )
+    return Verdict(Action.HOLD, Gate.PROOF, why, share(evidence.hits), limit, total.requests)
+
+
+def _verdict(action: Action, evidence: ShadowEvidence, limit: float, end: str) -> Verdict:
+    total = evidence.total
+    why = (
+        f"{total.differed} of {total.rows} rows in {total.requests} requests are answered "
+        f"otherwise than by the live revision, at most {limit:g} may{end}"
+    )
+    return Verdict(action, Gate.DISAGREEMENT, why, share(evidence.hits), limit, total.requests)
+
+
+def _plus(total: ShadowWindow, window: ShadowWindow) -> ShadowWindow:
+    return ShadowWindow(
+        requests=total.requests + window.requests,
+        disagreed=total.disagreed + window.disagreed,
+        rows=total.rows + window.rows,
+        differed=total.differed + window.differed,
+        non_finite=total.non_finite + window.non_finite,
+        distance=max(total.distance, window.distance),
+        lost=total.lost + window.lost,
+        psi=window.psi,
+        psi_rows=window.psi_rows,
+    )

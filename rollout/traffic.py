@@ -1,0 +1,64 @@
+"""The deployment's traffic now, measured at its own proxy for a short while."""
+
+from __future__ import annotations
+
+import time
+
+from bundle.errors import ErrorCode, MlctlError
+from rollout import places
+from rollout.counts import LATENCY_EDGES_MS, Totals, difference
+from rollout.journal import Journal
+from rollout.model import Revision, RolloutSpec
+from rollout.plan import Plan, Today, plan, today
+from rollout.planes import proxy_of
+from rollout.ports import Meter, PlaneUnavailable
+from rollout.records import Deployment
+
+MEASURED_SECONDS = 3.0
+
+
+def require_end(name: str, revision: Revision, spec: RolloutSpec) -> None:
+    """CANNOT_END if a rollout to `revision` is not expected to end at today's traffic.
+
+    What no traffic would change is refused first, as `Journal.begin` does.
+    """
+    with Journal(places.journal()) as journal:
+        journal.check(name, revision)
+    plan_for(name, spec).require_end()
+
+
+def plan_for(name: str, spec: RolloutSpec, seconds: float = MEASURED_SECONDS) -> Plan:
+    """What a rollout of deployment `name` would need at the traffic of the next `seconds`.
+
+    DEPLOYMENT_NOT_FOUND; UNAVAILABLE if its proxy does not answer.
+    """
+    with Journal(places.journal()) as journal:
+        deployment = journal.live_deployment(name)
+    return plan(spec, _measured(deployment, spec, seconds), deployment.settings.tick_seconds)
+
+
+def _measured(deployment: Deployment, spec: RolloutSpec, seconds: float) -> Today:
+    directory = places.directory(deployment.name)
+    proxy = proxy_of(directory, deployment.ports, deployment.settings)
+    try:
+        with proxy.plane() as plane:
+            counted, took = _count(plane, seconds)
+    except PlaneUnavailable as error:
+        raise MlctlError(
+            ErrorCode.UNAVAILABLE,
+            f"the proxy of {deployment.name!r} did not answer while its traffic was measured",
+            f"`mlctl status {deployment.name}` brings it back.",
+        ) from error
+    return today(counted, took, spec, LATENCY_EDGES_MS)
+
+
+def _count(meter: Meter, seconds: float) -> tuple[Totals, float]:
+    """What both colours together answered, and in how many seconds."""
+    begun, before = time.monotonic(), meter.read()
+    time.sleep(seconds)
+    after, took = meter.read(), time.monotonic() - begun
+    parts = difference(before, after)
+    if parts is None:
+        raise PlaneUnavailable("the proxy was restarted meanwhile")
+    first, second = parts.values()
+    return first.plus(second), took

@@ -1,0 +1,62 @@
+"""What the gates say: an action, the gate that it rests on, and the numbers behind it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+Hits = tuple[float, int]  # how many of how many; a share of a request counts as such
+
+
+class Action(StrEnum):
+    """What a verdict asks for."""
+
+    ADVANCE = "advance"
+    HOLD = "hold"
+    ROLLBACK = "rollback"
+    INCONCLUSIVE = "inconclusive"
+
+
+class Gate(StrEnum):
+    """What a verdict rests on."""
+
+    ERRORS_VS_LIMIT = "errors_vs_limit"
+    ERRORS_VS_LIVE = "errors_vs_live"
+    CLIENT_ERRORS_VS_LIVE = "client_errors_vs_live"
+    LATENCY_VS_LIMIT = "latency_vs_limit"
+    MEDIAN_VS_LIMIT = "median_vs_limit"
+    LATENCY_VS_LIVE = "latency_vs_live"
+    DISAGREEMENT = "disagreement"
+    NON_FINITE = "non_finite"
+    DRIFT = "drift"
+    READY = "ready"
+    HEALTH = "health"
+    CONFIG = "config"
+    OPERATOR = "operator"
+    UNWATCHED = "unwatched"
+    DATA = "data"
+    BAKE_TIME = "bake_time"
+    PROOF = "proof"
+    DEADLINE = "deadline"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One decision: `value` was measured against `limit` on `n` requests, and `why` in words."""
+
+    action: Action
+    gate: Gate
+    why: str
+    value: float | None = None
+    limit: float | None = None
+    n: int = 0
+
+
+def breaks(hits: Hits, limit: float) -> bool:
+    """Whether (hits, n) lies beyond `limit`."""
+    return hits[0] > limit * hits[1]
+
+
+def share(hits: Hits) -> float:
+    """Hits of n; 0 of none."""
+    return hits[0] / hits[1] if hits[1] else 0.0

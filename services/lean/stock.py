@@ -1,0 +1,20 @@
+"""uvicorn's own protocol, with the limit on connections that BentoML gives it no setting for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from services.lean.upgrade import PlainParser
+
+
+class StockProtocol(HttpToolsProtocol):
+    """One connection. Requests are answered 503 while more than `max_connections` are open."""
+
+    max_connections = 4096
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.parser = PlainParser(self)
+        self.limit_concurrency = self.max_connections + 1  # uvicorn refuses from there on

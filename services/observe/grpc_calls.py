@@ -1,0 +1,40 @@
+"""gRPC calls as observers are to know them: their ids and traces are in the metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from services.host import ModelHost
+from services.observe.calls import GRPC, Seen
+from services.observe.ids import RequestIds
+
+
+class GrpcCalls:
+    """Tells the observer of one host, if it has one, of the calls to it."""
+
+    def __init__(self, host: ModelHost) -> None:
+        self._host = host
+        self._ids = RequestIds()
+
+    def begin(self, size: Callable[[], int], context: Any) -> Seen | None:
+        """A request of `size` bytes is there; None if nobody wants to hear more of it."""
+        if self._host.observer is None:
+            return None
+        metadata = dict(context.invocation_metadata() or ())
+        request_id = self._ids.of(_header(metadata, "x-request-id"))
+        traceparent = _header(metadata, "traceparent")
+        seen = self._host.observer.begin(GRPC, request_id, traceparent, context.peer())
+        if seen is not None:
+            seen.bytes_in = size()
+        return seen
+
+    def ended(self, seen: Seen | None, error: BaseException | None) -> None:
+        """The request failed, or its stream is whole."""
+        if seen is not None and self._host.observer is not None:
+            self._host.observer.ended(seen, error)
+
+
+def _header(metadata: Mapping[str, str | bytes], name: str) -> bytes | None:
+    value = metadata.get(name)
+    return value.encode() if isinstance(value, str) else value

@@ -1,0 +1,56 @@
+"""The settings of what is seen of requests: environment variables MLCTL_..., checked at start."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic_settings import BaseSettings, NoDecode
+
+OFF = "off"
+
+
+class LogOnly(StrEnum):
+    """Which requests the access log has."""
+
+    ALL = "all"
+    ERRORS = "errors"
+
+
+def _names(value: object) -> object:
+    """Names between commas, as a variable has them."""
+    if isinstance(value, str):
+        return tuple(name.strip() for name in value.split(",") if name.strip())
+    return value
+
+
+class ObserveSettings(BaseSettings):
+    """What is seen of requests; all of it is off by default.
+
+    `access_log` is `off`, `stdout`, `stderr` or a file, which is made anew when it was moved
+    away; `access_log_client` adds the address of the peer. `otlp_endpoint` is the base URL of
+    a collector: requests whose caller records its trace become spans there. `sample_share`
+    of the requests is written to the folder `sample_dir`, without the tensors named in
+    `sample_redact`, at latest after `sample_flush_s`; beyond `sample_max_bytes` the oldest
+    go. The document in `sample_control`, while it exists, wins over these.
+    """
+
+    access_log: str = OFF
+    access_log_only: LogOnly = LogOnly.ALL
+    access_log_client: bool = False
+    otlp_endpoint: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None
+    sample_dir: Path | None = None
+    sample_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    sample_redact: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)] = ()
+    sample_flush_s: Annotated[float, Field(gt=0, le=86_400)] = 60.0
+    sample_max_bytes: Annotated[int, Field(gt=0)] = 1 << 30
+    sample_control: Path | None = None
+
+    @field_validator("sample_share", "sample_control")
+    @classmethod
+    def _needs_folder(cls, value: object, info: ValidationInfo) -> object:
+        if value and info.data.get("sample_dir") is None:
+            raise ValueError("set MLCTL_SAMPLE_DIR, too: the folder for what is recorded")
+        return value

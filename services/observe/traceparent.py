@@ -1,0 +1,46 @@
+"""The header `traceparent` of W3C trace context: which span of the caller a request belongs to."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+_FORM = re.compile(rb"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
+_FLAGS_END = 55
+_NO_TRACE, _NO_SPAN = b"0" * 32, b"0" * 16
+# The last digit of the flags, when their lowest bit says that the caller records the trace.
+_SAMPLED_DIGITS = frozenset(b"13579bdf")
+
+
+class TraceParent(NamedTuple):
+    """The caller's span, as its `traceparent` header names it."""
+
+    trace_id: int
+    span_id: int
+    flags: int
+
+
+def parse_traceparent(header: bytes | None) -> TraceParent | None:
+    """What a W3C traceparent header says; None if there is none, or it is not valid."""
+    match = None if header is None else _FORM.fullmatch(header)
+    if match is None:
+        return None
+    found = TraceParent(*(int(part, 16) for part in match.groups()))
+    return found if found.trace_id and found.span_id else None
+
+
+def trace_id(header: bytes) -> str | None:
+    """The trace's id as the header spells it; None if the header is not valid."""
+    match = _FORM.fullmatch(header)
+    if match is None or match[1] == _NO_TRACE or match[2] == _NO_SPAN:
+        return None
+    return match[1].decode()
+
+
+def is_sampled(header: bytes | None) -> bool:
+    """Whether the caller records its trace: a look at one digit, the rest is not checked."""
+    return (
+        header is not None
+        and len(header) >= _FLAGS_END
+        and header[_FLAGS_END - 1] in _SAMPLED_DIGITS
+    )

@@ -1,0 +1,1 @@
+"""Who may call the server, and over which connections: tokens and TLS."""

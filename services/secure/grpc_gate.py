@@ -1,0 +1,50 @@
+"""The token check in front of every gRPC method, before its message is read."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+
+from bundle.errors import MlctlError
+from services.grpc_status import abort
+from services.secure.tokens import Access, unauthenticated
+from services.v2_messages import SERVICE
+
+# As over HTTP: probes need no token. A watch of the health is one, too.
+_PROBES = frozenset(
+    {
+        f"/{SERVICE}/ServerLive",
+        f"/{SERVICE}/ServerReady",
+        "/grpc.health.v1.Health/Check",
+        "/grpc.health.v1.Health/Watch",
+    }
+)
+
+
+class TokenInterceptor(grpc.aio.ServerInterceptor):
+    """UNAUTHENTICATED for a call whose metadata shows no token; `refused` is told of each."""
+
+    def __init__(self, access: Access, refused: Callable[[MlctlError], None]) -> None:
+        self._access = access
+        self._refused = refused
+
+    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        if handler_call_details.method in _PROBES or self._access.allows(
+            _authorization(handler_call_details.invocation_metadata)
+        ):
+            return await continuation(handler_call_details)
+        # As a stream, whatever the method is: then nothing of the call is read.
+        return grpc.stream_stream_rpc_method_handler(self._refuse)  # type: ignore[no-untyped-call]
+
+    async def _refuse(self, _messages: Any, context: Any) -> AsyncIterator[bytes]:
+        error = unauthenticated()
+        self._refused(error)
+        await abort(context, error)
+        yield b""  # type: ignore[unreachable]  # makes it the stream that gRPC asks for
+
+
+def _authorization(metadata: Any) -> bytes | None:
+    found = dict(metadata or ()).get("authorization")
+    return found.encode() if isinstance(found, str) else found

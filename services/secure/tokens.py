@@ -1,0 +1,119 @@
+"""Whether a caller may ask: it shows one of the bearer tokens, if any are asked for.
+
+What a request shows is hashed and compared with every token's hash in constant time, so
+that the time of a refusal tells neither how much of a token was right nor which one.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from hashlib import sha256
+from hmac import compare_digest
+from pathlib import Path
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.tokens import parse_tokens, read_tokens
+
+# How soon a change of the file is seen, at the latest.
+_LOOK_SECONDS = 1.0
+_SCHEME = b"Bearer "
+_Stamp = tuple[int, int, int]
+logger = logging.getLogger("mlctl.access")
+
+
+class Access:
+    """The tokens that open a listener; with neither `token` nor `file`, it is open to all.
+
+    The file is read again when it has changed. One that cannot be read any more, or holds
+    no token, changes nothing but the log: a slip in a rotation must not lock callers out.
+
+    Args:
+        token: the one token.
+        file: a file with a token on each line.
+        name: the variable that gives `token`, for errors; the file's ends with _FILE.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        token: str | None = None,
+        file: Path | None = None,
+        *,
+        name: str = "MLCTL_TOKEN",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if token is not None and file is not None:
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT, f"{name} and {name}_FILE are both set", "Unset one."
+            )
+        self.required = token is not None or file is not None
+        self._file = file
+        self._clock = clock
+        self._next_look = clock() + _LOOK_SECONDS
+        self._stamp: _Stamp | None = None
+        self._digests: tuple[bytes, ...] = ()
+        if token is not None:
+            self._digests = _digests(parse_tokens(token, name))
+        elif file is not None:
+            self._stamp = _stamp(file)
+            self._digests = _digests(read_tokens(file))
+
+    def allows(self, authorization: bytes | None) -> bool:
+        """Whether a request with this Authorization header may be answered."""
+        if not self.required:
+            return True
+        if self._file is not None and self._clock() >= self._next_look:
+            self._look(self._file)
+        if authorization is None:
+            return False
+        if self._has(authorization):
+            return True
+        scheme = authorization[: len(_SCHEME)]
+        if scheme == _SCHEME or scheme.lower() != _SCHEME.lower():
+            return False
+        return self._has(_SCHEME + authorization[len(_SCHEME) :])
+
+    def require(self, authorization: bytes | None) -> None:
+        """Raise UNAUTHENTICATED unless `allows`."""
+        if self.required and not self.allows(authorization):
+            raise unauthenticated()
+
+    def _has(self, authorization: bytes) -> bool:
+        given = sha256(authorization).digest()
+        found = False
+        for known in self._digests:
+            found |= compare_digest(given, known)
+        return found
+
+    def _look(self, file: Path) -> None:
+        self._next_look = self._clock() + _LOOK_SECONDS
+        stamp = _stamp(file)
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            self._digests = _digests(read_tokens(file))
+        except MlctlError as error:
+            logger.error("the tokens stay as they were: %s", error.message)  # noqa: TRY400 - it says all
+        else:
+            logger.info("the token file has changed: %d tokens", len(self._digests))
+
+
+def unauthenticated() -> MlctlError:
+    """The same for a token that is missing and one that is wrong."""
+    return MlctlError(ErrorCode.UNAUTHENTICATED, "the request shows no token that is valid here")
+
+
+def _digests(tokens: Iterable[str]) -> tuple[bytes, ...]:
+    return tuple(sha256(_SCHEME + token.encode()).digest() for token in tokens)
+
+
+def _stamp(file: Path) -> _Stamp | None:
+    """What changes when the file does, also when a link is turned to another one."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size

@@ -1,0 +1,99 @@
+"""Ends a worker that hangs, so that its supervisor starts another one.
+
+A model's run cannot be cancelled, and an event loop that hangs answers nobody who asks
+whether it lives: so a thread looks, at both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+
+EXIT_CODE = 70
+_LONGEST_INTERVAL = 1.0
+# A look that comes so many intervals late means that the whole process stood still:
+# nothing is known about what happened meanwhile.
+_STOOD_STILL = 5.0
+# How long the loop, if it works, has to send those who wait their last answers.
+_FAREWELL_SECONDS = 0.5
+logger = logging.getLogger("mlctl.watchdog")
+
+
+def end_process() -> None:
+    """Show where every thread is, and end: no cleanup could be waited for."""
+    faulthandler.dump_traceback(all_threads=True)
+    logging.shutdown()
+    os._exit(EXIT_CODE)
+
+
+class Watchdog:
+    """Looks several times in `limit` seconds, from a thread of its own, until `stop`.
+
+    It calls `farewell` on `loop` and then `end`, once, when `live` is false or the loop has
+    done nothing for `limit` seconds. Made on the loop.
+    """
+
+    def __init__(
+        self,
+        live: Callable[[], bool],
+        farewell: Callable[[], None],
+        limit: float,
+        *,
+        end: Callable[[], None] = end_process,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._live = live
+        self._farewell = farewell
+        self._limit = limit
+        self._interval = min(_LONGEST_INTERVAL, limit / 5)
+        self._end = end
+        self._stopped = threading.Event()
+        self._beat = time.monotonic()
+        threading.Thread(target=self._watch, name="mlctl-watchdog", daemon=True).start()
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._stopped.set()
+
+    def _watch(self) -> None:
+        looked = time.monotonic()
+        while not self._stopped.wait(self._interval):
+            now = time.monotonic()
+            late, looked = now - looked > _STOOD_STILL * self._interval, now
+            try:
+                self._loop.call_soon_threadsafe(self._note_beat)
+            except RuntimeError:
+                return  # a loop that was closed hangs no more
+            if late:
+                self._beat = now
+            elif now - self._beat > self._limit:
+                logger.critical("the event loop hangs for %.0f s; this worker ends", self._limit)
+                self._end()
+                return
+            elif not self._live():
+                logger.critical("the model hangs; this worker ends")
+                self._say_farewell()
+                self._end()
+                return
+
+    def _note_beat(self) -> None:
+        self._beat = time.monotonic()
+
+    def _say_farewell(self) -> None:
+        told = threading.Event()
+
+        def tell() -> None:
+            try:
+                self._farewell()
+            finally:  # the answers go out in the loop's next turns
+                self._loop.call_later(_FAREWELL_SECONDS / 5, told.set)
+
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(tell)
+        told.wait(_FAREWELL_SECONDS)

@@ -1,0 +1,125 @@
+"""What the worker processes of one server share, arranged by the process that starts them.
+
+Both ports are shared by SO_REUSEPORT; a worker listens only when it is ready. What they
+count comes together in a folder.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import resource
+import shutil
+import socket
+import sys
+import tempfile
+from pathlib import Path
+
+import psutil
+
+from bundle.errors import ErrorCode, MlctlError
+from services.settings import Settings
+
+_COUNTS = "MLCTL_COUNTS_DIR"
+_PROMETHEUS = "PROMETHEUS_MULTIPROC_DIR"
+# Set in BentoML's images: its supervisor then replaces no worker, and ends with the last one.
+_CONTAINERIZED = "BENTOML_CONTAINERIZED"
+# Beside its clients' connections a process has files, libraries' devices and pipes open.
+_OTHER_FILES = 256
+_reserved: list[socket.socket] = []
+
+
+def prepare_server(settings: Settings) -> None:
+    """In the supervisor, before it starts a worker; PORT_TAKEN if the gRPC port is.
+
+    A folder of this server's own for its counts: that of BentoML's store is emptied by
+    the next server that starts from the same store.
+    """
+    folder = tempfile.mkdtemp(prefix="mlctl-counts-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    os.environ[_COUNTS] = folder
+    if settings.workers > 1:
+        os.environ.pop(_CONTAINERIZED, None)
+        if settings.grpc_port is not None:
+            _reserved.append(reserve_port(settings.grpc_host, settings.grpc_port))
+
+
+def reserve_port(host: str, port: int) -> socket.socket:
+    """A socket that keeps others from `port` but lets SO_REUSEPORT of this user share it.
+
+    It never listens, so no connection goes to it. PORT_TAKEN if somebody has the port.
+    """
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:  # without SO_REUSEPORT: free for nobody else
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen()
+        held = socket.socket(family, kind)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(address)
+    except OSError as error:
+        raise port_taken(host, port) from error
+    return held
+
+
+def port_taken(host: str, port: int) -> MlctlError:
+    """The error of a gRPC port that somebody else has."""
+    return MlctlError(
+        ErrorCode.PORT_TAKEN,
+        f"gRPC cannot listen on {host}:{port}",
+        "Set MLCTL_GRPC_PORT to a free port.",
+    )
+
+
+def join_server(settings: Settings) -> None:
+    """In a worker, before anything is counted: count where the others do; take connections."""
+    if folder := os.environ.get(_COUNTS):
+        os.environ[_PROMETHEUS] = folder
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * settings.max_connections + _OTHER_FILES  # HTTP's, and as many of gRPC
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def listen_alone(descriptor: int) -> None:
+    """Put a listener of this worker's own in the place of the one that all workers inherit.
+
+    Of those who wait at one socket the same one would get nearly every connection; the
+    kernel spreads them evenly over sockets that share a port. This one takes connections
+    when the server starts to listen, and the inherited one never again: it only keeps the
+    port from others. Linux alone does it so; elsewhere all go on with the inherited one.
+    """
+    if sys.platform != "linux":
+        return
+    with socket.socket(fileno=os.dup(descriptor)) as inherited:
+        inherited.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        with contextlib.suppress(OSError):  # another worker has done so
+            inherited.shutdown(socket.SHUT_RD)
+        with socket.socket(inherited.family, inherited.type) as own:
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            own.bind(inherited.getsockname())
+            os.dup2(own.fileno(), descriptor)
+
+
+def forget_dead_workers() -> None:
+    """Take the gauges of workers that are no more out of the sums; their counts stay."""
+    folder = os.environ.get(_PROMETHEUS)
+    if folder is None:
+        return
+    for path in Path(folder).glob("gauge_live*.db"):
+        pid = int(path.stem.rpartition("_")[2])
+        if pid != os.getpid() and not _is_sibling(pid):
+            path.unlink(missing_ok=True)
+
+
+def _is_sibling(pid: int) -> bool:
+    try:
+        process = psutil.Process(pid)
+        return process.ppid() == os.getppid() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bundle.errors import MlctlError
+from bundle.sampling import Sampling, chosen, write_sampling
+
+SAMPLINGS = st.builds(
+    Sampling,
+    share=st.floats(0, 1),
+    until=st.none() | st.floats(0, 1e12),
+    flush_seconds=st.floats(0.001, 1e6),
+    max_bytes=st.integers(1, 1 << 50),
+    redact=st.lists(st.text(max_size=9), max_size=3).map(tuple),
+    inputs=st.booleans(),
+)
+
+
+@given(SAMPLINGS)
+def test_what_is_written_is_read(sampling: Sampling) -> None:
+    assert Sampling.from_json(sampling.to_json()) == sampling
+
+
+def test_a_file_is_written_whole(tmp_path: Path) -> None:
+    path = tmp_path / "control.json"
+    write_sampling(path, Sampling(share=0.5, redact=("a", "b")))
+    assert Sampling.from_json(path.read_text()).redact == ("a", "b")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "not JSON"), ("[]", "unknown"), ('{"more": 1}', "unknown"), ('{"share": 2}', "share"),
+        ('{"share": NaN}', "share"), ('{"share": "0.5"}', "share"),
+        ('{"redact": "name"}', "redact"), ('{"redact": [1]}', "redact"),
+        ('{"until": NaN}', "until"), ('{"inputs": "no"}', "inputs"),
+        ('{"flush_seconds": 0}', "flush_seconds"), ('{"flush_seconds": NaN}', "flush_seconds"),
+        ('{"max_bytes": 0}', "max_bytes"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(text: str, reason: str) -> None:
+    with pytest.raises(MlctlError, match=reason):
+        Sampling.from_json(text)
+
+
+@given(st.lists(st.binary(min_size=1, max_size=20)), st.floats(0, 1), st.floats(0, 1))
+def test_a_larger_share_has_all_of_a_smaller_one(ids: list[bytes], one: float, two: float) -> None:
+    small, large = sorted((one, two))
+    for request_id in ids:
+        assert chosen(request_id, 1)
+        assert not chosen(request_id, 0)
+        assert chosen(request_id, large) or not chosen(request_id, small)
+
+
+def test_the_share_is_met() -> None:
+    options: dict[str, Any] = {"share": 0.25}
+    taken = sum(chosen(b"request-%d" % number, **options) for number in range(20_000))
+    assert 4800 < taken < 5200

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.tokens import parse_tokens, read_tokens, token_of
+
+ONE, TWO = "one-token-of-many-letters", "two.token_of~many+letters/="
+
+
+def test_a_file_has_a_token_on_each_line(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(f"# the new one\n{ONE}\n\n  {TWO}  \r\n{ONE}\n")
+    assert read_tokens(path) == (ONE, TWO)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "holds no token"),
+        ("# only this\n\n", "holds no token"),
+        (f"{ONE}\nshort", "line 2"),
+        (f"{ONE} {TWO}", "line 1"),
+        (f"{ONE}\x00", "line 1"),
+        ("x" * 600, "line 1"),
+    ],
+)
+def test_what_is_no_token_is_refused_and_not_shown(text: str, said: str) -> None:
+    with pytest.raises(MlctlError, match=said) as caught:
+        parse_tokens(text, "the file")
+    assert caught.value.code is ErrorCode.INVALID_INPUT
+    for word in ("short", ONE, TWO, "xxx"):
+        assert word not in caught.value.message + caught.value.hint
+
+
+@pytest.mark.parametrize("content", [None, b"\xff" * 20, b"a" * 70_000])
+def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "tokens"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(MlctlError, match=str(path)):
+        read_tokens(path)
+
+
+def test_a_caller_takes_the_first_token_of_its_environment(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(f"{TWO}\n{ONE}\n")
+    assert token_of({}) is None
+    assert token_of({"MLCTL_TOKEN": ""}) is None
+    assert token_of({"MLCTL_TOKEN": ONE}) == ONE
+    assert token_of({"MLCTL_TOKEN": "", "MLCTL_TOKEN_FILE": str(path)}) == TWO

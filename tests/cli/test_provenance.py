@@ -1,0 +1,52 @@
+"""The chain behind a digest, from what this machine and its registry still know."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bundle.clock import ManualClock
+from bundle.errors import ErrorCode, MlctlError
+from cli.provenance import Known, chain, full_digest
+from rollout.journal import Journal
+from rollout.model import Ports, RolloutSpec, Settings
+from rollout.wishes import Wish
+from tests.support.rollouts import revision
+
+LIVE, CANDIDATE = revision("tiny:aaaaaa01"), revision("tiny:aaaaaa02")
+
+
+@pytest.fixture
+def known(tmp_path: Path) -> Known:
+    """A rollout under way, its Bentos and registry gone."""
+    with Journal(tmp_path / "journal.db", ManualClock(1000.0)) as journal:
+        journal.create("shop", Ports(1, 2), Settings(), LIVE)
+        journal.begin("shop", CANDIDATE, RolloutSpec())
+        journal.request("shop", Wish.PAUSE, "by hand")
+        return Known((), (), journal.rollouts(), journal.deployments())
+
+
+def test_the_links_that_are_left_are_told(known: Known) -> None:
+    told = chain(full_digest("aaaaaa02", known.digests()), known)
+    assert [rollout["candidate"]["bento"] for rollout in told["rollouts"]] == ["tiny:aaaaaa02"]
+    assert told["rollouts"][0]["deployment"] == "shop"
+    assert (told["source"], told["bento"], told["serves"]) == (None, None, [])
+    assert chain(LIVE.digest, known)["serves"] == ["shop"]
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "message"),
+    [
+        ("aaaaaa", ErrorCode.INVALID_INPUT, "2 digests begin with aaaaaa"),
+        ("bbbbbb", ErrorCode.NOT_FOUND, "no digest that begins with bbbbbb"),
+        ("aaa", ErrorCode.INVALID_INPUT, "at least six digits"),
+        ("tiny:aaaaaa01", ErrorCode.INVALID_INPUT, "is not a digest"),
+    ],
+)
+def test_what_is_no_single_digest_is_refused(
+    known: Known, text: str, code: ErrorCode, message: str
+) -> None:
+    with pytest.raises(MlctlError, match=message) as refused:
+        full_digest(text, known.digests())
+    assert refused.value.code is code

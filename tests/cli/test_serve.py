@@ -1,0 +1,53 @@
+"""`mlctl serve` up to where it becomes the server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from services.packaging import build_bento
+from tests.support.bundles import make_bundle
+from tests.support.mlctl import Mlctl
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def mlctl(tmp_path_factory: pytest.TempPathFactory) -> Mlctl:
+    """A state directory with the Bento `tiny`."""
+    home = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BENTOML_HOME", str(home / "bentoml"))
+        build_bento(make_bundle(home / "tiny"), {})
+    return Mlctl(home)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--token-file", "none"), "none cannot be read: No such file"),
+        (("--token-file", "short"), "line 1 of the token file"),
+        (("--tls-cert", "short"), "both a certificate and its key"),
+        (("--tls-cert", "short", "--tls-key", "short"), "TLS cannot use"),
+        (("--admin-port", "3999", "--workers", "2"), "cannot share one admin port"),
+    ],
+)
+def test_what_cannot_be_used_is_told_before_anything_starts(
+    mlctl: Mlctl, options: tuple[str, ...], said: str
+) -> None:
+    (mlctl.home / "short").write_text("hunter2")
+    done = mlctl.run("serve", "tiny", *options)
+    assert done.returncode == 2
+    assert said in done.stderr.replace("\n", " ")
+    assert "hunter2" not in done.stdout + done.stderr
+    assert done.stdout == ""
+
+
+def test_settings_of_the_environment_are_checked_as_well(
+    mlctl: Mlctl, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MLCTL_TLS_KEY", str(tmp_path / "key.pem"))
+    done = mlctl.run("serve", "tiny")
+    assert done.returncode == 2
+    assert "MLCTL_TLS_CERT" in done.stderr

@@ -1,0 +1,177 @@
+"""A daemon killed by SIGKILL at every point of a rollout, and again while the next one resumes.
+
+Each daemon is a process of its own on a real journal, with the twins' state in a file. The
+points are those that an unharmed run passes: before each effect, and before each
+statement that writes. Whatever was killed, the end is that of the unharmed run.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from rollout.controller import Controller, Watch, World
+from rollout.journal import Journal
+from rollout.machine import Phase
+from rollout.model import Colour, Outcome, Ports, RolloutSpec, Settings
+from rollout.wishes import Wish
+from tests.support.disk_world import EDGES, DiskWorld, Fragile, Points
+from tests.support.rollouts import revision
+
+SPEC = RolloutSpec(
+    steps=(50, 100),
+    step_seconds=2,
+    min_requests=10,
+    max_error_rate=0.05,
+    warmup_seconds=0,
+    bake_seconds=2,
+)
+NO_COPIES_YET = RolloutSpec(shadow_percent=10, bake_seconds=1)
+
+
+@dataclass(frozen=True)
+class Story:
+    """A candidate with `errors` of 100 requests; in a phase an operator asks for something."""
+
+    outcome: Outcome
+    errors: int = 0
+    spec: RolloutSpec = SPEC
+    wishes: Mapping[Phase, Wish] = field(default_factory=dict)
+
+
+STORIES = {
+    "good": Story(Outcome.PROMOTED),
+    "bad": Story(Outcome.ROLLED_BACK, errors=80),
+    "paused": Story(Outcome.PROMOTED, wishes={Phase.SHIFT: Wish.PAUSE, Phase.PAUSED: Wish.RESUME}),
+    "aborted": Story(Outcome.ABORTED, wishes={Phase.BAKE: Wish.ABORT}),
+    "full": Story(Outcome.PROMOTED, spec=NO_COPIES_YET, wishes={Phase.SHADOW: Wish.FULL}),
+}
+
+
+@dataclass(frozen=True)
+class End:
+    """What matters after a rollout."""
+
+    outcome: Outcome | None
+    weights: Mapping[Colour, int]
+    live: Colour
+    terminal_events: int
+    started: int
+
+
+@dataclass
+class Machine:
+    """One machine on which daemons die and come back."""
+
+    folder: Path
+    story: Story
+
+    def begin(self) -> None:
+        self.folder.mkdir()
+        world = self._world()
+        with self._journal(world) as journal:
+            journal.create("shop", Ports(1, 2), Settings(), revision("tiny:aa"))
+            journal.begin("shop", revision("tiny:bb"), self.story.spec)
+        world.write()
+
+    def copy(self, folder: Path) -> Machine:
+        """Another machine in the same state."""
+        shutil.copytree(self.folder, folder)
+        return Machine(folder, self.story)
+
+    def run(self, points: Points) -> int:
+        """Be a daemon until the rollout has ended."""
+        world = self._world()
+        with self._journal(world) as opened:
+            points.watch_sql(opened)
+            plane, launcher, journal = (
+                Fragile(part, points, world.write) for part in (world.plane, world.launcher, opened)
+            )
+            settings = opened.deployment("shop").settings
+            watch = Watch(opened.take_over("shop"), settings, lambda: True)
+            active = opened.active("shop")
+            if active is None:
+                return 0
+            around = World(plane, plane, launcher, world, EDGES)
+            controller = Controller(active, around, journal, watch)  # type: ignore[arg-type]
+            if active.progress.phase is not Phase.PENDING:
+                controller.resume(1.0)
+            for _ in range(200):
+                if controller.tick().phase is Phase.DONE:
+                    return 0
+                self._ask(journal, controller.progress.phase)
+                self._traffic(world)
+        return 1
+
+    def end(self) -> End:
+        world = self._world()
+        with self._journal(world) as journal:
+            (rollout,) = journal.rollouts("shop")
+            ends = [event for event in journal.events("shop") if event.kind == "ended"]
+            live = journal.deployment("shop").colour
+        started = len(world.launcher.started)
+        return End(rollout.outcome, world.plane.weights, live, len(ends), min(started, 1))
+
+    def _ask(self, journal: Fragile, phase: Phase) -> None:
+        wish = self.story.wishes.get(phase)
+        (rollout,) = journal.rollouts("shop")
+        if wish is not None and wish not in {r.wish for r in journal.requests(rollout.id)}:
+            journal.request("shop", wish, "by hand")
+
+    def _traffic(self, world: DiskWorld) -> None:
+        world.now += 1.0
+        for colour, weight in world.plane.weights.items():
+            bad = colour is Colour.GREEN and weight > 0
+            world.plane.serve(colour, 2 * weight, errors=self.story.errors * bad)
+        world.write()
+
+    def _world(self) -> DiskWorld:
+        return DiskWorld(self.folder / "world.json")
+
+    def _journal(self, world: DiskWorld) -> Journal:
+        return Journal(self.folder / "journal.db", world)
+
+
+def in_child(machine: Machine, kill_at: int = 0) -> int:
+    """Run a daemon in a forked process, to be killed at a point; its wait status."""
+    child = os.fork()
+    if child == 0:
+        code = 70
+        try:
+            code = machine.run(Points(kill_at))
+        except Exception:  # noqa: BLE001 - the child must not go on as a second pytest
+            traceback.print_exc(file=sys.__stderr__)
+        finally:
+            os._exit(code)
+    return os.waitpid(child, 0)[1]
+
+
+def killed(status: int) -> bool:
+    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STORIES)
+def test_killed_at_every_point_and_again_while_resuming(tmp_path: Path, name: str) -> None:
+    begun = Machine(tmp_path / "begun", STORIES[name])
+    begun.begin()
+    unharmed = begun.copy(tmp_path / "unharmed")
+    passed = Points()
+    assert unharmed.run(passed) == 0
+    expected = unharmed.end()
+    assert (expected.outcome, expected.terminal_events) == (STORIES[name].outcome, 1)
+    assert {"before apply", "before save", "sql commit"} <= set(passed.passed)
+    for point, label in enumerate(passed.passed, start=1):
+        machine = begun.copy(tmp_path / str(point))
+        assert killed(in_child(machine, point)), label
+        in_child(machine, 1 + point % 9)
+        assert in_child(machine) == 0, label
+        assert machine.end() == expected, label

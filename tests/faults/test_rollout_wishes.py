@@ -1,0 +1,108 @@
+"""What an operator asks for, by the real commands, of a real daemon behind a real proxy."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from cli.main import cli
+from rollout import deployments
+from rollout.gates import Gate
+from rollout.launcher import free_ports
+from rollout.machine import Phase
+from rollout.model import Colour, Outcome
+from tests.support.rollouts import (
+    Load,
+    kill_daemon,
+    quick_settings,
+    quick_spec,
+    revision,
+    story,
+    wait_for_event,
+)
+
+pytestmark = pytest.mark.slow
+HALF = quick_spec(steps=(50, 100), step_seconds=600.0)
+
+
+@pytest.fixture
+def port() -> int:
+    return free_ports(1)[0]
+
+
+@pytest.fixture
+def shop(tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setenv("MLCTL_HOME", str(tmp_path / "home"))
+    deployments.up("shop", revision("tiny:aa"), port, settings=quick_settings())
+    yield "shop"
+    deployments.down("shop")
+
+
+def mlctl(*arguments: str, code: int = 0) -> dict[str, Any]:
+    result = CliRunner().invoke(cli, [*arguments, "--json"])
+    assert result.exit_code == code, result.output
+    document = json.loads(result.stdout)
+    assert isinstance(document, dict)
+    return document
+
+
+def weight_of_green() -> int:
+    (status,) = deployments.status("shop")
+    assert status.weights is not None
+    return status.weights[Colour.GREEN]
+
+
+def begin(tag: str) -> int:
+    """A rollout that stays at 50 %."""
+    rollout = deployments.promote("shop", revision(tag), HALF)
+    wait_for_event("shop", rollout, lambda event: event.body.get("phase") == Phase.SHIFT)
+    return rollout
+
+
+def test_pause_takeover_resume_full_and_what_history_tells(shop: str, port: int) -> None:
+    with Load(port) as load:
+        rollout = begin("tiny:bb")
+        assert mlctl("pause", shop)["phase"] == Phase.PAUSED
+        paused = time.time()
+        kill_daemon(shop)
+        assert weight_of_green() == 50
+        assert mlctl("resume", shop)["phase"] == Phase.SHIFT
+        assert "not paused" in mlctl("resume", shop, code=3)["error"]["message"]
+        assert mlctl("promote", shop, "--full", "--detach")["rollout"] == rollout
+        events = list(deployments.follow(shop, rollout))
+    assert load.failed == 0, load.answers
+    ended = events[-1].body
+    assert ended["outcome"] == Outcome.PROMOTED, story(events)
+    assert (ended["verdict"]["gate"], weight_of_green()) == (Gate.OPERATOR, 100)
+    moment = mlctl("history", shop, "--at", time.strftime("%FT%T", time.localtime(paused + 1)))
+    assert moment["live"]["bento"] == "tiny:aa"
+    assert [each["bento"] for each in mlctl("history", shop)["live"]] == ["tiny:aa", "tiny:bb"]
+
+
+def test_an_abort_brings_all_traffic_back(shop: str, port: int) -> None:
+    with Load(port) as load:
+        rollout = begin("tiny:bb")
+        mlctl("abort", shop, "--reason", "wrong one")
+    (*_, ended) = deployments.events(shop, rollout=rollout)
+    assert (ended.kind, ended.body["outcome"]) == ("ended", Outcome.ABORTED)
+    assert ended.body["verdict"]["why"] == "wrong one"
+    assert weight_of_green() == 0
+    assert load.failed == 0, load.answers
+    assert mlctl("abort", shop, code=3)["error"]["code"] == "not_found"
+
+
+def test_the_plan_follows_the_traffic(shop: str, port: int) -> None:
+    short = ("--step-seconds", "1", "--min-requests", "5", "--bake-seconds", "1")
+    idle = mlctl("promote", shop, "--plan", *short, code=11)
+    assert (idle["ends"], idle["seconds"], idle["requests_per_second"]) == (False, None, 0.0)
+    with Load(port):
+        busy = mlctl("promote", shop, "--plan", *short)
+    assert busy["ends"]
+    assert busy["requests_per_second"] > 1
+    assert [step["weight"] for step in busy["steps"]] == [1, 5, 25, 50, 100]

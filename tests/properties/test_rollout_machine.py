@@ -1,0 +1,153 @@
+"""A rollout under any order of looks, wishes, deaths and takeovers, on the in-memory twins."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from bundle.clock import ManualClock
+from bundle.errors import ErrorCode, MlctlError
+from rollout.controller import Controller, Watch, World
+from rollout.journal import Journal
+from rollout.machine import Phase
+from rollout.memory import MemoryLauncher, MemoryPlane
+from rollout.model import Colour, OnInconclusive, Outcome, Ports, RolloutSpec, Settings
+from rollout.ports import PlaneRejected, Probe
+from rollout.wishes import Wish
+from tests.support.rollouts import revision
+
+EDGES = (100.0,)
+STEPS = (10, 50, 100)
+BLUE, GREEN = Colour.BLUE, Colour.GREEN
+DEEDS = ("good", "bad", "silent", "died", "sick", "unseen", "taken over", "refused")
+SPECS = st.builds(
+    RolloutSpec,
+    steps=st.just(STEPS),
+    step_seconds=st.just(2.0),
+    min_requests=st.just(10),
+    max_error_rate=st.just(0.05),
+    warmup_seconds=st.just(1.0),
+    bake_seconds=st.just(3.0),
+    deadline_seconds=st.sampled_from([20.0, 200.0]),
+    on_inconclusive=st.sampled_from(OnInconclusive),
+    mirror_percent=st.sampled_from([0, 5]),
+)
+EVENTS = st.lists(
+    st.one_of(st.just("good"), st.sampled_from(DEEDS), st.sampled_from(Wish)), max_size=30
+)
+
+
+@dataclass
+class Stage:
+    """A rollout whose daemon may be replaced; every step ends with the invariants."""
+
+    journal: Journal
+    clock: ManualClock
+    spec: RolloutSpec
+    can_mirror: bool
+    launcher: MemoryLauncher = field(default_factory=MemoryLauncher)
+
+    def __post_init__(self) -> None:
+        self.plane = MemoryPlane(EDGES, can_mirror=self.can_mirror)
+        self.journal.create("shop", Ports(1, 2), Settings(), revision("tiny:aa"))
+        self.id = self.journal.begin("shop", revision("tiny:bb"), self.spec)
+        self.take_over()
+
+    @property
+    def phase(self) -> Phase:
+        return self.journal.rollout(self.id).progress.phase
+
+    @property
+    def expired(self) -> bool:
+        return self.journal.rollout(self.id).progress.ruling is not None
+
+    def take_over(self, unseen: float | None = None) -> None:
+        settings = self.journal.deployment("shop").settings
+        watch = Watch(self.journal.take_over("shop"), settings, lambda: True)
+        world = World(self.plane, self.plane, self.launcher, self.clock, EDGES)
+        rollout = self.journal.rollout(self.id)
+        self.controller = Controller(rollout, world, self.journal, watch)
+        if unseen is not None and self.phase not in (Phase.PENDING, Phase.DONE):
+            self.controller.resume(unseen)
+
+    def do(self, what: str) -> None:
+        if isinstance(what, Wish):
+            with contextlib.suppress(MlctlError):  # a wish that nothing can obey is refused
+                self.journal.request("shop", what, "by hand")
+        elif what in ("unseen", "taken over"):
+            self.clock.advance(60.0 if what == "unseen" else 2.0)
+            self.take_over(60.0 if what == "unseen" else 2.0)
+        else:
+            self.look(what)
+        self.check()
+
+    def look(self, what: str) -> None:
+        self.clock.advance(1.0)
+        for colour, weight in self.plane.weights.items():
+            bad = colour is GREEN and what == "bad" and weight > 0
+            self.plane.serve(colour, 0 if what == "silent" else 2 * weight, errors=weight * bad)
+        self.plane.healthy[GREEN] = what != "sick"
+        self.plane.rejects = what == "refused"
+        if what == "died" and GREEN in self.launcher.probes:
+            self.launcher.probes[GREEN] = Probe.DEAD
+        with contextlib.suppress(PlaneRejected):
+            self.controller.tick()
+        self.plane.rejects = False
+
+    def check(self) -> None:
+        rollout, plane = self.journal.rollout(self.id), self.plane
+        if not plane.weights:
+            return
+        deployment = self.journal.deployment("shop")
+        assert sum(plane.weights.values()) == 100
+        assert plane.weights[GREEN] in (0, *STEPS)
+        assert deployment.live == (rollout.live if deployment.colour is BLUE else rollout.candidate)
+        proved = rollout.progress.planned is Outcome.PROMOTED
+        assert (deployment.colour is GREEN) == proved
+        for colour, weight in plane.weights.items():
+            assert weight == 0 or plane.endpoints.get(colour) != (), f"{colour} has no endpoint"
+        if not proved:
+            assert self.launcher.probes.get(BLUE) is not Probe.DEAD
+        ends = [one for one in self.journal.events("shop", rollout=self.id) if one.kind == "ended"]
+        assert len(ends) == (rollout.outcome is not None)
+        if rollout.outcome is not None:
+            assert plane.weights[GREEN] == (100 if rollout.outcome is Outcome.PROMOTED else 0)
+            assert deployment.colour is (GREEN if rollout.outcome is Outcome.PROMOTED else BLUE)
+
+    def refuses_a_second(self) -> None:
+        with pytest.raises(MlctlError) as refused:
+            self.journal.begin("shop", revision("tiny:cc"), self.spec)
+        assert refused.value.code is ErrorCode.ROLLOUT_ACTIVE
+
+
+@given(spec=SPECS, can_mirror=st.booleans(), events=EVENTS)
+@settings(max_examples=50, deadline=None)
+def test_any_order_of_events_ends_with_the_traffic_where_the_record_says(
+    spec: RolloutSpec, can_mirror: bool, events: list[str]
+) -> None:
+    with TemporaryDirectory() as folder:
+        clock = ManualClock(1000.0)
+        with Journal(Path(folder, "journal.db"), clock) as journal:
+            journal._db.execute("pragma synchronous = off")  # no machine loses power here
+            stage = Stage(journal, clock, spec, can_mirror)
+            for what in events:
+                if stage.phase is Phase.DONE:
+                    break
+                stage.refuses_a_second()
+                stage.do(what)
+            for _ in range(300):
+                if stage.phase is Phase.DONE:
+                    break
+                if stage.phase is Phase.PAUSED:
+                    # What nobody can prove, as copies that nobody compares, would pause for ever.
+                    stage.do(Wish.ABORT if stage.expired else Wish.RESUME)
+                stage.do("good")
+            outcome = journal.rollout(stage.id).outcome
+            event(f"outcome {outcome}")
+            assert outcome is not None

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from rollout.gates import Action, Gate
+from rollout.model import RolloutSpec
+from rollout.shadow import agreement
+from rollout.shadow.agreement import MIN_BAD_TICKS, ShadowEvidence, fold, of_one_source
+from rollout.shadow.window import ShadowWindow
+
+SPEC = RolloutSpec(shadow_percent=10, shadow_requests=50, max_disagreement=0.01)
+
+
+def folded(ticks: int, window: ShadowWindow) -> ShadowEvidence:
+    evidence = ShadowEvidence()
+    for _ in range(ticks):
+        evidence = fold(evidence, window, SPEC)
+    return evidence
+
+
+def test_looks_are_summed_and_the_last_drift_counts() -> None:
+    first = ShadowWindow(10, 1.0, 20, 2, 0, 0.5, 1, None, 20)
+    second = ShadowWindow(5, 0.0, 5, 0, 1, 0.1, 0, 0.3, 25)
+    total = fold(fold(ShadowEvidence(), first, SPEC), second, SPEC).total
+    assert total == ShadowWindow(15, 1.0, 25, 2, 1, 0.5, 1, 0.3, 25)
+
+
+def test_a_look_without_pairs_is_no_evidence() -> None:
+    assert folded(5, ShadowWindow()) == ShadowEvidence()
+
+
+def test_disagreement_must_be_seen_in_several_ticks() -> None:
+    everything = ShadowWindow(100, 100.0, 100, 100)
+    assert agreement.disagrees(folded(MIN_BAD_TICKS - 1, everything), SPEC) is None
+    verdict = agreement.disagrees(folded(MIN_BAD_TICKS, everything), SPEC)
+    assert verdict is not None
+    assert (verdict.action, verdict.gate, verdict.n) == (Action.ROLLBACK, Gate.DISAGREEMENT, 300)
+
+
+def test_one_request_counts_once_however_many_rows_it_has() -> None:
+    """1000 rows of one request that are all wrong weigh as one wrong answer in a hundred."""
+    evidence = folded(1, ShadowWindow(100, 1.0, 1099, 1000))
+    assert agreement.doubtful(evidence, SPEC) is None
+
+
+def test_too_much_disagreement_holds_before_it_is_proved() -> None:
+    held = agreement.doubtful(folded(1, ShadowWindow(100, 2.0, 100, 2)), SPEC)
+    assert held is not None
+    assert (held.action, held.gate, held.value) == (Action.HOLD, Gate.DISAGREEMENT, 0.02)
+
+
+def test_variants_of_one_model_have_to_agree_unless_told_otherwise() -> None:
+    assert of_one_source(RolloutSpec()).max_disagreement == 0.01
+    assert of_one_source(RolloutSpec(max_disagreement=0.2)).max_disagreement == 0.2

@@ -1,0 +1,176 @@
+"""A whole rollout with a shadow: controller, journal, recorders and segments are the real ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bundle.clock import ManualClock
+from bundle.sampling import Sampling
+from bundle.tensors import Datatype, Signature, TensorSpec
+from rollout.controller import Controller, Watch, World
+from rollout.counts import Totals
+from rollout.gates import Gate
+from rollout.journal import Journal
+from rollout.machine import Phase
+from rollout.memory import MemoryLauncher, MemoryPlane
+from rollout.model import Colour, Outcome, Ports, Revision, RolloutSpec, Settings
+from rollout.records import ENDED, TICK, with_evidence
+from rollout.shadow.folder import SampleFolder
+from services.observe.calls import Seen
+from services.observe.sampling import Control, Recorder
+from services.observe.segments import SegmentWriter
+from tests.support.rollouts import revision
+
+EDGES = (100.0, 200.0)
+SPEC = RolloutSpec(
+    steps=(50, 100),
+    step_seconds=3,
+    min_requests=20,
+    max_error_rate=0.05,
+    warmup_seconds=1,
+    bake_seconds=4,
+    deadline_seconds=300,
+    shadow_percent=100,
+    shadow_seconds=5,
+    max_disagreement=0.01,
+)
+SIGNATURE = Signature(
+    inputs=(TensorSpec(name="x", dtype=Datatype.FP32, shape=(-1, 2)),),
+    outputs=(TensorSpec(name="y", dtype=Datatype.FP32, shape=(-1, 3)),),
+)
+PER_TICK = 40
+
+
+@dataclass
+class Shop:
+    """Two servers that record, a proxy that copies, and the controller of one rollout."""
+
+    root: Path
+    journal: Journal
+    clock: ManualClock
+    wrong: float = 0.0
+    broken: bool = False
+    failing: int = 0
+    requests: int = 0
+    recorders: dict[Colour, Recorder] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.folder = SampleFolder(self.root)
+        self.plane = MemoryPlane(EDGES)
+        live, candidate = revision("tiny:aa"), revision("tiny:bb")
+        self.journal.create("shop", Ports(1, 2), Settings(drain_seconds=5), live)
+        rollout = self.journal.begin("shop", candidate, SPEC)
+        settings = self.journal.deployment("shop").settings
+        watch = Watch(self.journal.take_over("shop"), settings, lambda: True)
+        launcher = MemoryLauncher()
+        world = World(self.plane, self.plane, launcher, self.clock, EDGES, self.folder)
+        self.controller = Controller(self.journal.rollout(rollout), world, self.journal, watch)
+        for colour, each in ((Colour.BLUE, live), (Colour.GREEN, candidate)):
+            self.recorders[colour] = self._recorder(colour, each)
+
+    def _recorder(self, colour: Colour, served: Revision) -> Recorder:
+        writer = SegmentWriter(self.folder.segments(colour), SIGNATURE, served.digest)
+        return Recorder(writer, Control(Sampling(), self.folder.control), self.clock)
+
+    def tick(self) -> None:
+        """A second of traffic: live answers all or its share, copies go where they should."""
+        self.clock.advance(1.0)
+        copied = self.plane.traffic.mirror > 0 if self.plane.traffic else False
+        for colour, weight in self.plane.weights.items():
+            self.plane.serve(colour, PER_TICK * weight // 100)
+        for number in range(PER_TICK if copied else 0):
+            self.requests += 1
+            self._answer(Colour.BLUE, np.asarray([0.1, 0.8, 0.1]))
+            self._answer(Colour.GREEN, self._candidate_says(number))
+        if copied:
+            self._count_copies()
+        for recorder in self.recorders.values():
+            recorder.flush()
+        self.controller.tick()
+
+    def _candidate_says(self, number: int) -> np.ndarray:
+        if self.broken:
+            return np.asarray([0.1, np.nan, 0.1])
+        return np.asarray([0.8, 0.1, 0.1] if number < self.wrong * PER_TICK else [0.2, 0.7, 0.1])
+
+    def _answer(self, colour: Colour, scores: np.ndarray) -> None:
+        request_id = f"r{self.requests}".encode()
+        recorder = self.recorders[colour]
+        if (sampling := recorder.choose(request_id)) is None:
+            return
+        seen = Seen("http", request_id, None, None, traced=False, sampling=sampling)
+        asked = {"x": np.zeros((1, 2), np.float32)}
+        answered = {"y": scores.astype(np.float32)[np.newaxis]}
+        recorder.put(seen, sampling, self.clock.wall(), 1, asked, answered)
+
+    def _count_copies(self) -> None:
+        before = self.plane.shadow.get(Colour.GREEN, Totals(within=(0, 0)))
+        copies = Totals(PER_TICK, self.failing, PER_TICK, (PER_TICK, PER_TICK))
+        self.plane.shadow[Colour.GREEN] = before.plus(copies)
+
+    def until_done(self, limit: int = 200) -> Outcome | None:
+        for _ in range(limit):
+            if self.controller.progress.phase is Phase.DONE:
+                break
+            self.tick()
+        return self.journal.rollout(self.controller.rollout.id).outcome
+
+    def ruling(self) -> Gate:
+        (ended,) = (event for event in self.journal.events("shop") if event.kind == ENDED)
+        return Gate(ended.body["verdict"]["gate"])
+
+
+@pytest.fixture
+def shop(tmp_path: Path, journal: Journal, clock: ManualClock) -> Shop:
+    return Shop(tmp_path, journal, clock)
+
+
+def test_a_candidate_that_answers_alike_is_promoted_and_nothing_is_left(shop: Shop) -> None:
+    assert shop.until_done() is Outcome.PROMOTED
+    assert shop.plane.history == [0, 50, 100]
+    compared = [
+        event.body["shadow"]["requests"]
+        for event in shop.journal.events("shop")
+        if event.kind == TICK and event.body["shadow"]
+    ]
+    assert sum(compared) >= 440
+    assert not shop.folder.control.exists()
+    assert not list(shop.root.glob("samples/*/*.parquet"))
+
+
+def test_a_candidate_that_answers_otherwise_never_gets_a_user(shop: Shop) -> None:
+    shop.wrong = 0.1
+    assert shop.until_done() is Outcome.ROLLED_BACK
+    assert shop.ruling() is Gate.DISAGREEMENT
+    assert shop.plane.history == [0]
+    (ended,) = (event for event in shop.journal.events("shop") if event.kind == ENDED)
+    assert Path(ended.body["disagreements"]).exists()
+    assert not shop.folder.control.exists()
+
+
+def test_a_nan_takes_it_back_at_once(shop: Shop) -> None:
+    shop.broken = True
+    assert shop.until_done() is Outcome.ROLLED_BACK
+    assert shop.ruling() is Gate.NON_FINITE
+    assert shop.plane.history == [0]
+
+
+def test_copies_that_fail_take_it_back(shop: Shop) -> None:
+    shop.failing = PER_TICK // 2
+    assert shop.until_done() is Outcome.ROLLED_BACK
+    assert shop.ruling() in (Gate.ERRORS_VS_LIMIT, Gate.ERRORS_VS_LIVE)
+    assert shop.plane.history == [0]
+
+
+def test_the_journal_alone_gives_the_same_evidence(shop: Shop) -> None:
+    shop.wrong = 0.01
+    for _ in range(25):
+        shop.tick()
+    rollout = shop.journal.rollout(shop.controller.rollout.id)
+    again = with_evidence(rollout, shop.journal.events("shop", rollout=rollout.id)).evidence
+    assert again == shop.controller.progress.evidence
+    assert again.shadow.total.requests > 0

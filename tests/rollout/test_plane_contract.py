@@ -1,0 +1,262 @@
+"""What every proxy must do for a rollout: one table of events, the same for each driver.
+
+Clients keep asking over HTTP and gRPC while the event happens; what they were answered is
+counted. A change that we make costs no request, a candidate that dies costs next to none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from rollout.counts import LATENCY_EDGES_MS, difference
+from rollout.marks import CLIENT_HEADER, TESTER_COOKIE, TESTER_HEADER, TESTER_VALUE
+from rollout.model import PROXIES, Colour
+from rollout.ports import PlaneRejected, Traffic
+from tests.support.planes import NO_TLS, Stage, Traffickers, stage
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.slow
+BLUE, GREEN = Colour
+KILL_LIMIT = 0.002
+
+
+@pytest.fixture(scope="module", params=PROXIES)
+def running(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stage]:
+    driver = str(request.param)
+    if driver == "haproxy" and shutil.which(driver) is None:
+        pytest.skip("haproxy is not installed on this machine (apt install haproxy)")
+    with stage(driver, tmp_path_factory.mktemp(driver)) as made:
+        yield made
+
+
+@pytest.fixture
+def both(running: Stage) -> Stage:
+    """Both colours healthy with one replica each, all traffic on blue."""
+    running.staff(BLUE)
+    running.staff(GREEN)
+    running.share(100)
+    return running
+
+
+@pytest.fixture
+def jars() -> Iterator[list[httpx.Client]]:
+    """Clients that keep cookies, as browsers do."""
+    with contextlib.ExitStack() as stack:
+        clients = (httpx.Client(trust_env=False, verify=NO_TLS) for _ in range(40))
+        yield [stack.enter_context(client) for client in clients]
+
+
+def test_flips_cost_no_request(both: Stage) -> None:
+    with Traffickers(both.ports.listen) as clients:
+        for _ in range(60):
+            both.share(0)
+            assert both.weights() == {BLUE: 0, GREEN: 100}
+            both.share(100)
+        clients.more(50)
+    assert clients.failed == 0, clients.answers
+    assert min(clients.answers["aa"], clients.answers["bb"]) > 0
+
+
+def test_weights_hold_for_the_very_next_request(both: Stage) -> None:
+    with httpx.Client(trust_env=False) as client:
+        for blue, digest in ((0, "bb"), (100, "aa")) * 3:
+            both.share(blue)
+            told = {client.post(both.url).json()["model_version"][:2] for _ in range(3)}
+            assert told == {digest}
+
+
+def test_a_share_is_a_share_and_is_counted(both: Stage) -> None:
+    both.share(75)
+    before = both.plane.read()
+    with Traffickers(both.ports.listen) as clients:
+        clients.more(800)
+    assert clients.failed == 0, clients.answers
+    assert 0.17 < clients.answers["bb"] / clients.sent < 0.33
+
+    def counted() -> bool:
+        parts = difference(before, both.plane.read())
+        assert parts is not None
+        told = {BLUE: clients.answers["aa"], GREEN: clients.answers["bb"]}
+        return all(parts[c].requests == parts[c].timed == told[c] for c in Colour)
+
+    wait_until(counted)
+
+
+def test_errors_and_latencies_are_counted_exactly(both: Stage) -> None:
+    both.replicas[GREEN][0].end()
+    both.staff(GREEN, 1, "?delay=0.06&fail=0.5")
+    both.share(0)
+    before = both.plane.read()
+    with Traffickers(both.ports.listen, clients=8) as clients:
+        clients.more(80)
+    wrong = clients.failed
+    assert 0 < wrong < clients.sent
+
+    def counted() -> bool:
+        parts = difference(before, both.plane.read())
+        assert parts is not None
+        green = parts[GREEN]
+        assert green.slower_than(59.0, LATENCY_EDGES_MS) == green.timed
+        assert green.slower_than(10_000.0, LATENCY_EDGES_MS) == 0
+        return (green.requests, green.timed, green.errors) == (clients.sent, clients.sent, wrong)
+
+    wait_until(counted)
+    both.replicas[GREEN][0].end()
+
+
+def test_a_promotion_that_drains_and_stops_the_old_one_costs_no_request(both: Stage) -> None:
+    with Traffickers(both.ports.listen) as clients:
+        for blue in (99, 50, 0):
+            both.share(blue)
+            clients.more(50)
+        both.plane.connect(BLUE, ())
+        wait_until(lambda: both.plane.read().active[BLUE] == 0)
+        both.replicas[BLUE][0].end(signal.SIGTERM)
+        clients.more(50)
+        both.staff(BLUE)
+        both.share(100)
+        clients.more(50)
+    assert clients.failed == 0, clients.answers
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["kill", "term"])
+def test_a_candidate_that_dies_at_half_costs_next_to_nothing(both: Stage, number: int) -> None:
+    both.share(50)
+    before = both.plane.read()
+    with Traffickers(both.ports.listen) as clients:
+        clients.more(500)
+        both.replicas[GREEN][0].end(number)
+        wait_until(lambda: not both.plane.read().healthy[GREEN], what="the death is seen")
+        clients.more(2000)
+    # At most what the process had in hand when it vanished: one request of each client.
+    assert clients.failed <= KILL_LIMIT * clients.sent, clients.answers
+    parts = difference(before, both.plane.read())
+    assert parts is not None
+    assert parts[GREEN].errors > 0, "rescued requests are errors of the one that was asked"
+
+
+def test_a_replica_that_dies_leaves_its_colour_healthy(both: Stage) -> None:
+    first, second = both.staff(GREEN, 2, "?trace=1")
+    both.share(0)
+    with Traffickers(both.ports.listen) as clients:
+        wait_until(lambda: b"request" in second.log.read_bytes(), what="both are in use")
+        first.end()
+        clients.more(400)
+        assert both.plane.read().healthy[GREEN]
+    assert clients.failed <= 5, clients.answers
+    assert clients.answers["bb"] > clients.answers["aa"]
+
+
+def test_replicas_share_the_work_of_their_colour(both: Stage) -> None:
+    both.replicas[GREEN][0].end()
+    first, second = both.staff(GREEN, 2, "?trace=1")
+    both.share(0)
+    with Traffickers(both.ports.listen) as clients:
+        wait_until(lambda: all(b"request" in one.log.read_bytes() for one in (first, second)))
+    assert clients.failed == 0, clients.answers
+
+
+def test_the_traffic_survives_a_restart_of_the_proxy(both: Stage) -> None:
+    both.plane.apply(Traffic({BLUE: 35, GREEN: 65}, testers=GREEN))
+    both.stop_proxy()
+    both.start_proxy()
+    assert both.plane.weights() == {BLUE: 35, GREEN: 65}
+    wait_until(lambda: all(both.plane.read().healthy.values()))
+    with Traffickers(both.ports.listen) as clients:
+        clients.more(200)
+    assert clients.failed == 0, clients.answers
+    assert min(clients.answers["aa"], clients.answers["bb"]) > 20
+
+
+def test_a_colour_without_a_process_is_covered_by_the_other(both: Stage) -> None:
+    both.plane.connect(GREEN, ())
+    both.share(0)
+    wait_until(lambda: not both.plane.read().healthy[GREEN])
+    with Traffickers(both.ports.listen) as clients:
+        clients.more(50)
+    assert set(clients.answers) == {"aa"}
+
+
+def test_testers_reach_the_candidate_and_are_not_counted(both: Stage) -> None:
+    both.plane.apply(Traffic({BLUE: 100}, testers=GREEN))
+    before = both.plane.read()
+    with Traffickers(both.ports.listen, tester=True) as testers:
+        testers.more(50)
+    assert set(testers.answers) == {"bb"}
+    with httpx.Client(trust_env=False, headers={"cookie": f"a=b; {TESTER_COOKIE}=candidate"}) as c:
+        assert c.post(both.url).json()["model_version"][:2] == "bb"
+    parts = difference(before, both.plane.read())
+    assert parts is not None
+    assert {(part.requests, part.abandoned) for part in parts.values()} == {(0, 0)}
+    both.share(100)
+    with httpx.Client(trust_env=False, headers={TESTER_HEADER: TESTER_VALUE}) as client:
+        assert client.post(both.url).json()["model_version"][:2] == "aa"
+
+
+def test_a_sticky_client_keeps_its_colour_while_the_weight_rises(
+    both: Stage, jars: list[httpx.Client]
+) -> None:
+    sticky = {w: Traffic({BLUE: 100 - w, GREEN: w}, sticky=True) for w in (0, 30, 60)}
+    both.plane.apply(sticky[30])
+    named, cookies = _by_header(both, 100), [_ask(both, jar) for jar in jars]
+    assert 10 <= Counter(named)["bb"] <= 55
+    assert _by_header(both, 100) == named
+    assert [_ask(both, jar) for jar in jars] == cookies
+    both.plane.apply(sticky[60])
+    after = _by_header(both, 100) + [_ask(both, jar) for jar in jars]
+    kept = [new for old, new in zip(named + cookies, after, strict=True) if old == "bb"]
+    assert set(kept) == {"bb"}
+    assert Counter(after)["bb"] > len(kept)
+    with Traffickers(both.ports.listen) as clients:
+        clients.more(50)
+    assert clients.failed == 0, clients.answers
+    both.plane.apply(sticky[0])
+    assert {*_by_header(both, 20), *(_ask(both, jar) for jar in jars)} == {"aa"}
+
+
+def _by_header(both: Stage, n: int) -> list[str]:
+    with httpx.Client(trust_env=False) as client:
+        return [_ask(both, client, {CLIENT_HEADER: f"user-{i}"}) for i in range(n)]
+
+
+def _ask(both: Stage, client: httpx.Client, headers: dict[str, str] | None = None) -> str:
+    return str(client.post(both.url, headers=headers).json()["model_version"][:2])
+
+
+def test_copies_reach_the_candidate_and_nobody_else(both: Stage) -> None:
+    shadowed = Traffic({BLUE: 100}, mirror=100, mirror_to=GREEN)
+    if not both.plane.can_mirror:
+        with pytest.raises(PlaneRejected, match="copy"):
+            both.plane.apply(shadowed)
+        return
+    for colour in Colour:
+        both.replicas[colour][0].end()
+        both.staff(colour, 1, "?trace=1")
+    both.plane.apply(shadowed)
+    before = both.plane.read()
+    with Traffickers(both.ports.listen) as clients:
+        clients.more(100)
+    assert set(clients.answers) == {"aa"}
+    asked, copied = (both.replicas[colour][0].log for colour in Colour)
+    wait_until(lambda: _ids(asked, "request") == _ids(copied, "copy"))
+    assert len(_ids(asked, "request")) == clients.sent
+    after = both.plane.read()
+    parts = difference(before, after)
+    assert parts is not None
+    assert (parts[GREEN].requests, parts[GREEN].abandoned) == (0, 0)
+    assert after.shadow[GREEN].requests - before.shadow[GREEN].requests == clients.sent
+
+
+def _ids(log: Path, kind: str) -> set[str]:
+    lines = (line.split() for line in log.read_text().splitlines())
+    return {words[1] for words in lines if words[0] == kind}

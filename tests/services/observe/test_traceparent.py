@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.trace import get_current_span
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from services.observe.traceparent import is_sampled, parse_traceparent, trace_id
+from tests.services.observe.calls import SPAN, TRACE, TRACEPARENT
+
+HEX = "0123456789abcdef"
+
+
+def test_a_valid_header_names_the_callers_span() -> None:
+    found = parse_traceparent(TRACEPARENT)
+    assert found is not None
+    assert (f"{found.trace_id:032x}", f"{found.span_id:016x}", found.flags) == (TRACE, SPAN, 1)
+    assert trace_id(TRACEPARENT) == TRACE
+    assert is_sampled(TRACEPARENT)
+    assert not is_sampled(TRACEPARENT[:-1] + b"0")
+    assert not is_sampled(None)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"", b"00", TRACEPARENT.upper(), b"ff" + TRACEPARENT[2:], TRACEPARENT + b"x",
+        f"00-{'0' * 32}-{SPAN}-01".encode(), f"00-{TRACE}-{'0' * 16}-01".encode(),
+        TRACEPARENT + b"\n",
+    ],
+)  # fmt: skip
+def test_anything_else_is_no_parent(header: bytes) -> None:
+    assert parse_traceparent(header) is None
+    assert trace_id(header) is None
+
+
+@given(st.text(HEX + "-zF", max_size=60) | st.from_regex(r"00-[0-9a-f]{32}-[0-9a-f]{16}-0[0-3]"))
+def test_it_agrees_with_the_sdks_own_reader(header: str) -> None:
+    carrier = {"traceparent": header}
+    theirs = get_current_span(TraceContextTextMapPropagator().extract(carrier)).get_span_context()
+    ours = parse_traceparent(header.encode())
+    if ours is not None:  # theirs ignores spaces around
+        assert (ours.trace_id, ours.span_id) == (theirs.trace_id, theirs.span_id)
+        assert is_sampled(header.encode()) == bool(theirs.trace_flags & 1)
+    else:
+        assert not theirs.is_valid or header != header.strip()

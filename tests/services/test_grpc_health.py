@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
+from prometheus_client import CollectorRegistry
+
+from bundle.verify import VerifiedBundle
+from services.grpc_server import GrpcServer
+from services.host import ModelHost
+from services.settings import Settings
+
+SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
+
+
+def test_who_watches_is_told_of_each_drain_once(shared_bundle: VerifiedBundle) -> None:
+    async def main() -> None:
+        host = ModelHost(shared_bundle, Settings(), registry=CollectorRegistry())
+        await host.start()
+        server = GrpcServer(host, "127.0.0.1", 0)
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            health: Any = HealthStub(channel)  # type: ignore[no-untyped-call]
+            watches = [health.Watch(HealthCheckRequest()) for _ in range(2)]
+
+            async def told() -> set[int]:
+                return {(await watch.read()).status for watch in watches}
+
+            assert await told() == {SERVING}
+            host.drain(on=True)
+            assert await told() == {NOT_SERVING}
+            host.drain(on=True)  # nothing new
+            host.drain(on=False)
+            assert await told() == {SERVING}
+            await server.stop(20)
+            assert await told() == {NOT_SERVING}
+            assert {await watch.read() for watch in watches} == {grpc.aio.EOF}
+        await host.stop()
+
+    asyncio.run(main())

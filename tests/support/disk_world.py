@@ -1,0 +1,135 @@
+"""The twins of proxy, processes and clock with their state in a file, as real ones have it.
+
+A process that is killed at any point leaves behind what it had done until then, and the next
+one finds it. `Points` names every point at which a daemon can be killed, from the calls and the
+SQL that it really makes, so a new effect is a new point.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rollout.counts import Totals
+from rollout.journal import Journal
+from rollout.memory import MemoryLauncher, MemoryPlane
+from rollout.model import Colour, Endpoint
+from rollout.ports import Probe
+
+EDGES = (100.0,)
+EFFECTS = frozenset(
+    {"apply", "connect", "start", "stop", "save", "put_process", "drop_process", "request"}
+)
+# A kill before one of these leaves what a kill before the next statement leaves.
+_CHANGES_NOTHING = ("select", "pragma", "begin")
+
+
+@dataclass
+class DiskWorld:
+    """Plane, launcher and clock, loaded from `path`; every effect on them is written at once."""
+
+    path: Path
+    now: float = 1000.0
+    plane: MemoryPlane = field(default_factory=lambda: MemoryPlane(EDGES))
+    launcher: MemoryLauncher = field(default_factory=MemoryLauncher)
+
+    def __post_init__(self) -> None:
+        if self.path.exists():
+            self._load(json.loads(self.path.read_text()))
+
+    def wall(self) -> float:
+        return self.now
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def write(self) -> None:
+        plane, launcher = self.plane, self.launcher
+        document = {
+            "now": self.now,
+            "weights": plane.weights,
+            "history": plane.history,
+            "endpoints": {c: [asdict(e) for e in es] for c, es in plane.endpoints.items()},
+            "totals": {colour: asdict(totals) for colour, totals in plane.totals.items()},
+            "probes": launcher.probes,
+            "colours": launcher.colours,
+            "roles": launcher.roles,
+            "apart": launcher.apart,
+            "started": len(launcher.started),
+        }
+        # A killed process loses nothing that it wrote, so nothing has to reach the disk.
+        scratch = self.path.with_suffix(".new")
+        scratch.write_text(json.dumps(document))
+        scratch.replace(self.path)
+
+    def _load(self, document: dict[str, Any]) -> None:
+        self.now = document["now"]
+        plane, launcher = self.plane, self.launcher
+        plane.weights = {Colour(c): weight for c, weight in document["weights"].items()}
+        plane.history = document["history"]
+        plane.endpoints = {
+            Colour(c): tuple(Endpoint(**e) for e in es) for c, es in document["endpoints"].items()
+        }
+        plane.totals = {
+            Colour(c): Totals(**{**totals, "within": tuple(totals["within"])})
+            for c, totals in document["totals"].items()
+        }
+        launcher.probes = {Colour(c): Probe(probe) for c, probe in document["probes"].items()}
+        launcher.colours = {token: Colour(c) for token, c in document["colours"].items()}
+        launcher.roles = document["roles"]
+        launcher.apart = {role: Probe(probe) for role, probe in document["apart"].items()}
+        launcher.started = [None] * document["started"]  # type: ignore[list-item]  # only counted
+
+
+@dataclass
+class Points:
+    """Counts the points that are passed, and dies by SIGKILL at number `kill_at`."""
+
+    kill_at: int = 0
+    passed: list[str] = field(default_factory=list)
+
+    def reach(self, label: str) -> None:
+        self.passed.append(label)
+        if len(self.passed) == self.kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def watch_sql(self, journal: Journal) -> None:
+        """Make a point of every statement that writes, before it is carried out."""
+
+        def reached(statement: str) -> None:
+            word = statement.split(maxsplit=1)[0].lower()
+            if word not in _CHANGES_NOTHING:
+                self.reach(f"sql {word}")
+
+        journal._db.execute("pragma synchronous = off")  # as above
+        journal._db.set_trace_callback(reached)
+
+
+@dataclass
+class Fragile:
+    """Passes everything on to `target`; a point lies before each of its effects.
+
+    Nothing happens between an effect and the point before the next one.
+    """
+
+    target: Any
+    points: Points
+    after: Callable[[], None]
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.target, name)
+        return self._pointed(name, value) if name in EFFECTS else value
+
+    def _pointed(self, name: str, effect: Callable[..., Any]) -> Callable[..., Any]:
+        def pointed(*args: Any, **kwargs: Any) -> Any:
+            self.points.reach(f"before {name}")
+            result = effect(*args, **kwargs)
+            self.after()
+            return result
+
+        return pointed
