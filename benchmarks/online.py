@@ -1,170 +1,250 @@
-"""What a served answer costs beside ONNX Runtime alone, in answers per second of CPU.
+"""What a served answer costs, beside other servers and the limits, in the same run.
 
-The server's CPU seconds are those of its whole process tree, so that the client's share of
-the machine does not count; where there are two cores, each has one. One tiny model (64
-features), one row in each request. V2 is asked both ways in the same run: answered in the
-HTTP protocol, and through ASGI (`MLCTL_LEAN_HTTP=0`); the ratio is of the one to the other.
+One row in each request. A server and all its processes have one core, the client another;
+the figure is answers per second of the CPU of the server's whole process tree, so that
+neighbours count little. All servers stay up and take turns in rounds; medians are told.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import signal
+import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import psutil
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.load import Load, post, run_load
-from bundle.manifest import MODEL_NAME
-from services.session import open_session
-from tests.support.bundles import make_bundle
-from tests.support.serving import launch, running
+from benchmarks.contenders import OURS, Arena, Contender
+from benchmarks.native import build, run_load
+from benchmarks.report import Limits, Row, print_report
+from benchmarks.ways import Way
+from benchmarks.workloads import NAMES, Workload, make_workload
+from services.session import Session, open_session
 
-FEATURES = 64
-SECONDS = 3.0
-CONNECTIONS = (1, 16, 64)
-BATCHES = (1, 16, 64)
-ROOT = Path(__file__).resolve().parents[1]
+BATCHES = (1, 8, 32, 64, 128)
+_WARM_SECONDS = 0.5
+_STOP_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One cell: a way to ask a server, lean or not, at a number of connections."""
+class Cores:
+    """The server's core and the client's; the same one if there is no other."""
 
-    way: str
-    lean: bool
-    connections: int
-    load: Load
-    per_cpu_second: float
+    server: int
+    client: int
 
-
-def requests(row: np.ndarray) -> Mapping[str, bytes]:
-    """The request bytes of each way to ask for `row`, float32 [1, features]."""
-    tensor = {"name": "x", "shape": list(row.shape), "datatype": "FP32"}
-    whole = json.dumps({"inputs": [{**tensor, "data": row.ravel().tolist()}]}).encode()
-    size = {"parameters": {"binary_data_size": row.nbytes}}
-    wanted = [{"name": "y", "parameters": {"binary_data": True}}]
-    head = json.dumps({"inputs": [{**tensor, **size}], "outputs": wanted}).encode()
-    path, plain = "/v2/models/tiny/infer", {"Content-Type": "application/json"}
-    typed = json.dumps({"x": row.tolist()}).encode()
-    return {
-        "V2 binary": post(
-            path,
-            head + row.tobytes(),
-            {
-                "Content-Type": "application/octet-stream",
-                "Inference-Header-Content-Length": str(len(head)),
-            },
-        ),
-        "V2 JSON": post(path, whole, plain),
-        "/predict JSON": post("/predict", typed, plain),
-    }
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """Run what is within, and what it starts, on the server's core."""
+        os.sched_setaffinity(0, {self.server})
+        try:
+            yield
+        finally:
+            os.sched_setaffinity(0, {self.client})
 
 
-def runtime_alone(model: Path, row: np.ndarray, batch: int) -> float:
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to measure: `seconds` for each cell in each of `rounds`."""
+
+    clients: Sequence[int]
+    rounds: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Up:
+    """A contender that runs."""
+
+    contender: Contender
+    process: psutil.Process
+
+    def tree(self) -> list[psutil.Process]:
+        """The server's processes."""
+        return [self.process, *self.process.children(recursive=True)]
+
+    def cpu_seconds(self) -> float:
+        """User and system seconds of all of them."""
+        times = [each.cpu_times() for each in self.tree()]
+        return sum(each.user + each.system for each in times)
+
+    def mebibytes(self) -> float:
+        """What the largest of them keeps in memory: the worker."""
+        largest: float = max(each.memory_info().rss for each in self.tree())
+        return largest / 2**20
+
+
+@contextmanager
+def up(contender: Contender, cores: Cores) -> Iterator[Up]:
+    """Start `contender` on the server's core, prove its answers, and stop it at the end."""
+    with cores.serving():
+        process = contender.start()
+    try:
+        yield Up(contender, psutil.Process(process.pid))
+    finally:
+        stop(process)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a server and whatever it started."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):  # the next signal is for what is left
+            process.wait(_STOP_SECONDS)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def runtime_alone(session: Session, row: np.ndarray, batch: int, seconds: float) -> float:
     """Rows that batches of `batch` answer in this process per second of its CPU."""
-    session = open_session(model)
     inputs = {"x": np.repeat(row, batch, axis=0)}
+    session.run(inputs)
     runs, start, cpu = 0, time.perf_counter(), time.process_time()
-    while time.perf_counter() - start < SECONDS:
+    while time.perf_counter() - start < seconds:
         session.run(inputs)
         runs += 1
     return batch * runs / (time.process_time() - cpu)
 
 
-def cpu_seconds(pid: int) -> float:
-    """User and system seconds of a process and all below it."""
-    parent = psutil.Process(pid)
-    times = [process.cpu_times() for process in (parent, *parent.children(recursive=True))]
-    return sum(each.user + each.system for each in times)
+class Bench:
+    """One workload's run: the servers that are up, and the rows so far."""
+
+    def __init__(self, workload: Workload, folder: Path, plan: Plan, cores: Cores) -> None:
+        self._workload = workload
+        self._plan = plan
+        self._cores = cores
+        self._program = build("loadgen", folder)
+        self._folder = folder
+        self._session = open_session(workload.model)
+        self._alone: dict[int, list[float]] = defaultdict(list)
+        self._rows: dict[tuple[str, str, int], list[Row]] = defaultdict(list)
+
+    def run(self, contenders: Sequence[Contender]) -> tuple[list[Row], Limits]:
+        """Start all, let them take turns, and return the medians."""
+        with ExitStack() as stack:
+            servers = [stack.enter_context(up(each, self._cores)) for each in contenders]
+            for server in servers:
+                for way in server.contender.ways:
+                    way.check(server.contender.port_of(way), self._workload.answer)
+            for _ in range(self._plan.rounds):
+                self._measure_limit()
+                for server in servers:
+                    for way in server.contender.ways:
+                        self._measure(server, way)
+        rows = [_median_row(each) for each in self._rows.values()]
+        return rows, {batch: median(found) for batch, found in self._alone.items()}
+
+    def _measure_limit(self) -> None:
+        with self._cores.serving():
+            for batch in BATCHES:
+                rate = runtime_alone(
+                    self._session, self._workload.row, batch, self._plan.seconds / 2
+                )
+                self._alone[batch].append(rate)
+
+    def _measure(self, server: Up, way: Way) -> None:
+        contender = server.contender
+        request = self._folder / "request"
+        request.write_bytes(way.request)
+        port = contender.port_of(way)
+        for clients in self._plan.clients:
+            run_load(self._program, way.kind, port, request, clients, _WARM_SECONDS)
+            before = server.cpu_seconds()
+            load = run_load(self._program, way.kind, port, request, clients, self._plan.seconds)
+            used = server.cpu_seconds() - before
+            row = Row(
+                contender.name,
+                way.name,
+                clients,
+                load.answered / load.seconds,
+                load.p50_ms,
+                load.p99_ms,
+                load.answered / used,
+                load.failed,
+                load.cpu_share,
+                used / load.seconds,
+                server.mebibytes(),
+            )
+            self._rows[contender.name, way.name, clients].append(row)
 
 
-def keep_apart(pid: int) -> None:
-    """Give the server's processes one core and this one another, if there are two."""
+def _median_row(rows: Sequence[Row]) -> Row:
+    """The row whose cost is the median one, so that its figures belong together."""
+    return sorted(rows, key=lambda row: row.per_cpu_second)[len(rows) // 2]
+
+
+def pick_cores() -> Cores:
+    """The first two that this process may use."""
     first, *others = sorted(os.sched_getaffinity(0))
-    if others:
-        os.sched_setaffinity(0, {others[0]})
-        for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
-            for thread in process.threads():
-                os.sched_setaffinity(thread.id, {first})
+    return Cores(first, others[0] if others else first)
 
 
-def measure(port: int, pid: int, row: np.ndarray, *, lean: bool) -> Iterator[Row]:
-    """Every way to ask at every number of connections, after one second of warm-up each."""
-    for way, request in requests(row).items():
-        if not lean and not way.startswith("V2"):
-            continue  # it takes the same way on both
-        for connections in CONNECTIONS:
-            run_load(port, request, connections, 1.0)
-            before = cpu_seconds(pid)
-            load = run_load(port, request, connections, SECONDS)
-            used = cpu_seconds(pid) - before
-            if load.failed:
-                raise SystemExit(f"{way}: {load.failed} requests failed")
-            yield Row(way, lean, connections, load, load.answered / used)
+def arguments(words: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.online", description=__doc__)
+    parser.add_argument("--nets", nargs="+", choices=NAMES, default=["tiny"])
+    parser.add_argument("--peers", type=Path, help="what `benchmarks.peers install` made")
+    parser.add_argument("--only", nargs="+", help="contenders whose names begin so; ours always")
+    parser.add_argument("--clients", nargs="+", type=int, default=[1, 16, 64])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=1.0)
+    parser.add_argument("--lean-grpc", action="store_true", help="our other gRPC server as well")
+    parser.add_argument("--json", type=Path, help="write the rows there, too")
+    parser.add_argument("--gpu", action="store_true", help="the batching curve on a GPU instead")
+    return parser.parse_args(words)
 
 
-def serve_and_measure(folder: Path, bundle: Path, row: np.ndarray, *, lean: bool) -> list[Row]:
-    """The rows of one server."""
-    server = launch(
-        "services.service:service",
-        folder / f"log-{lean}",
-        cwd=ROOT,
-        bento_home=folder / "bentoml",
-        environment={"MLCTL_BUNDLE": str(bundle), "MLCTL_LEAN_HTTP": str(int(lean))},
-    )
-    cores = os.sched_getaffinity(0)
+def main(words: list[str] | None = None) -> None:
+    """Measure and print one table for each net."""
+    options = arguments(words)
+    if options.gpu:
+        from benchmarks.gpu import measure_gpu
+
+        measure_gpu()
+        return
+    plan = Plan(options.clients, options.rounds, options.seconds)
+    whole = sorted(os.sched_getaffinity(0))
+    cores = pick_cores()
+    os.sched_setaffinity(0, {cores.client})
+    documents = []
     try:
-        with running(server):
-            keep_apart(server.process.pid)
-            return list(measure(server.port, server.process.pid, row, lean=lean))
+        for name in options.nets:
+            with tempfile.TemporaryDirectory(prefix="mlctl-bench-") as scratch:
+                folder = Path(scratch)
+                workload = make_workload(name, folder / "model")
+                contenders = choose(workload, folder, options)
+                rows, limits = Bench(workload, folder, plan, cores).run(contenders)
+            print_report(name, rows, limits, OURS)
+            documents.append({"net": name, "limits": limits, "rows": list(map(asdict, rows))})
     finally:
-        os.sched_setaffinity(0, cores)
+        os.sched_setaffinity(0, whole)
+    if options.json is not None:
+        options.json.write_text(json.dumps(documents, indent=1))
 
 
-def main() -> None:
-    """Measure and print the table."""
-    row = np.linspace(0, 1, FEATURES, dtype=np.float32)[None]
-    with tempfile.TemporaryDirectory(prefix="mlctl-bench-") as name:
-        folder = Path(name)
-        bundle = make_bundle(folder / "model", features=FEATURES)
-        model = bundle.root / MODEL_NAME
-        limits = {batch: runtime_alone(model, row, batch) for batch in BATCHES}
-        rows = [
-            found
-            for lean in (True, False)
-            for found in serve_and_measure(folder, bundle.root, row, lean=lean)
-        ]
-    show(rows, limits)
+def choose(workload: Workload, folder: Path, options: argparse.Namespace) -> list[Contender]:
+    """The contenders that the command line asks for."""
+    peers = None if options.peers is None else options.peers.resolve()
+    arena = Arena(workload, folder, peers, build("echo", folder))
+    found = arena.contenders()
+    if options.only is not None:
+        starts = (OURS, *options.only)
+        found = [each for each in found if each.name.startswith(starts)]
+    if options.lean_grpc:
+        found.insert(1, arena.ours(lean_grpc=True))
+    return found
 
 
-def show(rows: list[Row], limits: Mapping[int, float]) -> None:
-    """Print one line for each cell, as a share of what the runtime does alone at batch 1."""
-    table = Table(title="Answers per CPU second of the server, one row in each request")
-    names = ("Way", "Clients", "req/s", "p50 ms", "p99 ms", "per CPU s", "of ORT", "lean/ASGI")
-    for name in names:
-        table.add_column(name, justify="left" if name == "Way" else "right", no_wrap=True)
-    plain = {(row.way, row.connections): row.per_cpu_second for row in rows if not row.lean}
-    for row in rows:
-        other = plain.get((row.way, row.connections))
-        table.add_row(
-            row.way if row.lean else f"{row.way}, ASGI",
-            str(row.connections),
-            f"{row.load.answered / row.load.seconds:,.0f}",
-            f"{row.load.p50_ms:.2f}",
-            f"{row.load.p99_ms:.2f}",
-            f"{row.per_cpu_second:,.0f}",
-            f"{row.per_cpu_second / limits[1]:.1%}",
-            f"{row.per_cpu_second / other:.2f}" if row.lean and other else "-",
-        )
-    for batch, limit in limits.items():
-        share = f"{limit / limits[1]:.0%}"
-        table.add_row(f"ONNX Runtime, batch {batch}", *"----", f"{limit:,.0f}", share, "-")
-    Console().print(table)
+if __name__ == "__main__":
+    main()

@@ -27,7 +27,8 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.online import FEATURES, ROOT, requests
+from benchmarks.contenders import ROOT
+from benchmarks.tiny import FEATURES, requests
 from services.v2_messages import SERVICE, methods
 from tests.support.bundles import make_bundle
 from tests.support.serving import Server, launch, running

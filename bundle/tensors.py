@@ -110,9 +110,11 @@ class TensorSpec(BaseModel):
         """Why a tensor of `dtype` and `shape` does not fit, as a sentence; None if it fits."""
         if dtype is not self.dtype:
             return f"tensor {self.name!r}: datatype is {dtype.value}, expected {self.dtype.value}"
-        fits = len(shape) == len(self.shape) and all(
-            want in (DYNAMIC, have) for want, have in zip(self.shape, shape, strict=True)
-        )
+        fits = len(shape) == len(self.shape)
+        if fits:
+            for want, have in zip(self.shape, shape, strict=True):
+                if want not in (DYNAMIC, have):
+                    fits = False
         if not fits:
             return f"tensor {self.name!r}: shape is {list(shape)}, expected {list(self.shape)}"
         return None

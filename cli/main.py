@@ -8,10 +8,13 @@ import click
 
 from bundle import __version__
 from cli.commands.abort import abort
+from cli.commands.batch import batch
+from cli.commands.bench import bench
 from cli.commands.build import build
 from cli.commands.demo import demo
 from cli.commands.doctor import doctor
 from cli.commands.down import down
+from cli.commands.gate import gate
 from cli.commands.history import history
 from cli.commands.logs import logs
 from cli.commands.models import models
@@ -29,8 +32,8 @@ from cli.commands.up import up
 from cli.commands.why import why
 
 COMMANDS = (
-    doctor, demo, models, optimize, pull, build, serve, up, scale, promote, pause, resume, abort,
-    rollback, status, ps, logs, history, why, down,
+    doctor, demo, models, optimize, pull, build, serve, batch, bench, up, scale, promote, pause,
+    resume, abort, rollback, status, ps, logs, history, why, gate, down,
 )  # fmt: skip
 
 

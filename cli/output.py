@@ -143,14 +143,18 @@ _EXTRAS = {
     "envoy": "rollout",
     "google": "serve",
     "grpc": "serve",
+    "httptools": "serve",
     "httpx": "rollout",
     "mlflow": "optimize",
     "onnx": "optimize",
     "onnxruntime": "cpu",
     "onnxscript": "optimize",
+    "orjson": "serve",
     "prometheus_client": "serve",
+    "pyarrow": "batch",
     "sklearn": "demo",
     "torch": "optimize",
+    "uvloop": "serve",
     "yaml": "serve",
 }
 

@@ -59,11 +59,18 @@ _SHADOW = (
     _option(
         "--shadow-percent",
         type=_PERCENT,
-        default=0,
-        help="Percent of the traffic to copy to BENTO before any user gets its answers.",
+        default=20,
+        help="Percent of the traffic to copy to BENTO before any user gets its answers; 0: none.",
     ),
     _option("--shadow-seconds", type=float, default=10.0, help="Least time of that."),
     _option("--shadow-requests", type=click.IntRange(1), default=50, help="Least copies of that."),
+    _option(
+        "--shadow-wait",
+        "shadow_wait_seconds",
+        type=click.FloatRange(0, min_open=True),
+        default=120.0,
+        help="Longest time of that for lack of copies; with --min-agreement it goes on.",
+    ),
     _option("--mirror-percent", type=_PERCENT, default=0, help="Percent to copy during the steps."),
     click.option(
         "--min-agreement", type=_SHARE, help="Least share of the copies with the same answer."

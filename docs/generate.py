@@ -6,13 +6,14 @@ Tests compare the committed pages with what this writes, so they cannot go stale
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
 from bundle.errors import ERROR_TABLE
 from bundle.manifest import manifest_json_schema
-from cli.main import COMMANDS, cli
+from cli.main import cli
 
 HELP_WIDTH = 96
 
@@ -41,11 +42,20 @@ def manifest_schema_text() -> str:
     return json.dumps(manifest_json_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
+def every_command(
+    name: str = "mlctl", command: click.Command = cli
+) -> Iterator[tuple[str, click.Command]]:
+    """A command and those of its groups, each with the words that call it."""
+    yield name, command
+    if isinstance(command, click.Group):
+        for each in command.commands.values():
+            yield from every_command(f"{name} {each.name}", each)
+
+
 def commands_markdown() -> str:
     """The page `docs/commands.md`: the help of every command."""
     parts = ["# Commands\n"]
-    for command in (cli, *COMMANDS):
-        name = "mlctl" if command is cli else f"mlctl {command.name}"
+    for name, command in every_command():
         context = click.Context(
             command,
             info_name=name,

@@ -130,6 +130,11 @@ class MlflowCatalog:
             lookup.find_version(client, ref)
             client.set_registered_model_alias(ref.name, alias, str(ref.version))
 
+    def connect(self) -> None:
+        """Load MLflow and ask the registry once, which takes seconds. REGISTRY_UNAVAILABLE."""
+        with quiet(), registry_errors():
+            self._connected().search_registered_models(max_results=1)
+
     def write_champion(self, digest: str) -> PublishedModel:
         """Set @champion on the version with that digest and on its source version."""
         published = self.find_by_digest(digest)

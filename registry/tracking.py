@@ -38,8 +38,8 @@ def tracking_uri() -> str:
     return os.environ.get(TRACKING_VARIABLE) or f"sqlite:///{mlctl_home() / 'mlflow.db'}"
 
 
-def configure_tracking() -> str:
-    """Point MLflow at the store, make `mlctl` its active experiment, and return the URI.
+def configure_tracking(experiment: str = EXPERIMENT) -> str:
+    """Point MLflow at the store, make `experiment` its active one, and return the URI.
 
     Runs that are started afterwards keep their artifacts under an absolute path. Processes
     take turns: two that make the tables of a new store at once would leave it broken.
@@ -52,8 +52,8 @@ def configure_tracking() -> str:
         import mlflow
 
         _set_uri(uri)
-        _ensure_experiment(uri)
-        mlflow.set_experiment(EXPERIMENT)
+        _ensure_experiment(uri, experiment)
+        mlflow.set_experiment(experiment)
     return uri
 
 
@@ -83,16 +83,16 @@ def _set_uri(uri: str) -> None:
         os.environ.pop(TRACKING_VARIABLE, None)
 
 
-def _ensure_experiment(uri: str) -> None:
+def _ensure_experiment(uri: str, name: str) -> None:
     import mlflow
     from mlflow.exceptions import MlflowException
 
-    if mlflow.get_experiment_by_name(EXPERIMENT) is not None:
+    if mlflow.get_experiment_by_name(name) is not None:
         return
     local = uri.partition(":")[0] not in _REMOTE_SCHEMES
     location = state_dir("mlartifacts").as_uri() if local else None
     try:
-        mlflow.create_experiment(EXPERIMENT, artifact_location=location)
+        mlflow.create_experiment(name, artifact_location=location)
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise

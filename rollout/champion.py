@@ -3,12 +3,15 @@
 The registry is a projection of the journal: a failure is recorded and tried again, and never
 moves traffic. What `up` started with was never proved here and is not written. The write
 happens in a process of its own, because MLflow takes seconds to load and hundreds of megabytes
-to keep: `python -m rollout.champion`, the revision on its input.
+to keep: `python -m rollout.champion`, the revision on its input. It is started near the end of
+the bake, so that a promotion need not wait for it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -17,12 +20,15 @@ from collections.abc import Sequence
 from bundle.clock import Clock
 from bundle.errors import ErrorCode, MlctlError
 from rollout.journal import Journal
+from rollout.machine import Phase
 from rollout.model import Revision
 from rollout.ports import ChampionWriter
-from rollout.records import Deployment, dumps
+from rollout.records import Deployment, Rollout, dumps
 
 _TIMEOUT = 120.0
 _LONGEST_PAUSE = 600.0
+_AHEAD_SECONDS = 20.0  # to load MLflow on a busy machine
+_NICENESS = 5
 
 
 class ProcessChampions:
@@ -30,23 +36,57 @@ class ProcessChampions:
 
     def __init__(self, command: Sequence[str]) -> None:
         self._command = list(command)
+        self._waiting: subprocess.Popen[str] | None = None
+
+    def prepare(self) -> None:
+        """Start the command, which loads what it needs and waits for its revision. Idempotent.
+
+        One that does not start is left to `write_champion`, which tells it.
+        """
+        if self._waiting is None:
+            with contextlib.suppress(OSError):
+                self._waiting = self._start()
+
+    def dismiss(self) -> None:
+        """Nothing is to be written: end the command that waits. Idempotent."""
+        if (waiting := self._take()) is not None:
+            waiting.kill()
+            waiting.communicate()
 
     def write_champion(self, revision: Revision) -> None:
         """REGISTRY_UNAVAILABLE with the command's last words if it fails or takes too long."""
+        waiting = self._take()
+        if waiting is not None and waiting.poll() is not None:
+            waiting.communicate()  # it failed too early to know: the registry may be back
+            waiting = None
         try:
-            done = subprocess.run(
-                self._command,
-                input=dumps(revision),
-                capture_output=True,
-                text=True,
-                timeout=_TIMEOUT,
-                check=False,
-            )
+            code, told = _give(waiting or self._start(), dumps(revision))
         except (OSError, subprocess.TimeoutExpired) as error:
             raise MlctlError(ErrorCode.REGISTRY_UNAVAILABLE, f"{error}") from error
-        if done.returncode != 0:
-            words = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        if code != 0:
+            words = told.strip().splitlines() or [f"exit code {code}"]
             raise MlctlError(ErrorCode.REGISTRY_UNAVAILABLE, words[-1])
+
+    def _take(self) -> subprocess.Popen[str] | None:
+        waiting, self._waiting = self._waiting, None
+        return waiting
+
+    def _start(self) -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            self._command, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe, text=True
+        )
+
+
+def _give(process: subprocess.Popen[str], text: str) -> tuple[int, str]:
+    """The exit code of a process that was given `text`, and what it said on stderr."""
+    with process:
+        try:
+            _, told = process.communicate(text, _TIMEOUT)
+        except BaseException:
+            process.kill()
+            raise
+        return process.returncode, told
 
 
 class _Attempt:
@@ -94,6 +134,20 @@ class ChampionKeeper:
         elif self._owed(deployment) and self._may_try(deployment):
             self._attempt = _Attempt(self._writer, deployment.live)
 
+    def foresee(self, rollout: Rollout | None) -> None:
+        """Make ready for what the rollout under way is about to promote, or no longer so."""
+        if self._attempt is not None:
+            return
+        if rollout is not None and self._is_near(rollout):
+            self._writer.prepare()
+        elif rollout is None or rollout.progress.phase is not Phase.FINALIZE:
+            self._writer.dismiss()
+
+    def _is_near(self, rollout: Rollout) -> bool:
+        progress, spec = rollout.progress, rollout.spec
+        due = progress.since + spec.bake_seconds - _AHEAD_SECONDS
+        return spec.alias and progress.phase is Phase.BAKE and self._now() >= due
+
     @property
     def idle(self) -> bool:
         """Whether no attempt is under way."""
@@ -132,12 +186,19 @@ class ChampionKeeper:
 
 
 def main() -> int:
-    """Write the revision on standard input as champion of its model; the exit code says how."""
+    """Write the revision on standard input as champion of its model; the exit code says how.
+
+    Without one, because its starter ended or changed its mind, nothing is written.
+    """
+    os.nice(_NICENESS)  # what serves on this machine goes first
     from registry.mlflow_catalog import MlflowCatalog
 
-    revision = Revision(**json.loads(sys.stdin.read()))
+    catalog = MlflowCatalog()
     try:
-        MlflowCatalog().write_champion(revision.digest)
+        catalog.connect()
+        given = sys.stdin.read()
+        if given:
+            catalog.write_champion(Revision(**json.loads(given)).digest)
     except MlctlError as error:
         print(error.message, file=sys.stderr)
         return error.spec.exit_code
@@ -145,4 +206,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    ended = main()
+    sys.stderr.flush()
+    # MLflow takes a second to unload, and a rollout waits for the end of this process.
+    os._exit(ended)

@@ -56,8 +56,8 @@ class Controller:
     """Carries one rollout to its end, tick by tick."""
 
     def __init__(self, rollout: Rollout, world: World, journal: Journal, watch: Watch) -> None:
-        self._asked_shadow = rollout.spec.shadows
-        if not world.plane.can_mirror:
+        self._no_shadow = _why_no_shadow(rollout, world)
+        if self._no_shadow:
             rollout = replace(rollout, spec=rollout.spec.without_shadow())
         events = journal.events(rollout.deployment, rollout=rollout.id)
         self._rollout = replace(rollout, progress=records.with_evidence(rollout, events))
@@ -165,10 +165,8 @@ class Controller:
         """From WARM on; what leaves out the comparison of answers is said in the record."""
         spec = self._rollout.spec
         progress = machine.warmed(self.progress, spec, self._now())
-        skipped = ""
-        if self._asked_shadow and not spec.shadows:
-            skipped = "the proxy cannot copy requests"
-        elif spec.shadow_percent and progress.override:
+        skipped = self._no_shadow
+        if spec.shadow_percent and progress.override:
             skipped = "an operator skips the gates"
         self._enter(progress, None, **({"shadow_skipped": skipped} if skipped else {}))
 
@@ -176,7 +174,10 @@ class Controller:
         self._connect()
         self._apply()
         # One replica that ended by itself is enough: a candidate is not started again.
-        alive = self._fleet.probe(self._rollout.colour) is not Probe.DEAD
+        probe = self._fleet.probe(self._rollout.colour)
+        if probe is Probe.WRONG_MODEL:  # in a cluster somebody else may replace it meanwhile
+            raise PlaneRejected(_WHY_NOT_READY[probe])
+        alive = probe is not Probe.DEAD
         weight = machine.candidate_weight(self.progress, self._rollout.spec)
         mirrored = machine.mirrored_share(self.progress, self._rollout.spec) > 0
         look, reference = self._observer.look(alive=alive, mirrored=mirrored, weight=weight)
@@ -189,6 +190,7 @@ class Controller:
             "judged": judged,
             "window": asdict(look.window or Window()),
             "shadow": asdict(look.shadow) if look.shadow else None,
+            "compared": progress.evidence.shadow.hits,
             "reference_ms": reference,
             "verdict": asdict(verdict),
             "e_values": _e_values(progress.evidence.log_values(spec)),
@@ -321,6 +323,17 @@ def _ruling(progress: Progress, request: Request) -> Verdict | None:
 
 def _since(start: float | None, now: float) -> float | None:
     return None if start is None else now - start
+
+
+def _why_no_shadow(rollout: Rollout, world: World) -> str:
+    """Why a rollout that asks for a shadow gets none; empty if it does, or does not ask."""
+    if not rollout.spec.shadows:
+        return ""
+    if not world.plane.can_mirror:
+        return "the proxy cannot copy requests"
+    if world.samples is None and rollout.spec.shadow_wait_seconds is not None:
+        return "the servers cannot be told to record; is MLCTL_SAMPLE_DIR set?"
+    return ""
 
 
 def _comparison(rollout: Rollout, world: World) -> ShadowWatch | None:

@@ -29,9 +29,9 @@ GRPC_FAILURES = (2, 4, 8, 13, 14, 15)
 GRPC_CLIENT_ERRORS = (1, 3, 5, 6, 7, 9, 10, 11, 12, 16)
 
 
-def latency_edge(limit_ms: float) -> float:
+def latency_edge(limit_ms: float, edges: tuple[float, ...] = LATENCY_EDGES_MS) -> float:
     """The smallest exact histogram edge at or above `limit_ms`; the last edge if none is."""
-    return next((edge for edge in LATENCY_EDGES_MS if edge >= limit_ms), LATENCY_EDGES_MS[-1])
+    return next((edge for edge in edges if edge >= limit_ms), edges[-1])
 
 
 @dataclass(frozen=True, slots=True)

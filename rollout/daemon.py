@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from contextlib import ExitStack
+from pathlib import Path
 from types import FrameType
 
 import psutil
@@ -23,17 +24,20 @@ from bundle.clock import SystemClock
 from rollout import logs, places
 from rollout.champion import ChampionKeeper, ProcessChampions
 from rollout.controller import Controller, Watch, World
-from rollout.counts import LATENCY_EDGES_MS
 from rollout.journal import Journal, StaleEpochError
 from rollout.launcher import LocalLauncher
 from rollout.machine import Phase
-from rollout.model import check_name
-from rollout.planes import proxy_of
-from rollout.ports import PlaneRejected, PlaneUnavailable, Traffic
+from rollout.model import Settings, check_name
+from rollout.planes import edges_of, proxy_of
+from rollout.ports import Launcher, Plane, PlaneRejected, PlaneUnavailable, Traffic
 from rollout.processes import TOKEN_VARIABLE, ProcessRef
 from rollout.records import Deployment, Rollout
 from rollout.replicas import LiveReplicas
 from rollout.scaler import Scaler
+from rollout.seen.runs import RunKeeper
+from rollout.seen.telemetry import MetricsServer
+from rollout.seen.told import Told
+from rollout.seen.webhooks import Webhooks
 from rollout.shadow.folder import sample_folder
 from rollout.supervisor import Supervisor
 from rollout.vitals import Vitals
@@ -57,13 +61,12 @@ class Daemon:
         self._heartbeat = places.heartbeat(name)
         self._unwatched = unwatched_seconds
         self._epoch = journal.take_over(name)
-        proxy = proxy_of(directory, deployment.ports, deployment.settings)
-        plane = stack.enter_context(proxy.plane())
-        launcher = LocalLauncher(directory / "logs", deployment.settings)
-        stack.callback(launcher.close)
-        samples = sample_folder(directory)
-        self._world = World(plane, plane, launcher, SystemClock(), LATENCY_EDGES_MS, samples)
         settings = deployment.settings
+        proxy = proxy_of(directory, deployment.ports, settings, self._epoch)
+        plane = stack.enter_context(proxy.plane())
+        launcher = _launcher(directory / "logs", settings, plane, stack)
+        samples = None if settings.kubernetes else sample_folder(directory)
+        self._world = World(plane, plane, launcher, SystemClock(), edges_of(settings), samples)
         self._vitals = stack.enter_context(Vitals(settings.hung_seconds, settings.workers))
         self._logs = directory / "logs"
         live = LiveReplicas(name, self._world, journal, self._vitals, self._epoch)
@@ -76,9 +79,21 @@ class Daemon:
             deployment.settings.alias_retry_seconds,
         )
         self._watch = Watch(self._epoch, deployment.settings, self._champion_settled)
+        self._show(settings, stack)
         self._controller: Controller | None = None
         self._plane_lost = False
         self._stop = False
+
+    def _show(self, settings: Settings, stack: ExitStack) -> None:
+        """Whatever tells others of the deployment; none of it holds a look up."""
+        journal, clock = places.journal(), self._world.clock
+        told = stack.enter_context(Told(journal))
+        self._runs = RunKeeper(self._name, settings.runs, told, clock)
+        stack.callback(self._runs.close)
+        self._metrics = stack.enter_context(
+            MetricsServer(self._name, settings, journal, self._heartbeat, clock)
+        )
+        stack.enter_context(Webhooks(self._name, settings, journal))
 
     def stop(self, _number: int, _frame: FrameType | None) -> None:
         """The SIGTERM handler: finish this look, then leave everything running."""
@@ -88,6 +103,7 @@ class Daemon:
         """Look until stopped; the exit code. Errors that repeat end it: others may take over."""
         errors = 0
         while not self._stop:
+            begun = time.monotonic()
             try:
                 self._look()
                 errors = 0
@@ -99,7 +115,7 @@ class Daemon:
                 if errors == _MAX_ERRORS:
                     return 1
             self._heartbeat.touch()
-            self._wait()
+            self._wait(begun)
         return 0
 
     def _look(self) -> None:
@@ -107,7 +123,9 @@ class Daemon:
         if deployment.epoch != self._epoch or not deployment.up:
             raise StaleEpochError(self._name)
         self._supervisor.ensure(deployment)
-        live = self._supervisor.live.ready.values()
+        # In a cluster the kubelet watches over what runs.
+        remote = deployment.settings.kubernetes is not None
+        live = () if remote else self._supervisor.live.ready.values()
         self._vitals.watch(live, loads=deployment.settings.autoscaled)
         self._scale(deployment)
         try:
@@ -115,8 +133,11 @@ class Daemon:
             self._plane_lost = False
         except (PlaneUnavailable, PlaneRejected) as error:
             self._report_plane(error)
+        self._champions.foresee(self._controller.rollout if self._controller else None)
         if self._supervisor.serving:
             self._champions.poll(self._journal.deployment(self._name))
+        self._runs.poll()
+        self._metrics.poll()
         self._rotate()
 
     def _scale(self, deployment: Deployment) -> None:
@@ -158,11 +179,27 @@ class Daemon:
         body = {"message": str(error)}
         self._journal.append(self._name, None, "plane_unavailable", body, self._epoch)
 
-    def _wait(self) -> None:
-        """Sleep a tick, or less when a client has written to the journal."""
-        deadline = time.monotonic() + self._watch.settings.tick_seconds
+    def _wait(self, begun: float) -> None:
+        """Sleep until a tick after `begun`, or until a client has written to the journal.
+
+        Looks that take long leave half of the time to what serves.
+        """
+        tick = self._watch.settings.tick_seconds
+        deadline = max(begun + tick, time.monotonic() + tick / 2)
         while not self._stop and time.monotonic() < deadline and not self._journal.changed():
             time.sleep(_POLL_SECONDS)
+
+
+def _launcher(logs: Path, settings: Settings, plane: Plane, stack: ExitStack) -> Launcher:
+    if settings.kubernetes is not None:
+        from rollout.kubernetes.launcher import KubernetesLauncher
+        from rollout.kubernetes.plane import KubernetesPlane
+
+        assert isinstance(plane, KubernetesPlane)
+        return KubernetesLauncher(settings.kubernetes, plane, logs)
+    launcher = LocalLauncher(logs, settings)
+    stack.callback(launcher.close)
+    return launcher
 
 
 def main(name: str) -> int:

@@ -20,9 +20,11 @@ from rollout.journal import Journal
 from rollout.keeping import deployment_up, ensure_daemon, spawn_daemon, take_down
 from rollout.launcher import free_ports, require_free, resolve_host
 from rollout.model import Colour, Ports, Revision, RolloutSpec, Settings, check_name
-from rollout.planes import proxy_of
+from rollout.planes import can_copy, edges_of, proxy_of
 from rollout.ports import PlaneUnavailable
 from rollout.records import ENDED, Deployment, Event, Rollout
+from rollout.seen.secret import with_secret
+from rollout.seen.telemetry import LOOPBACK
 from rollout.shadow import agreement
 from rollout.supervisor import PROXY
 from rollout.wishes import Wish
@@ -61,12 +63,14 @@ def up(
     """
     check_name(name)
     settings = awake(_at_home(settings or Settings()))
-    host = resolve_host(host)
     with Journal(places.journal()) as journal:
-        _check_free(journal, name, host, port)
-        ports = Ports(port, free_ports(1)[0], host)
+        _check_free(journal, name)
+        ports = _ports(host, port, settings)
+        if settings.metrics_port is not None:
+            require_free(LOOPBACK, settings.metrics_port)
+        settings = with_secret(name, settings)
         proxy = proxy_of(places.directory(name), ports, settings)
-        proxy.command()  # RUNTIME_MISSING before anything is started
+        proxy.command()  # what is missing is told before anything is started
         places.heartbeat(name).unlink(missing_ok=True)
         journal.create(name, ports, settings, revision)
         try:
@@ -124,11 +128,18 @@ def promote(name: str, revision: Revision, spec: RolloutSpec) -> int:
 
     A latency limit between two exact edges is rounded up to one; the first event says so.
     Without a limit of its own a candidate made from live's very source has to agree with it.
-    DEPLOYMENT_NOT_FOUND, ALREADY_LIVE or ROLLOUT_ACTIVE.
+    DEPLOYMENT_NOT_FOUND, ALREADY_LIVE, ROLLOUT_ACTIVE; INVALID_INPUT for an agreement that
+    nothing could show.
     """
     with Journal(places.journal()) as journal:
-        counted = slo.counted(spec)
-        if revision.source == journal.deployment(name).live.source:
+        deployment = journal.deployment(name)
+        if spec.sticky and deployment.settings.kubernetes is not None:
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT, "the weights of an HTTPRoute are not sticky: no --sticky"
+            )
+        agreement.require_copies(spec, can_copy=can_copy(deployment.settings))
+        counted = slo.counted(spec, edges_of(deployment.settings))
+        if revision.source == deployment.live.source:
             counted = agreement.of_one_source(counted)
         rollout = journal.begin(name, revision, counted, asked=spec)
         ensure_daemon(journal, name)
@@ -193,10 +204,18 @@ def events(name: str, after: int = 0, rollout: int | None = None) -> tuple[Event
         return journal.events(name, after, rollout)
 
 
-def _check_free(journal: Journal, name: str, host: str, port: int) -> None:
+def _check_free(journal: Journal, name: str) -> None:
     if any(deployment.name == name for deployment in journal.deployments()):
         raise MlctlError(ErrorCode.DEPLOYMENT_EXISTS, f"deployment {name!r} is up")
-    require_free(host, port)
+
+
+def _ports(host: str, port: int, settings: Settings) -> Ports:
+    """Where the proxy is to listen; PORT_TAKEN. In a cluster that is the Gateway's affair."""
+    if settings.kubernetes is not None:
+        return Ports(0, 0)
+    address = resolve_host(host)
+    require_free(address, port)
+    return Ports(port, free_ports(1)[0], address)
 
 
 def _await_again(journal: Journal, deployment: Deployment) -> None:
@@ -262,7 +281,11 @@ def _status(journal: Journal, deployment: Deployment) -> Status:
         deployment=deployment,
         weights=weights,
         healthy=healthy,
-        running={role: processes.alive(ref) for role, (ref, _) in found.items()},
+        running={
+            role: processes.alive(ref)
+            for role, (ref, _) in found.items()
+            if ref.pid != processes.NO_PROCESS
+        },
         rollout=journal.active(deployment.name),
         last=journal.last_event(deployment.name),
     )

@@ -24,11 +24,21 @@ from rollout.ports import Traffic
 
 ROUTES_FILE = "routes.json"
 ROUTE_NAME = "deployment"
+# Answers in pieces last as long as they last. HTTP's show a sign of life every 15 s, gRPC's
+# may be silent for as long as a piece takes to be made.
+_STREAMS = {
+    "http": ".*/(infer_stream|generate_stream)",
+    "grpc": ".*/(ModelStreamInfer|Watch|ServerReflectionInfo)",
+}
+_STREAM_IDLE = "300s"
 _OURS = "mlctl"
 
 
 def route_table(traffic: Traffic, timeout_seconds: float = 60.0) -> Document:
-    """The route file: how gRPC and HTTP requests are shared out."""
+    """The route file: how gRPC and HTTP requests are shared out.
+
+    An answer has `timeout_seconds` to be whole, unless it comes in pieces.
+    """
     timeout = f"{timeout_seconds:g}s"
     routes = [
         *_tester_routes(traffic.testers, timeout),
@@ -46,7 +56,7 @@ def route_table(traffic: Traffic, timeout_seconds: float = 60.0) -> Document:
                         "name": "all",
                         "domains": ["*"],
                         "retry_policy": _retry_policy(),
-                        "routes": routes,
+                        "routes": [one for route in routes for one in _with_streams(route)],
                     }
                 ],
             }
@@ -149,6 +159,15 @@ def _tester_routes(testers: Colour | None, timeout: str) -> list[Document]:
 def _cookie_mark(name: str, value: str) -> Document:
     pattern = rf"(?:.*;\s*)?{name}={value}(?:\s*;.*)?"
     return {"name": "cookie", "string_match": {"safe_regex": {"regex": pattern}}}
+
+
+def _with_streams(route: Document) -> tuple[Document, Document]:
+    """`route`, and before it the same for answers in pieces."""
+    protocol = "grpc" if "grpc" in route["match"] else "http"
+    match = {name: value for name, value in route["match"].items() if name != "prefix"}
+    action = {**route["route"], "timeout": "0s", "idle_timeout": _STREAM_IDLE}
+    streams = {"safe_regex": {"regex": _STREAMS[protocol]}, **match}
+    return {**route, "match": streams, "route": action}, route
 
 
 def _match(protocol: str) -> Document:

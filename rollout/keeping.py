@@ -21,6 +21,7 @@ from rollout.launcher import process_role
 from rollout.model import Colour, Settings
 from rollout.processes import ProcessRef
 from rollout.records import Deployment
+from rollout.shadow.folder import SampleFolder
 from rollout.supervisor import ACTIVATOR, PROXY
 from rollout.watch import STUCK_SECONDS, seconds_unseen
 
@@ -68,6 +69,7 @@ def take_down(journal: Journal, name: str) -> None:
         for role in roles:
             processes.end_strays(process_role(places.directory(name), role))
             journal.drop_process(name, role)
+    SampleFolder(places.directory(name)).clear()
 
 
 def _stop(refs: Sequence[ProcessRef]) -> None:

@@ -57,7 +57,9 @@ def listing(name: str | None = None) -> tuple[tuple[Deployment, tuple[Row, ...]]
 
 def rows(journal: Journal, deployment: Deployment) -> tuple[Row, ...]:
     """Every process that the journal remembers, the daemon and the proxy first."""
-    found = journal.processes(deployment.name)
+    everywhere = journal.processes(deployment.name)
+    # What runs in a cluster is no process here.
+    found = {role: each for role, each in everywhere.items() if each[0].pid != processes.NO_PROCESS}
     trees = {role: tuple(processes.members(ref.token)) for role, (ref, _) in found.items()}
     before = {role: _cpu_seconds(tree) for role, tree in trees.items()}
     begun = time.monotonic()

@@ -16,6 +16,7 @@ from rollout import gates
 from rollout.counts import Window
 from rollout.gates import Action, Evidence, Gate, Verdict
 from rollout.model import OnInconclusive, Outcome, RolloutSpec
+from rollout.shadow import patience
 from rollout.shadow.window import ShadowWindow
 from rollout.wishes import Request, Wish
 
@@ -291,7 +292,7 @@ def judge(progress: Progress, look: Look, spec: RolloutSpec, now: float) -> Verd
         or gates.harm(progress.evidence, spec)
         or _paused(progress)
         or _expired(progress, spec, now)
-        or _not_yet(progress, spec, now)
+        or _held(progress, spec, now)
         or Verdict(
             Action.ADVANCE,
             Gate.PROOF if _needs_proof(progress, spec) else Gate.BAKE_TIME,
@@ -335,6 +336,17 @@ def _expired(progress: Progress, spec: RolloutSpec, now: float) -> Verdict | Non
     why = "the deadline came before the proof" + (f": {held.why}" if held else "")
     n = progress.evidence.candidate.requests
     return Verdict(Action.INCONCLUSIVE, Gate.DEADLINE, why, age, spec.deadline_seconds, n)
+
+
+def _held(progress: Progress, spec: RolloutSpec, now: float) -> Verdict | None:
+    """What is missing; in a shadow that only lacks answers, the end of its patience first."""
+    held = _not_yet(progress, spec, now)
+    lacks = held is not None and held.gate in (Gate.DATA, Gate.PROOF)
+    if progress.phase is not Phase.SHADOW or not lacks:
+        return held
+    evidence, waited = progress.evidence, now - progress.since
+    copies = evidence.candidate.requests
+    return patience.given_up(evidence.shadow, spec, copies, waited) or held
 
 
 def _not_yet(progress: Progress, spec: RolloutSpec, now: float) -> Verdict | None:

@@ -106,6 +106,13 @@ class MemoryChampions:
 
     failures: int = 0
     written: list[Revision] = field(default_factory=list)
+    prepared: bool = False
+
+    def prepare(self) -> None:
+        self.prepared = True
+
+    def dismiss(self) -> None:
+        self.prepared = False
 
     def write_champion(self, revision: Revision) -> None:
         if self.failures:

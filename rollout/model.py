@@ -16,10 +16,11 @@ from enum import StrEnum
 from typing import Self
 
 from bundle.errors import ErrorCode, MlctlError
+from rollout.kubernetes.target import Target
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-PROXIES = ("envoy", "haproxy")
+PROXIES = ("envoy", "haproxy", "kubernetes")
 FAIR_WEIGHT = 50
 MAX_REPLICAS = 64
 IDLE_SECONDS = 300.0
@@ -100,7 +101,8 @@ class RolloutSpec:
         on_inconclusive: which of the two.
         shadow_percent: share of the live traffic that is copied to the candidate before any
             user gets its answers; 0 leaves this out. shadow_seconds, shadow_requests: the
-            least time and copies until its verdict.
+            least time and copies until its verdict. shadow_wait_seconds: longest time in it for
+            lack of answers to compare; None to wait until the deadline.
         mirror_percent: share that goes on being copied during the steps, so that the
             predictions stay under comparison.
         any_weight_proves: let a step below an equal share prove latency as well, although its
@@ -127,6 +129,7 @@ class RolloutSpec:
     shadow_percent: int = 0
     shadow_seconds: float = 10.0
     shadow_requests: int = 50
+    shadow_wait_seconds: float | None = None
     mirror_percent: int = 0
     any_weight_proves: bool = False
     alias: bool = True
@@ -176,6 +179,8 @@ class RolloutSpec:
         for name in ("shadow_percent", "mirror_percent"):
             share = getattr(self, name)
             _require(0 <= share <= 100, name, share, "give 0 to 100 percent")
+        if self.shadow_wait_seconds is not None:
+            _require_positive("shadow_wait_seconds", self.shadow_wait_seconds)
         copies = self.shadow_requests
         _require(copies >= 1, "shadow_requests", copies, "give 1 or more")
 
@@ -240,6 +245,11 @@ def champion_command() -> tuple[str, ...]:
     return (sys.executable, "-P", "-m", "rollout.champion")
 
 
+def runs_command() -> tuple[str, ...]:
+    """How rollouts are told to MLflow; the deployment's name is added."""
+    return (sys.executable, "-P", "-m", "rollout.seen.runs")
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """How a deployment's daemon works; kept with the deployment.
@@ -257,6 +267,10 @@ class Settings:
             `min_replicas` is 0.
         hung_seconds: a Bento that gives no sign of life for so long is killed.
         serve, champion: command templates.
+        kubernetes: the route and the Services, for the proxy of that name.
+        runs: how rollouts are told to MLflow; empty to leave it out.
+        metrics_port: where the daemon's metrics are, on loopback; None for nowhere.
+        webhooks: where notices are sent. webhook_secret: the file with which they are signed.
         bento_home, tracking_uri: the Bento store and the registry that the deployment was
             started with, for whoever starts its daemon again; None to take the environment's.
     """
@@ -275,12 +289,25 @@ class Settings:
     hung_seconds: float = 30.0
     serve: tuple[str, ...] = field(default_factory=bento_command)
     champion: tuple[str, ...] = field(default_factory=champion_command)
+    runs: tuple[str, ...] = field(default_factory=runs_command)
+    metrics_port: int | None = None
+    webhooks: tuple[str, ...] = ()
+    webhook_secret: str | None = None
     bento_home: str | None = None
     tracking_uri: str | None = None
+    kubernetes: Target | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "serve", tuple(self.serve))
         object.__setattr__(self, "champion", tuple(self.champion))
+        object.__setattr__(self, "runs", tuple(self.runs))
+        object.__setattr__(self, "webhooks", tuple(self.webhooks))
+        for url in self.webhooks:
+            # Its path is often a secret, so the message does not repeat it.
+            held = re.fullmatch(r"https?://[^/\s]+\S*", url) is not None
+            _require(held, "webhooks", url[:8], "give a URL with http or https")
+        told = (self.proxy == "kubernetes") == (self.kubernetes is not None)
+        _require(told, "kubernetes", self.kubernetes, "give it with that proxy and no other")
         _require(self.proxy in PROXIES, "proxy", self.proxy, f"give one of {', '.join(PROXIES)}")
         for name in ("tick_seconds", "ready_seconds", "max_unwatched_seconds"):
             _require_positive(name, getattr(self, name))

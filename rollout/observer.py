@@ -63,9 +63,9 @@ class Observer:
         """Where the rows are that both colours answered differently; None if there are none."""
         return None if self._comparison is None else self._comparison.kept()
 
-    def latencies(self) -> dict[str, list[list[int]]]:
+    def latencies(self) -> dict[str, list[tuple[float | None, int]]]:
         """The last look's latencies of both sides, for the record: see `seen.edges.sparse`."""
-        return {side: sparse(totals) for side, totals in self._seen.items()}
+        return {side: sparse(totals, self._edges) for side, totals in self._seen.items()}
 
     def look(
         self, *, alive: bool, mirrored: bool = False, weight: int = 100

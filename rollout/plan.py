@@ -162,6 +162,8 @@ def _shadow(spec: RolloutSpec, traffic: Today, tick_seconds: float) -> PlannedSt
         needs.append((proof, "proof of agreement"))
     n, why = max(needs)
     waited = _time(n, traffic.per_second * spec.shadow_percent / 100)
+    if spec.shadow_wait_seconds is not None and waited > spec.shadow_wait_seconds:
+        waited, why = spec.shadow_wait_seconds, "longest wait; its verdict is left out"
     least = max(spec.shadow_seconds, gates.MIN_TICKS * tick_seconds)
     if waited <= least:
         why = "least time"

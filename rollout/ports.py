@@ -144,4 +144,12 @@ class Launcher(Protocol):
 class ChampionWriter(Protocol):
     """What writes the live revision back to the registry; MlctlError when it cannot."""
 
+    def prepare(self) -> None:
+        """A write is to be expected soon: do ahead what takes long. Idempotent."""
+        ...
+
+    def dismiss(self) -> None:
+        """It is not to be expected any more. Idempotent."""
+        ...
+
     def write_champion(self, revision: Revision) -> None: ...

@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 
 TOKEN_VARIABLE = "MLCTL_PROCESS"  # noqa: S105 - a name, not a secret
+NO_PROCESS = (1 << 22) + 1  # beyond every pid: what runs elsewhere, and is never signalled
 _START_TOLERANCE = 1.0  # create times move a little when the wall clock is adjusted
 _TAIL_BYTES = 8192
 

@@ -11,6 +11,7 @@ from typing import Any
 from rollout import gates
 from rollout.counts import Counts, Window
 from rollout.gates import Action, Evidence, Gate, Verdict
+from rollout.kubernetes.target import Target
 from rollout.machine import Phase, Progress
 from rollout.model import (
     Colour,
@@ -81,13 +82,18 @@ def dumps(value: Any) -> str:
     return json.dumps(document, sort_keys=True, allow_nan=False)
 
 
+def _settings_from(document: dict[str, Any]) -> Settings:
+    target = document.pop("kubernetes", None)
+    return Settings(**document, kubernetes=Target(**target) if target else None)
+
+
 def deployment_from(row: sqlite3.Row) -> Deployment:
     """A row of `deployment`."""
     return Deployment(
         name=row["name"],
         up=bool(row["up"]),
         ports=Ports(**json.loads(row["ports"])),
-        settings=Settings(**json.loads(row["settings"])),
+        settings=_settings_from(json.loads(row["settings"])),
         colour=Colour(row["colour"]),
         live=Revision(**json.loads(row["live"])),
         champion=row["champion"],

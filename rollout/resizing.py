@@ -41,7 +41,12 @@ def scale(
         )
 
     with Journal(places.journal()) as journal:
-        deployment_up(journal, name)
+        if deployment_up(journal, name).settings.kubernetes is not None:
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT,
+                f"{name!r} runs in a cluster, where its Deployments say how many pods there are",
+                "Scale them there: `kubectl scale`.",
+            )
         active = journal.active(name)
         if active is not None:
             raise MlctlError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from bundle.errors import ErrorCode, MlctlError
-from rollout.counts import latency_edge
+from rollout.counts import LATENCY_EDGES_MS, latency_edge
 from rollout.model import RolloutSpec
 
 
@@ -47,10 +47,10 @@ def limits(
     )
 
 
-def counted(spec: RolloutSpec) -> RolloutSpec:
+def counted(spec: RolloutSpec, edges: tuple[float, ...] = LATENCY_EDGES_MS) -> RolloutSpec:
     """The spec with its latency limits rounded up to edges at which requests can be counted."""
     p50, p99 = (
-        None if limit is None else latency_edge(limit)
+        None if limit is None else latency_edge(limit, edges)
         for limit in (spec.max_p50_ms, spec.max_p99_ms)
     )
     return replace(spec, max_p50_ms=p50, max_p99_ms=p99)

@@ -54,6 +54,9 @@ class Supervisor:
         self._announce(deployment)
 
     def _ensure_proxy(self, deployment: Deployment) -> None:
+        if deployment.settings.kubernetes is not None:
+            return  # a Gateway runs by itself
+
         def start(log: Path) -> tuple[ProcessRef, dict[str, Any]]:
             self._proxy.prepare(deployment.colour)
             role = process_role(self._directory, PROXY)

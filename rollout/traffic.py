@@ -6,11 +6,11 @@ import time
 
 from bundle.errors import ErrorCode, MlctlError
 from rollout import places
-from rollout.counts import LATENCY_EDGES_MS, Totals, difference
+from rollout.counts import Totals, difference
 from rollout.journal import Journal
 from rollout.model import Revision, RolloutSpec
 from rollout.plan import Plan, Today, plan, today
-from rollout.planes import proxy_of
+from rollout.planes import edges_of, proxy_of
 from rollout.ports import Meter, PlaneUnavailable
 from rollout.records import Deployment
 
@@ -49,7 +49,7 @@ def _measured(deployment: Deployment, spec: RolloutSpec, seconds: float) -> Toda
             f"the proxy of {deployment.name!r} did not answer while its traffic was measured",
             f"`mlctl status {deployment.name}` brings it back.",
         ) from error
-    return today(counted, took, spec, LATENCY_EDGES_MS)
+    return today(counted, took, spec, edges_of(deployment.settings))
 
 
 def _count(meter: Meter, seconds: float) -> tuple[Totals, float]:

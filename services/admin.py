@@ -159,7 +159,7 @@ def admin_app(admin: Admin, access: Access) -> App:
     app: Any = Starlette(routes=routes, exception_handlers=handlers)
     if not access.required:
         return NoPages(app)
-    return TokenGate(app, access, lambda error, _headers: error_response(error), frozenset())
+    return TokenGate(app, access, lambda error, _scope: error_response(error), frozenset())
 
 
 async def _body(request: Request) -> bytes:

@@ -133,9 +133,10 @@ class Batching:
         ticket = self._policy.offer(rows, self._key(inputs), now, now + timeout, priority)
         future: asyncio.Future[Answer] = self._loop.create_future()
         future.add_done_callback(partial(self._on_done, ticket))
+        if not self._jobs:  # else it is known that there is work
+            self._answered.clear()
+            self._empty.clear()
         self._jobs[ticket.number] = _Job(ticket, inputs, future)
-        self._answered.clear()
-        self._empty.clear()
         self._schedule()
         return future
 
@@ -245,7 +246,8 @@ class Batching:
                 job.future.set_result(Answer(outcome, wait, seconds, rows))
         self._meter.batch(BatchStats(rows, max(waits), seconds))
         self._note_empty()
-        self._schedule()
+        if not self._policy.idle:
+            self._schedule()
 
     def _on_done(self, ticket: Ticket, future: asyncio.Future[Answer]) -> None:
         self._jobs.pop(ticket.number, None)

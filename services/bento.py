@@ -12,7 +12,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -26,7 +26,7 @@ from services.admin_server import AdminServer, open_admin
 from services.bento_app import TimeLimit, bento_app
 from services.grpc_server import GrpcServer
 from services.host import ModelHost
-from services.http import App, V2App
+from services.http import App, Message, V2App
 from services.inference import Inference
 from services.lean.protocol import lean_protocol
 from services.lean.stock import StockProtocol
@@ -84,9 +84,11 @@ def gated(app: App, inference: Inference, host: ModelHost) -> App:
         return app
     paths = PROBES | {"/metrics"} if host.settings.open_metrics else PROBES
 
-    def refuse(error: MlctlError, headers: Mapping[bytes, bytes]) -> Response:
+    def refuse(error: MlctlError, scope: Message) -> Response:
+        headers = dict(scope["headers"])
         request_id = inference.request_id(headers)
-        return inference.refuse(error, request_id, inference.watch(headers, request_id))
+        seen = inference.watch(headers, request_id, scope.get("client"))
+        return inference.refuse(error, request_id, seen)
 
     return TokenGate(app, host.access, refuse, paths)
 

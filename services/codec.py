@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -27,8 +26,7 @@ _KEPT_HEADERS = 256
 _KEPT_BYTES = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
+class Encoded(NamedTuple):
     """An answer's body; `header_length` is the JSON's length if binary data follows it."""
 
     body: bytes
@@ -64,7 +62,12 @@ class V2Codec:
         header = self._kept.get(content)
         return _fill(header or self._read(content), body, header_length)
 
-    def encode(self, request: InferRequest, outputs: Mapping[str, np.ndarray]) -> Encoded:
+    def encode(
+        self,
+        request: InferRequest,
+        outputs: Mapping[str, np.ndarray],
+        parameters: Mapping[str, str | float] | None = None,
+    ) -> Encoded:
         """The answer to `request`; INVALID_INPUT if an output cannot be sent the way it asked."""
         tensors, chunks = [], []
         for name, binary in request.outputs.items():
@@ -83,6 +86,8 @@ class V2Codec:
             tensors.append(tensor)
         identity = {"id": request.id} if request.id else {}
         document = {**self._head, **identity, "outputs": tensors}
+        if parameters:
+            document["parameters"] = parameters
         head = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
         return Encoded(b"".join([head, *chunks]), len(head)) if chunks else Encoded(head, None)
 
@@ -138,4 +143,6 @@ def _fill(header: Header, body: bytes, offset: int) -> InferRequest:
         offset = end
     if offset != len(body):
         raise invalid(f"{len(body) - offset} bytes of binary data belong to no input")
-    return InferRequest(header.id, inputs, header.outputs, header.timeout, header.priority)
+    return InferRequest(
+        header.id, inputs, header.outputs, header.timeout, header.priority, header.keys
+    )

@@ -13,6 +13,7 @@ import numpy as np
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Datatype, Signature
+from services.hybrid.keys import check_keys
 from services.jsonbody import MAX_VALUES
 from services.wire import (
     FINAL_RESPONSE,
@@ -84,10 +85,15 @@ class GrpcCodec:
             self._requested(message),
             check_timeout(parameters.get("timeout")),
             check_priority(parameters.get("priority")),
+            check_keys(parameters) if parameters else (),
         )
 
     def encode(
-        self, response: type[Any], request: InferRequest, outputs: Mapping[str, np.ndarray]
+        self,
+        response: type[Any],
+        request: InferRequest,
+        outputs: Mapping[str, np.ndarray],
+        parameters: Mapping[str, str | float] | None = None,
     ) -> Any:
         """The ModelInferResponse to `request`."""
         message = response(model_name=self._name, model_version=self._version, id=request.id)
@@ -95,6 +101,12 @@ class GrpcCodec:
             spec, array = self._outputs[name], outputs[name]
             message.outputs.add(name=name, datatype=spec.dtype.value, shape=array.shape)
             message.raw_output_contents.append(encode_raw(spec.dtype, array))
+        for name, value in (parameters or {}).items():
+            parameter = message.parameters[name]
+            if isinstance(value, str):
+                parameter.string_param = value
+            else:
+                parameter.double_param = value
         return message
 
     def encode_piece(

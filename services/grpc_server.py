@@ -18,14 +18,14 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from bundle.errors import MlctlError
-from services.budget import Hold, Inflight
+from services.budget import Hold
 from services.describe import model_metadata, refuse_change, repository_index, server_metadata
 from services.grpc_codec import GrpcCodec
 from services.grpc_health import HEALTH_SERVICE, Health
 from services.grpc_status import abort
 from services.grpc_stream import StreamInfer
 from services.host import ModelHost, require_model
+from services.lean_grpc.server import LeanServer
 from services.observe.calls import Seen, Stages
 from services.observe.grpc_calls import GrpcCalls
 from services.secure.grpc_gate import TokenInterceptor
@@ -49,15 +49,7 @@ class GrpcServer:
         self._methods = methods()
         self._calls = GrpcCalls(host)
         self._health = Health(host, SERVICE)
-        options = [
-            ("grpc.max_receive_message_length", host.settings.max_body_bytes),
-            ("grpc.max_send_message_length", -1),
-            # Alone it shares with nobody: else a second server would get some of its calls.
-            ("grpc.so_reuseport", int(host.settings.workers > 1)),
-            ("grpc.max_allowed_incoming_connections", host.settings.max_connections),
-        ]
-        gates = [TokenInterceptor(host.access, self._refused)] if host.access.required else []
-        self._server = grpc.aio.server(options=options, interceptors=gates)
+        self._server = _make_server(host)
         self._server.add_generic_rpc_handlers((self._handlers(),))
         health_pb2_grpc.add_HealthServicer_to_server(  # type: ignore[no-untyped-call]
             self._health, self._server
@@ -87,15 +79,15 @@ class GrpcServer:
             "ModelMetadata": self._model_metadata,
             "ModelConfig": self._model_config,
             "ModelStatistics": self._model_statistics,
-            "ModelInfer": self._counted_infer,
             "RepositoryIndex": self._repository_index,
             "RepositoryModelLoad": self._repository_load,
             "RepositoryModelUnload": self._repository_unload,
         }
         handlers = {
-            name: _unary(self._methods[name], answer, self._host.inflight)
+            name: _unary(self._methods[name], self._parsed(name, answer))
             for name, answer in answers.items()
         }
+        handlers["ModelInfer"] = _unary(self._methods["ModelInfer"], self._counted_infer)
         name, response = "ModelStreamInfer", self._methods["ModelInfer"].response
         stream = StreamInfer(self._host, self._codec, self._methods[name], response)
         handlers[name] = stream.handler()
@@ -150,9 +142,10 @@ class GrpcServer:
         limits = [
             limit for limit in (context.time_remaining(), decoded.timeout) if limit is not None
         ]
-        answer = await self._host.infer(decoded.inputs, min(limits, default=None), decoded.priority)
+        answer = await self._host.ask(decoded, min(limits, default=None), decoded.priority)
         start = perf_counter()
-        response = self._codec.encode(self._methods["ModelInfer"].response, decoded, answer.outputs)
+        kind = self._methods["ModelInfer"].response
+        response = self._codec.encode(kind, decoded, answer.outputs, answer.parameters)
         serialize = perf_counter() - start
         self._host.stages(parse, answer.queue_seconds, answer.infer_seconds, serialize)
         if seen is not None and self._host.observer is not None:
@@ -161,14 +154,24 @@ class GrpcServer:
             self._host.observer.answered(seen, stages, decoded.inputs, answer, size)
         return response
 
-    def _refused(self, error: MlctlError) -> None:
-        self._host.count("grpc", error)
+    def _parsed(self, name: str, answer: Handler) -> Handler:
+        """`answer`, which takes a request, as one that takes a message."""
 
-    async def _counted_infer(self, request: Any, context: Any) -> Any:
-        seen = self._calls.begin(request.ByteSize, context)
+        async def parse_first(message: bytes, context: Any) -> Any:
+            with Hold(self._host.inflight) as hold:
+                hold.grow(len(message))
+                return await answer(_parse(self._methods[name], message), context)
+
+        return parse_first
+
+    async def _counted_infer(self, message: bytes, context: Any) -> Any:
+        seen = self._calls.begin(message.__len__, context)
         failure: BaseException | None = None
         try:
-            return await self._infer(request, context, seen)
+            with Hold(self._host.inflight) as hold:
+                hold.grow(len(message))
+                request = _parse(self._methods["ModelInfer"], message)
+                return await self._infer(request, context, seen)
         except BaseException as error:
             failure = error
             self._calls.ended(seen, error)
@@ -177,14 +180,34 @@ class GrpcServer:
             self._host.count("grpc", failure)
 
 
-def _unary(method: Method, handler: Handler, inflight: Inflight) -> Any:
+def _make_server(host: ModelHost) -> grpc.aio.Server:
+    if host.settings.lean_grpc:
+        return LeanServer(host)
+    options = [
+        ("grpc.max_receive_message_length", host.settings.max_body_bytes),
+        ("grpc.max_send_message_length", -1),
+        # Alone it shares with nobody: else a second server would get some of its calls.
+        ("grpc.so_reuseport", int(host.settings.workers > 1)),
+        ("grpc.max_allowed_incoming_connections", host.settings.max_connections),
+    ]
+    refused = GrpcCalls(host).refused
+    gates = [TokenInterceptor(host.access, refused)] if host.access.required else []
+    server: grpc.aio.Server = grpc.aio.server(options=options, interceptors=gates)
+    return server
+
+
+def _parse(method: Method, message: bytes) -> Any:
+    """The request in `message`; INVALID_INPUT if that is none."""
+    try:
+        return method.request.FromString(message)
+    except DecodeError:
+        raise invalid(f"the message is not a {method.request.DESCRIPTOR.name}") from None
+
+
+def _unary(method: Method, handler: Handler) -> Any:
     async def answer(message: bytes, context: Any) -> Any:
         try:
-            with Hold(inflight) as hold:
-                hold.grow(len(message))
-                return await handler(method.request.FromString(message), context)
-        except DecodeError:
-            failure = invalid(f"the message is not a {method.request.DESCRIPTOR.name}")
+            return await handler(message, context)
         except asyncio.CancelledError:
             raise
         except Exception as error:
@@ -214,7 +237,9 @@ def _bind(server: Any, address: str, port: int, tls: Tls | None) -> int:
         if tls is None:
             bound = int(server.add_insecure_port(target))
         else:
-            bound = int(server.add_secure_port(target, tls.grpc_credentials()))
+            lean = isinstance(server, LeanServer)
+            credentials = tls.context() if lean else tls.grpc_credentials()
+            bound = int(server.add_secure_port(target, credentials))
     except RuntimeError:
         bound = 0
     if bound == 0:

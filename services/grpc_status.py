@@ -36,6 +36,11 @@ async def abort(context: Any, error: MlctlError) -> NoReturn:
     raise AssertionError("abort raises")
 
 
+def status_of(error: MlctlError) -> tuple[int, str]:
+    """The status of `error`: its number and its message."""
+    return grpc.StatusCode[error.spec.grpc].value[0], _shortened(error)
+
+
 def trailers(error: MlctlError) -> tuple[Trailer, ...]:
     """The trailing metadata that tells of `error`."""
     seconds = _retry_seconds(error)

@@ -6,11 +6,11 @@ Pure and without the binary data, so that what one text means can be remembered.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from bundle.tensors import TensorSpec
+from services.hybrid.keys import check_keys
 from services.jsonnumbers import parse_request
 from services.lanes import Priority
 from services.wire import (
@@ -28,8 +28,7 @@ Specs = Mapping[str, TensorSpec]
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """One input: `size` bytes of the binary data, else the JSON value `data`."""
 
     declared: Declared
@@ -37,8 +36,7 @@ class Part:
     data: object = None
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """A request but for its binary data. `outputs` tells which are to be binary."""
 
     id: str
@@ -46,11 +44,14 @@ class Header:
     outputs: Mapping[str, bool]
     timeout: float | None = None
     priority: Priority = Priority.NORMAL
+    keys: tuple[str, ...] = ()
 
     @property
     def lasting(self) -> bool:
         """Whether the same text may well come again: it names no request and holds no data."""
-        return not self.id and all(part.size is not None for part in self.parts)
+        if self.id or self.keys:
+            return False
+        return all(part.size is not None for part in self.parts)
 
 
 def read_header(content: bytes, inputs: Specs, outputs: Specs) -> Header:
@@ -60,14 +61,16 @@ def read_header(content: bytes, inputs: Specs, outputs: Specs) -> Header:
     name = document.get("id", "")
     if not isinstance(name, str):
         raise invalid("field 'id' must be a string")
+    keys = check_keys(parameters) if parameters else ()
     return Header(
         id=name,
-        parts=_read_inputs(document, inputs),
+        parts=() if keys and not document.get("inputs") else _read_inputs(document, inputs),
         outputs=_read_outputs(
             document, outputs, binary=_flag(parameters, "binary_data_output", default=False)
         ),
         timeout=check_timeout(parameters.get("timeout")),
         priority=check_priority(parameters.get("priority")),
+        keys=keys,
     )
 
 

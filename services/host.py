@@ -23,6 +23,7 @@ from services.batcher import Limits, Priority
 from services.batching import Answer, Batching
 from services.budget import Inflight
 from services.costs import BatchCosts
+from services.hybrid.lookup import Hybrid, open_hybrid
 from services.metrics import Metrics, Tally
 from services.observe.calls import outcome_of
 from services.observe.observer import Observer, open_observer
@@ -31,7 +32,7 @@ from services.scorer import Scorer
 from services.settings import Settings
 from services.streaming import AnswerStream
 from services.warmup import check_golden, check_padding, warm_up
-from services.wire import shown
+from services.wire import InferRequest, shown
 
 # A batch that takes less is run on the event loop: the hop to a thread would cost more.
 _INLINE_SECONDS = 0.0005
@@ -81,6 +82,7 @@ class ModelHost:
         self.inflight = Inflight(settings.max_inflight_bytes)
         self._metrics: Metrics | None = None
         self.observer: Observer | None = None
+        self._hybrid: Hybrid | None = None
 
     @property
     def ready(self) -> bool:
@@ -158,6 +160,7 @@ class ModelHost:
             lengths=self._lengths,
             stepwise=scorer,
         )
+        self._hybrid = open_hybrid(self, self._clock, self._registry)
         # What was loaded so far lives as long as the process: keep the collector off it.
         gc.collect()
         gc.freeze()
@@ -177,6 +180,17 @@ class ModelHost:
         if self.phase is not Phase.READY or self._hung or self._batching is None:
             raise MlctlError(ErrorCode.UNAVAILABLE, f"model {self.name!r} is {self.state}")
         return self._batching.submit(inputs, self._seconds(timeout), priority)
+
+    def ask(
+        self, request: InferRequest, timeout: float | None, priority: Priority
+    ) -> asyncio.Future[Answer]:
+        """Answer a request: from what was precomputed, if it has keys and we have that, or `infer`.
+
+        Raises what `infer` does.
+        """
+        if self._hybrid is None or not request.keys or self.phase is not Phase.READY:
+            return self.infer(request.inputs, timeout, priority)
+        return self._hybrid.ask(request, self._seconds(timeout), priority)
 
     def stream(self, inputs: dict[str, np.ndarray], timeout: float | None = None) -> AnswerStream:
         """Ask for an answer in pieces, each of which has the deadline's time; close it to leave.
@@ -220,6 +234,8 @@ class ModelHost:
         A run that outlasts its callers is given `grace` seconds: it may never end.
         """
         self.phase = Phase.STOPPING
+        if self._hybrid is not None:
+            await self._hybrid.drain()
         if self._batching is not None:
             if not await self._batching.drain(grace):
                 logger.critical("model %s is stopped while a batch still runs", self.name)
@@ -254,7 +270,7 @@ class ModelHost:
         ours, theirs = self.settings, self._bundle.manifest.batching
         max_queue_ms = _first(ours.max_queue_ms, theirs.max_queue_ms)
         return Limits(
-            max_rows=scorer.max_rows,
+            max_rows=min(scorer.max_rows, ours.max_rows or scorer.max_rows),
             max_queue_rows=ours.max_queue_rows or theirs.max_queue_rows or _MAX_QUEUE_ROWS,
             max_wait=(_first(ours.max_wait_ms, theirs.max_wait_ms) or 0.0) / 1000,
             joinable=scorer.joinable,

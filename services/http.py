@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from bundle.errors import ErrorCode, MlctlError
@@ -28,12 +29,21 @@ from services.responses import MethodError, Response, error_response, json_respo
 from services.sse import EventWriter, GoneError, Message, Receive, Send, send_events
 from services.statistics import model_config, model_statistics
 
-__all__ = ["App", "Message", "Receive", "Send", "V2App", "send_error", "too_large"]
+__all__ = [
+    "App",
+    "Message",
+    "Receive",
+    "Send",
+    "V2App",
+    "close_if_expecting",
+    "send_error",
+    "too_large",
+]
 
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 # The second is what other servers of the protocol call the same.
 _STREAMS = frozenset({"infer_stream", "generate_stream"})
-_MODEL_PATHS = ([], ["ready"], ["config"], ["stats"])
+_MODEL_PATHS: tuple[list[str], ...] = ([], ["ready"], ["config"], ["stats"])
 
 
 class V2App:
@@ -123,9 +133,7 @@ class V2App:
             raise
         except Exception as error:  # noqa: BLE001 - it is logged and answered
             response = self._inference.refuse(error, request_id, seen)
-            if b"expect" in headers:
-                # The client may never send the body that its next request would be taken for.
-                response.headers.append((b"connection", b"close"))
+            close_if_expecting(headers, response)
         await _send(send, response)
 
     async def _infer_stream(
@@ -149,6 +157,7 @@ class V2App:
             if events.started:
                 await events.end(b"error", response.body)
             else:
+                close_if_expecting(headers, response)
                 await _send(send, response)
 
     async def _stream(
@@ -239,9 +248,22 @@ def _no_such_path() -> MlctlError:
     return MlctlError(ErrorCode.NOT_FOUND, "the V2 protocol has no such path")
 
 
-async def send_error(send: Send, error: MlctlError) -> None:
-    """Answer with the error table's status, and the headers that belong to it."""
-    await _send(send, error_response(error))
+def close_if_expecting(headers: Mapping[bytes, bytes], response: Response) -> None:
+    """Let a refusal end the connection of a client that waits to be asked for its body.
+
+    It may never send the body, for which its next request would be taken.
+    """
+    if b"expect" in headers:
+        response.headers.append((b"connection", b"close"))
+
+
+async def send_error(
+    send: Send, error: MlctlError, asked: Mapping[bytes, bytes] = MappingProxyType({})
+) -> None:
+    """Answer a request whose headers are `asked` with the error table's status and headers."""
+    response = error_response(error)
+    close_if_expecting(asked, response)
+    await _send(send, response)
 
 
 async def _send(send: Send, response: Response) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import NamedTuple
 from urllib.parse import quote
 
 from bundle.errors import ErrorCode, MlctlError
@@ -33,16 +34,24 @@ _MEDIA_TYPES = frozenset({b"", b"application/json", b"application/octet-stream"}
 # What is larger is decoded on another thread: a millisecond's work on the event loop. What is
 # packed may become large.
 _HEAVY_JSON = 64 << 10
+# The codes of what is no request yet, by the HTTP status of the answer.
+_PROTOCOL_CODES = {
+    400: ErrorCode.INVALID_INPUT,
+    408: ErrorCode.DEADLINE_EXCEEDED,
+    431: ErrorCode.PAYLOAD_TOO_LARGE,
+    503: ErrorCode.QUEUE_FULL,
+}
 logger = logging.getLogger("mlctl.http")
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(NamedTuple):
     """What an infer request's headers say.
 
     `json_length` is that of the body's JSON part in bytes, `priority` wins over the body's,
     both None if not given; `coding` is the body's content coding, `accept` the header
     Accept-Encoding, `seen` what observers know of the request, if there are any.
+
+    A tuple, as one is made for every request and a frozen dataclass takes three times as long.
     """
 
     request_id: bytes
@@ -163,7 +172,7 @@ class Inference:
         request = asked.request = self._decode(head, body)
         asked.parse_seconds = perf_counter() - start
         limit = timeout if request.timeout is None else min(timeout, request.timeout)
-        asked.future = self._host.infer(request.inputs, limit, head.priority or request.priority)
+        asked.future = self._host.ask(request, limit, head.priority or request.priority)
         return asked
 
     async def ask_stream(self, head: Head, body: bytes) -> AskedStream:
@@ -194,7 +203,7 @@ class Inference:
     def answer(self, asked: Asked, answer: Answer) -> Response:
         """The answer to what was asked, counted; raises if it cannot be encoded as requested."""
         start = perf_counter()
-        encoded = self._codec.encode(asked.request, answer.outputs)
+        encoded = self._codec.encode(asked.request, answer.outputs, answer.parameters)
         queue, infer = answer.queue_seconds, answer.infer_seconds
         timing = b"queue;dur=%.3f, infer;dur=%.3f" % (queue * 1e3, infer * 1e3)
         extra = [(b"server-timing", timing), (b"x-request-id", asked.head.request_id)]
@@ -220,16 +229,24 @@ class Inference:
         self.ended(seen, error)
         return error_response(error, [(b"x-request-id", request_id)])
 
+    def refused(self, status: int, client: object = None) -> None:
+        """Count what the HTTP protocol itself answered with `status`, before it was a request."""
+        error = MlctlError(_PROTOCOL_CODES[status], "the connection was refused")
+        self._host.count(HTTP, error)
+        self.ended(self.watch({}, self.request_id({}), client), error, status)
+
     def gone(self, seen: Seen | None = None) -> None:
         """Count a request whose caller left."""
         error = asyncio.CancelledError()
         self._host.count("http", error)
         self.ended(seen, error)
 
-    def ended(self, seen: Seen | None, error: BaseException | None = None) -> None:
+    def ended(
+        self, seen: Seen | None, error: BaseException | None = None, told: int | None = None
+    ) -> None:
         """Tell observers of a request without an answer of its own: a failure, or a stream."""
         if seen is not None and self._host.observer is not None:
-            self._host.observer.ended(seen, error)
+            self._host.observer.ended(seen, error, told)
 
     async def _infer_apart(self, asked: Asked, body: bytes, seconds: float) -> Answer:
         start = perf_counter()
@@ -242,7 +259,7 @@ class Inference:
         left = seconds - asked.parse_seconds
         limit = left if request.timeout is None else min(left, request.timeout)
         priority = asked.head.priority or request.priority
-        return await self._host.infer(request.inputs, limit, priority)
+        return await self._host.ask(request, limit, priority)
 
     async def _decode_apart(self, head: Head, body: bytes) -> InferRequest:
         loop = asyncio.get_running_loop()

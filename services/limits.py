@@ -25,13 +25,14 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        length = dict(scope["headers"]).get(b"content-length", b"")
+        headers = dict(scope["headers"])
+        length = headers.get(b"content-length", b"")
         with Hold(self._inflight) as hold:
             guard = _Guard(self._app, receive, send, hold, self._limit)
             try:
                 guard.take(int(length) if length.isdigit() else 0)
             except MlctlError as error:
-                await send_error(send, error)
+                await send_error(send, error, headers)
                 return
             await guard.run(scope)
 

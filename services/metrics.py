@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
+from bundle.latency import SERVED_EDGES_MS
 from services.exposition import CounterSink, Exposition, GaugeSink, HistogramSink
 
 OK = "ok"
@@ -26,6 +27,7 @@ _SECONDS = (
     0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 )  # fmt: skip
 _STAGE_SECONDS = (0.00001, 0.000025, 0.00005, *_SECONDS)
+_REQUEST_SECONDS = tuple(edge / 1000.0 for edge in SERVED_EDGES_MS)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
@@ -80,6 +82,7 @@ class Metrics:
         self._rows = Distribution(_ROWS)
         self._queue = Distribution(_SECONDS)
         self._infer = Distribution(_SECONDS)
+        self._request = Distribution(_REQUEST_SECONDS)
         names = ("parse", "queue", "infer", "serialize")
         self._stages = {name: Distribution(_STAGE_SECONDS) for name in names}
         self._parse_stage, self._queue_stage, self._infer_stage, self._serialize_stage = (
@@ -92,6 +95,7 @@ class Metrics:
         self._exposition = Exposition(registry, self._tell)
         self._make_sinks(model, registry)
         self._make_gauges(model, registry)
+        self._exposition.touch()  # a worker is there before anyone asks it
 
     def request(self, protocol: str, outcome: str) -> None:
         """Count one request of `protocol` ("http", "grpc", "predict") by its outcome."""
@@ -105,6 +109,7 @@ class Metrics:
         self._queue_stage.observe(queue)
         self._infer_stage.observe(infer)
         self._serialize_stage.observe(serialize)
+        self._request.observe(parse + queue + infer + serialize)
 
     def batch(self, stats: BatchStats) -> None:
         """Record one finished batch."""
@@ -130,9 +135,16 @@ class Metrics:
         failed = sum(
             count for (_, outcome), count in self._outcomes.items() if outcome not in {OK, GONE}
         )
-        sums = {name: stage.total for name, stage in self._stages.items()}
-        answered = sum(self._infer_stage.counts)
-        return Tally(answered, failed, **sums, batches=dict(self._sizes), last=self._last)
+        return Tally(
+            answered=sum(self._infer_stage.counts),
+            failed=failed,
+            parse=self._parse_stage.total,
+            queue=self._queue_stage.total,
+            infer=self._infer_stage.total,
+            serialize=self._serialize_stage.total,
+            batches=dict(self._sizes),
+            last=self._last,
+        )
 
     def publish(self) -> None:
         """Tell prometheus-client everything that was counted so far."""
@@ -164,6 +176,7 @@ class Metrics:
             "mlctl_batch_rows": ("Rows of each batch.", self._rows),
             "mlctl_queue_seconds": ("Longest wait in each batch.", self._queue),
             "mlctl_infer_seconds": ("Seconds each batch ran.", self._infer),
+            "mlctl_request_seconds": ("Seconds each answered request took here.", self._request),
         }
         self._histograms = [
             (

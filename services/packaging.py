@@ -35,7 +35,8 @@ MODEL_FOLDER = "model"
 # What the image needs and no more: neither torch nor mlflow. BentoML adds itself, pinned.
 REQUIREMENTS = (
     "googleapis-common-protos", "grpcio", "grpcio-health-checking", "grpcio-reflection",
-    "httptools", "numpy", "onnx", "orjson", "platformdirs", "prometheus-client", "protobuf",
+    "h2", "hpack", "httptools", "hyperframe", "numpy", "onnx", "orjson", "platformdirs",
+    "prometheus-client", "protobuf",
     "pydantic", "pydantic-settings", "uvicorn", "uvloop",
 )  # fmt: skip
 _SOURCES = ("*.py", "*.proto", "*.binpb", "py.typed")

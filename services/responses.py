@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 
 from bundle.errors import ErrorCode, MlctlError
 from services.batcher import QueueFullError
@@ -19,9 +18,11 @@ _STATUS_LINES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Response:
-    """A whole answer. `headers` have lower-case names and the content's type and length."""
+class Response(NamedTuple):
+    """A whole answer. `headers` have lower-case names and the content's type and length.
+
+    A tuple, as one is made for every request and a frozen dataclass takes three times as long.
+    """
 
     status: int
     headers: Headers

@@ -101,6 +101,14 @@ class Scorer:
             return self._transform.postprocess(self._infer(prepared))
 
     @property
+    def shared(self) -> bool:
+        """Whether several threads may `run` it at once: on the CPU, without a transform.
+
+        ONNX Runtime takes concurrent runs of one session; of a user's functions nobody knows.
+        """
+        return self._transform is None and self._session.provider == "cpu"
+
+    @property
     def yields(self) -> bool:
         """Whether the transform makes the answer in pieces."""
         return self._transform is not None and self._transform.yields

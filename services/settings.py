@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, ValidationError
 from pydantic_settings import SettingsConfigDict
 
 from bundle.errors import ErrorCode, MlctlError
+from services.hybrid.settings import HybridSettings
 from services.observe.settings import ObserveSettings
 from services.secure.settings import SecureSettings
 from services.tensorrt.options import EngineFlags, EngineOptions, HardwareCompatibility
@@ -32,14 +33,15 @@ def _check_lengths(text: str) -> str:
     return text
 
 
-class Settings(ObserveSettings, SecureSettings):
+class Settings(ObserveSettings, SecureSettings, HybridSettings):
     """How to serve one bundle. `grpc_port` unset means no gRPC; times are in their name's unit.
 
     `provider` unset is the one that the bundle was made for. `max_wait_ms` is how long a
     busy server may hold a request back to join it with others where that pays; an idle
     server never waits. `max_queue_ms` is the longest predicted wait that is accepted, and
     `max_queue_rows` the most rows that wait. These three, unset, are what the bundle says,
-    or else 0, no limit below overload, and 4096; under overload a predicted wait of less
+    or else 0, no limit below overload, and 4096; `max_rows` joins fewer rows than
+    the bundle allows; under overload a predicted wait of less
     than `overload_patience_ms` is accepted all the same. `max_long_requests` is how many streams
     and requests above a batch's rows are open at once. `pad_rows` unset pads batches to the
     bundle's sizes only where TensorRT runs them. A batch that runs for longer than `hang_s`
@@ -49,6 +51,7 @@ class Settings(ObserveSettings, SecureSettings):
     answered or not, are at most `max_inflight_bytes` together, over at most
     `max_connections` connections of each protocol. `lean_http` answers V2 infer requests in
     the HTTP protocol itself; off, they take the way through ASGI and uvicorn's own protocol.
+    `lean_grpc` answers gRPC on an HTTP/2 core in Python instead of gRPC's own server.
     The `trt_` ones shape TensorRT's engine; `trt_lengths` is the least, usual and greatest
     size of every dynamic dimension but the batch.
     """
@@ -63,6 +66,7 @@ class Settings(ObserveSettings, SecureSettings):
     grpc_host: str = "127.0.0.1"
     grpc_port: _Port | None = None
     lean_http: bool = True
+    lean_grpc: bool = False
     workers: Annotated[int, Field(ge=1, le=256)] = 1
     max_inflight_bytes: Annotated[int, Field(ge=1)] = 1 << 30
     max_connections: Annotated[int, Field(ge=1, le=1 << 20)] = 4096
@@ -71,6 +75,7 @@ class Settings(ObserveSettings, SecureSettings):
     max_queue_ms: Annotated[float, Field(ge=0, le=3_600_000)] | None = None
     overload_patience_ms: Annotated[float, Field(ge=0, le=3_600_000)] = 100.0
     max_long_requests: Annotated[int, Field(ge=1)] = 64
+    max_rows: Annotated[int, Field(ge=1)] | None = None
     max_wait_ms: Annotated[float, Field(ge=0, le=60_000)] | None = None
     pad_rows: bool | None = None
     hang_s: Annotated[float, Field(gt=0)] = 30.0

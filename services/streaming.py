@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from services.padding import Arrays
@@ -14,12 +14,16 @@ ROOM = 2
 
 
 class Answer(NamedTuple):
-    """A request's outputs, how long it waited, and the batch that it ran in."""
+    """A request's outputs, how long it waited, and the batch that it ran in.
+
+    `parameters` are what the response says of where the answer is from, if that is a question.
+    """
 
     outputs: Arrays
     queue_seconds: float
     infer_seconds: float
     batch_rows: int
+    parameters: Mapping[str, str | float] | None = None
 
 
 class AnswerStream:

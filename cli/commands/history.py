@@ -46,12 +46,17 @@ def history(output: Output, name: str, moment: float | None) -> None:
 
 def _show_all(output: Output, name: str) -> None:
     from cli.rollouts import local_time, rollout_document, verdict_text
+    from cli.telling import run_document
     from rollout import deployments
     from rollout.history import intervals
+    from rollout.seen.links import links
 
     rollouts = deployments.history(name)
     documents = [rollout_document(each) for each in rollouts]
     if output.as_json:
+        runs = links(name).runs
+        for document in documents:
+            document["run"] = run_document(runs.get(document["id"]))
         live = [asdict(each) for each in intervals(deployments.events(name), rollouts)]
         output.document({"name": name, "rollouts": documents, "live": live})
     elif not documents:

@@ -71,6 +71,8 @@ def _spec(
 
     p50, p99 = use_cases.limits(slo, limits.pop("max_p50_ms"), limits.pop("max_p99_ms"))
     disagreement = None if min_agreement is None else round(1.0 - min_agreement, 9)
+    if disagreement is not None:  # who asks for this proof waits for it
+        limits["shadow_wait_seconds"] = None
     return RolloutSpec(
         **limits,
         max_p50_ms=p50,

@@ -1,4 +1,4 @@
-"""`mlctl status`: what a deployment does now."""
+"""`mlctl status`: what a deployment does now, once or as a live picture."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from bundle.errors import ErrorCode, MlctlError
 from cli.output import Output, reporting
 
 if TYPE_CHECKING:
@@ -14,14 +15,20 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("name", required=False)
+@click.option("--watch", "-w", "watched", is_flag=True, help="Draw it again and again.")
 @reporting
-def status(output: Output, name: str | None) -> None:
+def status(output: Output, name: str | None, *, watched: bool) -> None:
     """Show the deployments, or one of them.
 
-    For each its traffic, its health, and the rollout under way.
+    For each its traffic, its health, and the rollout under way. With --watch: a live picture of
+    NAME, until its rollout ends or Ctrl-C, which leaves everything running; where there is no
+    terminal, a line for each event of the rollout.
     """
     from rollout import deployments
 
+    if watched:
+        _watch(output, name)
+        return
     found = deployments.status(name)
     if output.as_json:
         output.document({"deployments": [_document(each) for each in found]})
@@ -32,12 +39,53 @@ def status(output: Output, name: str | None) -> None:
             _show(output, each)
 
 
+def _watch(output: Output, name: str | None) -> None:
+    if name is None or output.as_json:
+        raise click.UsageError("--watch needs a NAME and takes no --json")
+    try:
+        if output.stdout.is_terminal:
+            _draw(name)
+        else:
+            _follow(output, name)
+    except KeyboardInterrupt:
+        output.note(f"{name} goes on.")
+
+
+def _draw(name: str) -> None:
+    from rich.console import Console
+
+    from cli.watch import watch
+    from rollout.seen.looking import looking
+
+    with looking(name) as looker:
+        watch(Console(highlight=False), looker)
+
+
+def _follow(output: Output, name: str) -> None:
+    from cli.rollouts import event_line
+    from rollout import deployments
+
+    (found,) = deployments.status(name)
+    if found.rollout is None:
+        raise MlctlError(
+            ErrorCode.NOT_FOUND,
+            f"no rollout of {name!r} is under way",
+            "In a terminal --watch draws the deployment all the same.",
+        )
+    for event in deployments.follow(name, found.rollout.id):
+        if line := event_line(event):
+            output.line(line)
+
+
 def _show(output: Output, status: Status) -> None:
     from cli.rollouts import event_line
+    from cli.telling import show_links
+    from rollout.seen.links import links
 
     deployment, weights = status.deployment, status.weights
-    ports = deployment.ports
-    output.line(f"{deployment.name} on http://{ports.host}:{ports.listen}")
+    ports, cluster = deployment.ports, deployment.settings.kubernetes
+    where = cluster.where if cluster else f"http://{ports.host}:{ports.listen}"
+    output.line(f"{deployment.name} on {where}")
     output.line(f"  serves   {deployment.live.bento} (digest {deployment.live.digest[:12]})")
     if weights is None:
         output.line("  traffic  the proxy does not answer; it is being restarted")
@@ -46,6 +94,8 @@ def _show(output: Output, status: Status) -> None:
         output.line(f"  traffic  {shares}")
     down = sorted(role for role, running in status.running.items() if not running)
     output.line(f"  running  {'all processes' if not down else 'not: ' + ', '.join(down)}")
+    rollout_id = status.rollout.id if status.rollout else None
+    show_links(output, links(deployment.name), rollout_id)
     if status.rollout is None:
         return
     rollout = status.rollout
@@ -57,8 +107,14 @@ def _show(output: Output, status: Status) -> None:
 
 def _document(status: Status) -> dict[str, Any]:
     from cli.rollouts import rollout_document
+    from cli.telling import links_document, run_document
+    from rollout.seen.links import links
 
-    deployment = status.deployment
+    deployment, rollout = status.deployment, None
+    found = links(deployment.name)
+    if status.rollout is not None:
+        rollout = rollout_document(status.rollout)
+        rollout["run"] = run_document(found.runs.get(status.rollout.id))
     return {
         "name": deployment.name,
         "host": deployment.ports.host,
@@ -74,5 +130,6 @@ def _document(status: Status) -> dict[str, Any]:
         "weights": status.weights,
         "healthy": status.healthy,
         "running": status.running,
-        "rollout": rollout_document(status.rollout) if status.rollout else None,
+        "rollout": rollout,
+        **links_document(found),
     }

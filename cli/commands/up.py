@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cli.kubernetes_options import kubernetes_options, kubernetes_settings
 from cli.output import Output, reporting
 from cli.scaling import bound_options, settings_of
+from cli.telling import telling, telling_options
 
 if TYPE_CHECKING:
+    from rollout.model import Settings
     from rollout.records import Deployment
 
 
@@ -36,10 +39,20 @@ if TYPE_CHECKING:
     show_default=True,
     help="What carries the traffic; HAProxy is leaner and copies no requests.",
 )
+@click.option(
+    "--target",
+    type=click.Choice(("local", "kubernetes")),
+    default="local",
+    show_default=True,
+    help="Where it runs; in a cluster what runs there is taken over: see docs/kubernetes.md.",
+)
+@kubernetes_options
+@telling_options
 @click.option("--all", "everything", is_flag=True, help="Bring back what was up before a reboot.")
 @reporting
 def up(
     output: Output,
+    /,
     name: str | None,
     bento: str | None,
     host: str,
@@ -50,8 +63,10 @@ def up(
     max_replicas: int | None,
     idle_seconds: float | None,
     proxy: str,
+    target: str,
     *,
     everything: bool,
+    **others: Any,
 ) -> None:
     """Start a deployment NAME that serves BENTO.
 
@@ -60,6 +75,7 @@ def up(
     that is down is started with what it served; with --all, every one that was up when the
     machine went down.
     """
+    from cli.revisions import find_revision
     from rollout import deployments
 
     if everything:
@@ -71,9 +87,9 @@ def up(
     elif bento is None:
         _show(output, deployments.bring_back(name))
     else:
-        from cli.revisions import find_revision
-
-        settings = settings_of(
+        settings = _settings(
+            target,
+            others,
             replicas=replicas,
             workers=workers,
             min_replicas=min_replicas,
@@ -86,26 +102,37 @@ def up(
         _show(output, deployments.up(name, revision, port, host=host, settings=settings))
 
 
+def _settings(target: str, options: dict[str, Any], **local: Any) -> Settings:
+    """Those of a cluster or, as `local` says, of this machine; `options` are all others."""
+    told = telling(options)
+    remote = kubernetes_settings(target, **options)
+    counts = [local[name] for name in ("replicas", "min_replicas", "max_replicas")]
+    if remote and counts != [None, None, None]:
+        raise click.UsageError("in a cluster the Deployments say how many pods there are")
+    return told(remote or settings_of(**local))
+
+
 def _show(output: Output, *found: Deployment) -> None:
     if output.as_json:
         documents = [_document(deployment) for deployment in found]
         output.document(documents[0] if len(documents) == 1 else {"deployments": documents})
         return
     for deployment in found:
-        url, live = _url(deployment), deployment.live
+        live = deployment.live
+        if (cluster := deployment.settings.kubernetes) is not None:
+            output.line(f"{deployment.name} serves {live.bento} through {cluster.where}")
+            continue
+        url = _url(deployment)
         output.line(f"{deployment.name} serves {live.bento} on {url} (HTTP and gRPC)")
         output.note(f"V2: POST {url}/v2/models/{live.name}/infer    typed: POST {url}/predict")
 
 
 def _document(deployment: Deployment) -> dict[str, Any]:
     live, settings = deployment.live, deployment.settings
-    return {
-        "name": deployment.name,
-        "url": _url(deployment),
-        "bento": live.bento,
-        "digest": live.digest,
-        "replicas": settings.replicas,
-    }
+    served = {"name": deployment.name, "bento": live.bento, "digest": live.digest}
+    if (cluster := settings.kubernetes) is not None:
+        return {**served, "namespace": cluster.namespace, "route": cluster.route}
+    return {**served, "url": _url(deployment), "replicas": settings.replicas}
 
 
 def _url(deployment: Deployment) -> str:

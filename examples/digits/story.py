@@ -35,6 +35,7 @@ SETTLE_SECONDS = 1.0
 PROMOTE_OPTIONS = (
     *("--steps", "5,25,50,100", "--step-seconds", "1.5", "--min-requests", "15"),
     *("--max-p99-ms", "500", "--max-error-rate", "0.02", "--bake-seconds", "2"),
+    *("--shadow-percent", "50", "--shadow-seconds", "3"),
     # A good version is rolled back in at most one of a hundred demos.
     *("--alpha", "0.01", "--deadline", "120"),
 )
@@ -153,7 +154,9 @@ class Story:
         tag = self._optimize_and_build("broken")
         code = ERROR_TABLE[ErrorCode.ROLLED_BACK].exit_code
         with self._traffic() as traffic:
-            self._mlctl("promote", DEPLOYMENT, tag, *PROMOTE_OPTIONS, expect=code)
+            # A shadow would keep every user from it, and then there were nothing to see.
+            told = (*PROMOTE_OPTIONS, "--shadow-percent", "0")
+            self._mlctl("promote", DEPLOYMENT, tag, *told, expect=code)
             self._measure("promotion of the broken version", traffic)
             time.sleep(SETTLE_SECONDS)
             after = self._measure("after the rollback", traffic)

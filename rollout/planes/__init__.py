@@ -5,14 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from bundle.latency import SERVED_EDGES_MS
+from rollout.counts import LATENCY_EDGES_MS
 from rollout.envoy import EnvoyFiles
 from rollout.model import Ports, Settings
 from rollout.planes.haproxy import HaproxyFiles
 from rollout.ports import Proxy
 
 
-def proxy_of(directory: Path, ports: Ports, settings: Settings) -> Proxy:
-    """The proxy that `settings` names, with its files under `directory`."""
+def edges_of(settings: Settings) -> tuple[float, ...]:
+    """The exact latency edges of what `settings` names, in milliseconds."""
+    return LATENCY_EDGES_MS if settings.kubernetes is None else SERVED_EDGES_MS
+
+
+def can_copy(settings: Settings) -> bool:
+    """Whether what `settings` names can copy requests to a candidate."""
+    return settings.kubernetes is None and settings.proxy == "envoy"
+
+
+def proxy_of(directory: Path, ports: Ports, settings: Settings, epoch: int | None = None) -> Proxy:
+    """The proxy that `settings` names, with its files under `directory`.
+
+    A cluster's is written only by a daemon, with its `epoch`.
+    """
+    if settings.kubernetes is not None:
+        from rollout.kubernetes.gateway import Gateway
+
+        return Gateway(directory, settings.kubernetes, epoch)
     kinds: dict[str, Callable[[Path, Ports], Proxy]] = {
         "envoy": EnvoyFiles,
         "haproxy": HaproxyFiles,

@@ -27,6 +27,14 @@ SLOTS = MAX_REPLICAS
 RING = "answers"
 # What each answer is told as; `haproxy_counts` reads it.
 LOG_FORMAT = "mlctl %b %s %ST %Ta %TR %ts %rc %[var(txn.grpc)]"
+# The ends of the paths whose answers come in pieces.
+_STREAMS = (
+    "/infer_stream",
+    "/generate_stream",
+    "/ModelStreamInfer",
+    "/Watch",
+    "/ServerReflectionInfo",
+)
 # As numbers, because a map holds values of one type.
 _NOBODY = 0
 _TESTED = {colour: number for number, colour in enumerate(Colour, start=1)}
@@ -179,7 +187,14 @@ def _bind(ports: Ports) -> str:
 
 
 def _backend(name: str, servers: list[str]) -> str:
-    lines = [f"backend {name}", "    balance leastconn", "    option allbackups", *servers]
+    lines = [
+        f"backend {name}",
+        "    balance leastconn",
+        "    option allbackups",
+        # Over gRPC nothing comes for as long as a piece takes to be made.
+        f"    http-request set-timeout server 5m if {{ path_end {' '.join(_STREAMS)} }}",
+        *servers,
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -5,39 +5,44 @@ A quantile is told as the first edge that enough stayed within, so it reads "at 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import accumulate, pairwise
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 
 from rollout.counts import Totals
 
-Sparse = Sequence[Sequence[int]]
+# Pairs of an edge in milliseconds and how many fell under it but not under the one before;
+# None stands for what is beyond every edge.
+Sparse = Sequence[tuple[float | None, int]]
 
 
-def sparse(totals: Totals) -> list[list[int]]:
-    """Pairs of an edge's index and how many fell under it but not under the one before.
-
-    What is beyond every edge has the index after the last.
-    """
-    counts = [later - earlier for earlier, later in pairwise((0, *totals.within, totals.timed))]
-    return [[index, count] for index, count in enumerate(counts) if count]
+def sparse(totals: Totals, edges: Sequence[float]) -> list[tuple[float | None, int]]:
+    """The latencies of `totals`, counted at `edges`, without what is empty."""
+    counts = (later - earlier for earlier, later in pairwise((0, *totals.within, totals.timed)))
+    return [(edge, n) for edge, n in zip((*edges, None), counts, strict=False) if n]
 
 
-def joined(parts: Iterable[Sparse], edges: int) -> Totals:
-    """Several sparse histograms over `edges` edges as one; only its latencies are set."""
-    counts = [0] * (edges + 1)
+def joined(parts: Iterable[Sparse]) -> Counter[float]:
+    """Several histograms as one, by edge; infinity is beyond all."""
+    counts: Counter[float] = Counter()
     for part in parts:
-        for index, count in part:
-            counts[index] += count
-    *within, timed = accumulate(counts)
-    return Totals(timed=timed, within=tuple(within))
+        for edge, n in part:
+            counts[math.inf if edge is None else edge] += n
+    return counts
 
 
-def quantile_edge(totals: Totals, share: float, edges: Sequence[float]) -> float | None:
+def quantile_edge(counts: Mapping[float, int], share: float) -> float | None:
     """The first edge in milliseconds that at least `share` of the requests stayed within.
 
     None with too few requests to tell, or if it lies beyond the last edge.
     """
-    if totals.timed * (1.0 - share) < 1.0:
+    timed = sum(counts.values())
+    if timed * (1.0 - share) < 1.0 - 1e-9:
         return None
-    wanted = share * totals.timed
-    return next((edge for edge, n in zip(edges, totals.within, strict=True) if n >= wanted), None)
+    within = 0
+    for edge in sorted(counts):
+        within += counts[edge]
+        if within >= share * timed:
+            return edge if math.isfinite(edge) else None
+    return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from bundle.errors import ErrorCode, MlctlError
 from rollout import eprocess
 from rollout.eprocess import Logs
 from rollout.model import RolloutSpec
@@ -49,6 +50,18 @@ def of_one_source(spec: RolloutSpec) -> RolloutSpec:
     if spec.max_disagreement is not None:
         return spec
     return replace(spec, max_disagreement=ONE_SOURCE_MAX_DISAGREEMENT)
+
+
+def require_copies(spec: RolloutSpec, *, can_copy: bool) -> None:
+    """INVALID_INPUT if agreement is asked for where nothing could ever show it."""
+    if spec.max_disagreement is None or (can_copy and spec.shadows):
+        return
+    why = "no request is copied" if can_copy else "the deployment's proxy cannot copy requests"
+    raise MlctlError(
+        ErrorCode.INVALID_INPUT,
+        f"a least agreement cannot be proved: {why}",
+        "Leave --min-agreement out, or copy some: --shadow-percent, behind Envoy.",
+    )
 
 
 def fold(evidence: ShadowEvidence, window: ShadowWindow, spec: RolloutSpec) -> ShadowEvidence:

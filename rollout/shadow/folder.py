@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,10 @@ class SampleFolder:
     def disagreements(self, rollout: int) -> Path:
         """The rows that a rollout's two revisions answered differently; it stays."""
         return self.directory / "disagreements" / f"{rollout}.parquet"
+
+    def clear(self) -> None:
+        """Remove what is recorded, and the order to record; the servers that write are gone."""
+        shutil.rmtree(self.control.parent, ignore_errors=True)
 
     def environment(self, colour: Colour) -> Mapping[str, str]:
         """What a server of `colour` has to know."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from services.budget import BusyError
 from services.lean.upgrade import PlainParser
@@ -55,6 +56,8 @@ class GuardedProtocol(HttpToolsProtocol):
     _probe_timer: asyncio.TimerHandle | None = None
     _leave_timer: asyncio.TimerHandle | None = None
     _leaving = False
+    # What the application works on: `cycle` is the last one, which may wait behind it.
+    _started: RequestResponseCycle | None = None
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -77,6 +80,9 @@ class GuardedProtocol(HttpToolsProtocol):
         for timer in (*timers, self._leave_timer, self.timeout_keep_alive_task):
             if timer is not None:
                 timer.cancel()
+        if self._started is not None and not self._started.response_complete:
+            self._started.disconnected = True
+            self._started.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -191,6 +197,13 @@ class GuardedProtocol(HttpToolsProtocol):
         else:
             self._fail(400, msg)
 
+    def note_refusal(self, status: int) -> None:
+        """What is no request yet is answered with `status`; for a subclass that keeps count."""
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._started = cycle
+        super()._start_asgi_task(cycle, app)
+
     def _probe(self) -> None:
         if not self.answering or self.transport.is_closing():
             return
@@ -229,6 +242,8 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         if waiting is not None:
             self._abandon()
+        else:
+            self.note_refusal(status)
         response = make_response(status, b"text/plain; charset=utf-8", message.encode())
         headers = render_headers(self.server_state.default_headers)
         self.transport.write(to_wire(response, headers, close=True))
@@ -240,6 +255,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """Answer what was not asked yet. Not one of the connections: it makes no room, either."""
         self._broken = True
         self.connections.discard(self)
+        self.note_refusal(503)
         refusal = error_response(
             BusyError(f"the server has its limit of {self.max_connections} connections already")
         )

@@ -109,10 +109,9 @@ class LeanCycle:
     def ask(self) -> None:
         """The body is whole."""
         self.more_body = False
+        self._stop_timer()
         if self.response_complete or self._head is None or self._asked is not None:
             return
-        if self._timer is not None:
-            self._timer.cancel()
         left = self._end - self._protocol.loop.time()
         try:
             asked = self._protocol.inference.ask(self._head, bytes(self._body), left)
@@ -128,8 +127,6 @@ class LeanCycle:
         if self.response_complete:
             return
         self.disconnected = True
-        if self._timer is not None:
-            self._timer.cancel()
         if self._asked is not None:
             self._asked.future.cancel()
         self._protocol.inference.gone(self._seen)
@@ -151,7 +148,12 @@ class LeanCycle:
     def _refuse(self, error: BaseException) -> None:
         self._send(self._protocol.inference.refuse(error, self._request_id, self._seen))
 
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
     def _let_go(self) -> None:
+        self._stop_timer()
         self._body = b""
         if self._hold is not None:
             self._hold.release()
@@ -225,6 +227,10 @@ class LeanProtocol(GuardedProtocol):
         if close:
             self.transport.close()
         self.on_response_complete()
+
+    def note_refusal(self, status: int) -> None:
+        """Count it."""
+        self.inference.refused(status, self.client)
 
     def _abandon(self) -> None:
         if type(self.cycle) is LeanCycle:

@@ -85,7 +85,7 @@ class AccessLog:
         self._only_errors = only is LogOnly.ERRORS
         self._waiting = Backlog[Done](MAX_WAITING)
         self._lost = 0
-        self._outcomes: dict[tuple[str, str], str] = {}
+        self._outcomes: dict[tuple[str, str, int | None], str] = {}
         self._second = -1
         self._second_text = ""
 
@@ -117,8 +117,10 @@ class AccessLog:
     def _line(self, done: Done) -> bytes:
         """One line of JSON, put together by hand: a general encoder takes several times as long."""
         seen, stages = done.seen, done.stages
-        key = (seen.protocol, done.code)
-        outcome = self._outcomes.get(key) or self._render_outcome(done)
+        key = (seen.protocol, done.code, done.told)
+        outcome = self._outcomes.get(key)
+        if outcome is None:
+            outcome = self._outcomes[key] = self._render_outcome(done)
         text = (
             f'{{"time":"{self._stamp(done.at)}",{outcome},"request_id":{_text(seen.request_id)},'
             f'"trace_id":{_trace_id(seen.traceparent)},"rows":{_number(done.rows)},'
@@ -146,7 +148,6 @@ class AccessLog:
         """What is the same in all lines of a protocol and code: there are few of them."""
         told = {"protocol": done.seen.protocol, **self._model}
         text = orjson.dumps({**told, "status": done.status, "code": done.code}).decode()
-        self._outcomes[done.seen.protocol, done.code] = text[1:-1]
         return text[1:-1]
 
 

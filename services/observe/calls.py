@@ -62,7 +62,8 @@ class Stages(NamedTuple):
 class Done(NamedTuple):
     """A watched request that ended at Unix time `at`, `seconds` after its headers came.
 
-    `code` is "ok", "gone" or an error code; the rest is known of answered requests only.
+    `code` is "ok", "gone" or an error code; the rest is known of answered requests only, but for
+    `told`, the HTTP status of a refusal where it is another one than the code's.
     """
 
     seen: Seen
@@ -73,10 +74,13 @@ class Done(NamedTuple):
     rows: int | None = None
     batch_rows: int | None = None
     bytes_out: int | None = None
+    told: int | None = None
 
     @property
     def status(self) -> int | str:
         """The HTTP status, or gRPC's by its name."""
+        if self.told is not None:
+            return self.told
         grpc = self.seen.protocol == GRPC
         if self.code == OK:
             return "OK" if grpc else 200

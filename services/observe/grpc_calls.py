@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from bundle.errors import MlctlError
 from services.host import ModelHost
 from services.observe.calls import GRPC, Seen
 from services.observe.ids import RequestIds
@@ -17,17 +18,22 @@ class GrpcCalls:
         self._host = host
         self._ids = RequestIds()
 
-    def begin(self, size: Callable[[], int], context: Any) -> Seen | None:
-        """A request of `size` bytes is there; None if nobody wants to hear more of it."""
+    def begin(self, size: Callable[[], int] | None, context: Any) -> Seen | None:
+        """A request of `size` bytes, if that is known; None if nobody wants to hear more of it."""
         if self._host.observer is None:
             return None
         metadata = dict(context.invocation_metadata() or ())
         request_id = self._ids.of(_header(metadata, "x-request-id"))
         traceparent = _header(metadata, "traceparent")
         seen = self._host.observer.begin(GRPC, request_id, traceparent, context.peer())
-        if seen is not None:
+        if seen is not None and size is not None:
             seen.bytes_in = size()
         return seen
+
+    def refused(self, error: MlctlError, context: Any) -> None:
+        """The call was refused before anything of it was read."""
+        self._host.count(GRPC, error)
+        self.ended(self.begin(None, context), error)
 
     def ended(self, seen: Seen | None, error: BaseException | None) -> None:
         """The request failed, or its stream is whole."""

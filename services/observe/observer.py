@@ -91,15 +91,19 @@ class Observer:
         bytes_out: int | None,
     ) -> None:
         """The request was answered, in a body of `bytes_out` bytes if that is known."""
-        rows = next(iter(inputs.values())).shape[0] if self._batched else 1
+        rows = next(iter((inputs or answer.outputs).values())).shape[0] if self._batched else 1
         seconds, at = perf_counter() - seen.started, time.time()
         self._tell(Done(seen, at, seconds, OK, stages, rows, answer.batch_rows, bytes_out))
         if self._recorder is not None and seen.sampling is not None:
             self._recorder.put(seen, seen.sampling, at, rows, inputs, answer.outputs)
 
-    def ended(self, seen: Seen, error: BaseException | None) -> None:
-        """The request failed (with a CancelledError its caller left), or its stream is whole."""
-        self._tell(Done(seen, time.time(), perf_counter() - seen.started, outcome_of(error)))
+    def ended(self, seen: Seen, error: BaseException | None, told: int | None = None) -> None:
+        """The request failed (with a CancelledError its caller left), or its stream is whole.
+
+        `told` is the HTTP status, where it is not the error's.
+        """
+        seconds = perf_counter() - seen.started
+        self._tell(Done(seen, time.time(), seconds, outcome_of(error), told=told))
 
     def expose(self, model: str, registry: CollectorRegistry) -> None:
         """Tell in `registry` what was lost and what was recorded."""

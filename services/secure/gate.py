@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from bundle.errors import MlctlError
-from services.http import App, Message, Receive, Send
+from services.http import App, Message, Receive, Send, close_if_expecting
 from services.responses import Response
 from services.secure.tokens import Access, unauthenticated
 
 # Probes come from machines that have no token, and these answers tell nothing else.
 PROBES = frozenset({"/livez", "/readyz", "/healthz", "/v2/health/live", "/v2/health/ready"})
 _POLICY_VIOLATION = 1008
-Refuse = Callable[[MlctlError, Mapping[bytes, bytes]], Response]
+Refuse = Callable[[MlctlError, Message], Response]
 
 
 class TokenGate:
     """ASGI middleware: UNAUTHENTICATED for what shows no token, but for `open_paths`.
 
-    `refuse` makes the answer of the error and the request's headers.
+    `refuse` makes the answer of the error and the request's scope.
     """
 
     def __init__(
@@ -39,10 +39,8 @@ class TokenGate:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
         else:
-            response = self._refuse(unauthenticated(), headers)
-            if b"expect" in headers:
-                # The client may never send the body that its next request would be taken for.
-                response.headers.append((b"connection", b"close"))
+            response = self._refuse(unauthenticated(), scope)
+            close_if_expecting(headers, response)
             await send(
                 {
                     "type": "http.response.start",

@@ -26,23 +26,27 @@ _PROBES = frozenset(
 class TokenInterceptor(grpc.aio.ServerInterceptor):
     """UNAUTHENTICATED for a call whose metadata shows no token; `refused` is told of each."""
 
-    def __init__(self, access: Access, refused: Callable[[MlctlError], None]) -> None:
+    def __init__(self, access: Access, refused: Callable[[MlctlError, Any], None]) -> None:
         self._access = access
         self._refused = refused
 
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
-        if handler_call_details.method in _PROBES or self._access.allows(
-            _authorization(handler_call_details.invocation_metadata)
-        ):
+        authorization = _authorization(handler_call_details.invocation_metadata)
+        if is_admitted(self._access, handler_call_details.method, authorization):
             return await continuation(handler_call_details)
         # As a stream, whatever the method is: then nothing of the call is read.
         return grpc.stream_stream_rpc_method_handler(self._refuse)  # type: ignore[no-untyped-call]
 
     async def _refuse(self, _messages: Any, context: Any) -> AsyncIterator[bytes]:
         error = unauthenticated()
-        self._refused(error)
+        self._refused(error, context)
         await abort(context, error)
         yield b""  # type: ignore[unreachable]  # makes it the stream that gRPC asks for
+
+
+def is_admitted(access: Access, method: str, authorization: bytes | None) -> bool:
+    """Whether a call of `method`, as "/SERVICE/NAME", may be answered."""
+    return method in _PROBES or access.allows(authorization)
 
 
 def _authorization(metadata: Any) -> bytes | None:

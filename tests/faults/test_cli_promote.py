@@ -25,7 +25,7 @@ from tests.support.wait import PATIENCE_SECONDS, wait_until
 pytestmark = pytest.mark.slow
 
 # No step can end: there is no traffic, and no data never passes a gate.
-ENDLESS = ("--steps", "50,100", "--min-requests", "1000000", "--force")
+ENDLESS = ("--steps", "50,100", "--min-requests", "1000000", "--force", "--shadow-percent", "0")
 
 
 @dataclass(frozen=True, slots=True)

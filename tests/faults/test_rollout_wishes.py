@@ -105,4 +105,4 @@ def test_the_plan_follows_the_traffic(shop: str, port: int) -> None:
         busy = mlctl("promote", shop, "--plan", *short)
     assert busy["ends"]
     assert busy["requests_per_second"] > 1
-    assert [step["weight"] for step in busy["steps"]] == [1, 5, 25, 50, 100]
+    assert [step["weight"] for step in busy["steps"]] == [0, 1, 5, 25, 50, 100]

@@ -3,7 +3,9 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
+import psutil
 import pytest
 
 from bundle.clock import ManualClock
@@ -136,6 +138,74 @@ def test_the_command_reads_the_revision() -> None:
 def test_a_failing_command_gives_its_last_words(command: list[str], words: str) -> None:
     with pytest.raises(MlctlError, match=words):
         ProcessChampions(command).write_champion(LIVE)
+
+
+def pid_of(file: Path) -> int:
+    """The number that a started command wrote to `file`, once it did."""
+    wait_until(lambda: file.exists() and file.read_text().strip(), what="the command runs")
+    return int(file.read_text())
+
+
+READS = "import os, sys; open({!r}, 'a').write(f'{{os.getpid()}} '); given = sys.stdin.read(); "
+
+
+def test_what_was_prepared_is_what_writes(tmp_path: Path) -> None:
+    started, written = tmp_path / "started", tmp_path / "written"
+    script = READS.format(str(started)) + f"open({str(written)!r}, 'w').write(given)"
+    writer = ProcessChampions([sys.executable, "-c", script])
+    writer.prepare()
+    writer.prepare()
+    pid = pid_of(started)
+    writer.write_champion(LIVE)
+    assert started.read_text() == f"{pid} ", "it was started again"
+    assert "tiny:bb" in written.read_text()
+
+
+def test_what_was_prepared_for_nothing_is_ended(tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    writer = ProcessChampions([sys.executable, "-c", READS.format(str(started))])
+    writer.prepare()
+    pid = pid_of(started)
+    writer.dismiss()
+    writer.dismiss()
+    assert not psutil.pid_exists(pid)
+
+
+def test_what_failed_while_it_was_prepared_is_tried_again(tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    once = "os.path.exists(mark) or (tell(), sys.exit('no registry'))"
+    tell = "tell = lambda: open(mark, 'w').write(str(os.getpid()))"
+    script = f"import os, sys; {tell}; mark = {str(started)!r}; {once}; sys.stdin.read()"
+    writer = ProcessChampions([sys.executable, "-c", script])
+    writer.prepare()
+    failing = psutil.Process(pid_of(started))
+    wait_until(lambda: failing.status() == psutil.STATUS_ZOMBIE, what="it has failed")
+    writer.write_champion(LIVE)
+
+
+def test_a_write_is_prepared_near_the_end_of_the_bake_and_not_after_a_rollback(
+    journal: Journal, clock: ManualClock
+) -> None:
+    journal.create("shop", Ports(1, 2), Settings(), FORMER)
+    spec = RolloutSpec(bake_seconds=60.0)
+    rollout = journal.rollout(journal.begin("shop", LIVE, spec))
+    champions = MemoryChampions()
+    keeper = ChampionKeeper(champions, journal, clock, 30.0)
+
+    begun = clock.wall()
+
+    def foreseen(phase: Phase, later: float) -> bool:
+        clock.advance(later)
+        keeper.foresee(replace(rollout, progress=Progress(phase=phase, since=begun)))
+        return champions.prepared
+
+    assert not foreseen(Phase.BAKE, 39.0)
+    assert foreseen(Phase.BAKE, 2.0)
+    assert foreseen(Phase.FINALIZE, 1.0)
+    assert not foreseen(Phase.ROLLBACK, 1.0)
+    quiet = replace(rollout, spec=replace(spec, alias=False))
+    keeper.foresee(replace(quiet, progress=Progress(phase=Phase.BAKE, since=begun)))
+    assert not champions.prepared
 
 
 @pytest.mark.slow

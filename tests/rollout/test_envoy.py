@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import httpx
 import pytest
 
@@ -41,6 +42,20 @@ def test_a_refused_file_is_told(running: Stage, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.undo()
     running.plane.apply(ALL_GREEN)
     assert running.plane.weights() == ALL_GREEN.weights
+
+
+def test_only_whole_answers_have_a_time(running: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    running.staff(BLUE, 1, "?delay=1.5")
+    monkeypatch.setattr(envoy, "route_table", lambda traffic: route_table(traffic, 0.5))
+    running.plane.apply(Traffic({BLUE: 100}, sticky=True))  # a file that is not in force yet
+    for path, status in (("", 504), ("_stream", 200)):
+        answer = httpx.post(running.url + path, trust_env=False, timeout=30)
+        assert answer.status_code == status, answer.text
+    method = "/inference.GRPCInferenceService/Model{}Infer"
+    with grpc.insecure_channel(f"127.0.0.1:{running.ports.listen}") as channel:
+        assert channel.unary_unary(method.format("Stream"))(b"pieces", timeout=30) == b"pieces"
+        with pytest.raises(grpc.RpcError, match="UNAVAILABLE"):
+            channel.unary_unary(method.format(""))(b"", timeout=30)
 
 
 def test_without_envoy_nothing_is_known(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -11,9 +12,14 @@ from rollout.ports import Traffic
 BLUE, GREEN = Colour
 
 
-def routes(traffic: Traffic) -> list[dict[str, Any]]:
+def all_routes(traffic: Traffic) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = route_table(traffic)["resources"][0]["virtual_hosts"][0]["routes"]
     return found
+
+
+def routes(traffic: Traffic) -> list[dict[str, Any]]:
+    """Those of whole answers."""
+    return all_routes(traffic)[1::2]
 
 
 def dumped(found: list[dict[str, Any]]) -> dict[str, Any]:
@@ -41,6 +47,25 @@ def test_testers_come_before_the_dice_and_are_counted_apart() -> None:
     ]
 
 
+@pytest.mark.parametrize("sticky", [False, True])
+def test_before_each_route_is_the_same_for_answers_in_pieces(sticky: bool) -> None:
+    found = all_routes(Traffic({BLUE: 95, GREEN: 5}, testers=GREEN, sticky=sticky))
+    for pieces, whole in zip(found[::2], found[1::2], strict=True):
+        assert whole["route"]["timeout"] == "60s"
+        assert pieces["route"] == {**whole["route"], "timeout": "0s", "idle_timeout": "300s"}
+        path = pieces["match"].pop("safe_regex")["regex"]
+        assert whole["match"].pop("prefix") == "/"
+        assert {**pieces, "route": 0} == {**whole, "route": 0}
+        if "grpc" in whole["match"]:
+            told = ("/inference.GRPCInferenceService/ModelStreamInfer", True)
+            others = [("/inference.GRPCInferenceService/ModelInfer", False)]
+        else:
+            told = ("/v2/models/m/infer_stream", True)
+            others = [("/v2/models/m/versions/1/generate_stream", True), ("/v2/x/infer", False)]
+        for asked, streams in (told, *others):
+            assert (re.fullmatch(path, asked) is not None) == streams, asked
+
+
 def test_copies_go_to_clusters_of_their_own() -> None:
     for route, protocol in zip(
         routes(Traffic({BLUE: 100}, mirror=20, mirror_to=GREEN)), ("grpc", "http"), strict=True
@@ -60,7 +85,7 @@ def test_copies_go_to_clusters_of_their_own() -> None:
     ids=["weights", "mirror", "sticky"],
 )
 def test_what_was_written_is_read_back(traffic: Traffic) -> None:
-    assert parse_traffic(dumped(routes(traffic))) == traffic
+    assert parse_traffic(dumped(all_routes(traffic))) == traffic
 
 
 def test_a_weight_of_zero_is_absent_from_the_dump() -> None:

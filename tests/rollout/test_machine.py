@@ -9,6 +9,7 @@ from rollout.counts import Counts, Window
 from rollout.gates import Action, Gate, Verdict
 from rollout.machine import TRANSITIONS, Look, Phase, Progress, Signal
 from rollout.model import OnInconclusive, Outcome, RolloutSpec
+from rollout.shadow.window import ShadowWindow
 from rollout.wishes import Request, Wish
 
 SPEC = RolloutSpec(
@@ -174,6 +175,26 @@ def test_only_compared_copies_are_data_in_the_shadow() -> None:
         progress = machine.absorb(progress, Look(GOOD), SHADOWED, 200.0)
     held = machine.judge(progress, Look(GOOD), SHADOWED, 200.0)
     assert (held.action, held.gate, held.n) == (Action.HOLD, Gate.DATA, 0)
+
+
+def test_a_shadow_that_finds_nothing_to_compare_ends_after_a_while_unless_told_to_wait() -> None:
+    patient = replace(SHADOWED, shadow_wait_seconds=60)
+    progress = machine.warmed(Progress(phase=Phase.WARM), patient, 100.0)
+    assert machine.judge(progress, Look(None), patient, 159.0).action is Action.HOLD
+    verdict = machine.judge(progress, Look(None), patient, 160.0)
+    assert (verdict.action, verdict.gate) == (Action.ADVANCE, Gate.DATA)
+    assert machine.obey(progress, verdict, patient, 160.0).phase is Phase.SHIFT
+    assert machine.judge(progress, Look(None), SHADOWED, 160.0).action is Action.HOLD
+
+
+def test_a_shadow_with_doubts_does_not_end_for_lack_of_answers() -> None:
+    patient = replace(SHADOWED, shadow_wait_seconds=60, max_disagreement=0.01)
+    progress = machine.warmed(Progress(phase=Phase.WARM), patient, 100.0)
+    wrong = Look(GOOD, shadow=ShadowWindow(requests=40, disagreed=1, rows=40, differed=1))
+    for _ in range(3):
+        progress = machine.absorb(progress, wrong, patient, 110.0)
+    held = machine.judge(progress, wrong, patient, 170.0)
+    assert (held.action, held.gate) == (Action.HOLD, Gate.DISAGREEMENT)
 
 
 def test_a_pause_keeps_the_weight_and_stops_the_clocks() -> None:

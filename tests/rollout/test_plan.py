@@ -65,6 +65,9 @@ def test_the_shadow_needs_its_copies() -> None:
     spec = replace(SPEC, shadow_percent=10, shadow_requests=100_000)
     shadow = plan(spec, Today(100.0), 0.5).steps[0]
     assert (shadow.phase, shadow.requests, shadow.seconds) == (Phase.SHADOW, 100_000, 10_000.0)
+    bounded = plan(replace(spec, shadow_wait_seconds=120), Today(100.0), 0.5).steps[0]
+    assert bounded.seconds == 120.0
+    assert "its verdict is left out" in bounded.why
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.01])

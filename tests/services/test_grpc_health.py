@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import grpc
+import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from prometheus_client import CollectorRegistry
@@ -13,6 +14,7 @@ from services.grpc_server import GrpcServer
 from services.host import ModelHost
 from services.settings import Settings
 
+pytestmark = pytest.mark.usefixtures("each_grpc_server")
 SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
 
 

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from bundle.verify import VerifiedBundle
 from services.batcher import Priority, QueueFullError
 from services.batching import Answer
+from services.describe import EXTENSIONS
 from services.encoding import deflate
 from services.host import ModelHost
 from services.http import V2App
@@ -83,10 +84,7 @@ def test_health_and_metadata(ask: Ask, bundle: VerifiedBundle) -> None:
     async def use(client: Client, host: ModelHost) -> None:
         for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/tiny/ready"):
             assert (await client.get(path)).status_code == 200
-        assert (await client.get("/v2")).json()["extensions"] == [
-            "binary_tensor_data",
-            "model_repository",
-        ]
+        assert (await client.get("/v2")).json()["extensions"] == list(EXTENSIONS)
         for path in ("/v2/models/tiny", f"/v2/models/tiny/versions/{bundle.digest}"):
             assert (await client.get(path)).json() == {
                 "name": "tiny",

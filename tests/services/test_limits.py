@@ -55,3 +55,14 @@ def test_large_bodies_are_refused_as_declared_and_as_streamed() -> None:
             assert (await client.post(path, content=stream(11))).status_code == 413
 
     ask(use)
+
+
+def test_who_waits_to_send_a_body_is_refused_for_good() -> None:
+    """It may not send the body any more, for which its next request would be taken."""
+
+    async def use(client: httpx.AsyncClient) -> None:
+        headers = {"Expect": "100-continue"}
+        refused = await client.post("/echo", content=b"x" * 101, headers=headers)
+        assert (refused.status_code, refused.headers["connection"]) == (413, "close")
+
+    ask(use)

@@ -79,3 +79,19 @@ def test_workers_are_told_and_those_that_hang() -> None:
     assert registry.get_sample_value("mlctl_hung_workers", labels) == 0
     metrics.hung()
     assert registry.get_sample_value("mlctl_hung_workers", labels) == 1
+
+
+def test_a_worker_that_nobody_asked_is_told_of_by_the_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whoever is scraped tells what all workers have told."""
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    monkeypatch.setattr("services.exposition.PUBLISH_SECONDS", 0.01)
+
+    async def main() -> None:
+        metrics = Metrics("tiny", CollectorRegistry())
+        workers = metrics._worker_sink._gauge
+        assert workers._value.get() == 0
+        await until(lambda: workers._value.get() == 1)
+
+    asyncio.run(main())

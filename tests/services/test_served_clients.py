@@ -82,6 +82,60 @@ def test_grpc_asyncio(server: Server, coding: str | None) -> None:
     asyncio.run(main())
 
 
+def test_the_configuration_and_statistics_are_the_same_everywhere(
+    server: Server, built: BuiltBento
+) -> None:
+    config = {
+        "name": "tiny",
+        "platform": "onnxruntime_onnx",
+        "backend": "onnxruntime",
+        "max_batch_size": 32,
+        "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": ["4"]}],
+        "output": [{"name": "y", "data_type": "TYPE_FP32", "dims": ["4"]}],
+    }
+    lanes = {"priority_levels": "2", "default_priority_level": "2"}
+    http_address, grpc_address = f"127.0.0.1:{server.port}", f"127.0.0.1:{server.grpc_port}"
+    with (
+        HTTP.InferenceServerClient(http_address) as http,
+        GRPC.InferenceServerClient(grpc_address) as grpc,
+    ):
+        found = grpc.get_model_config("tiny", built.digest, as_json=True)["config"]
+        assert found == {**config, "dynamic_batching": lanes}
+        plain = http.get_model_config("tiny", built.digest)
+        assert plain["input"] == [{"name": "x", "data_type": "TYPE_FP32", "dims": [4]}]
+        assert plain["dynamic_batching"]["max_queue_delay_microseconds"] == 0
+        (before,) = http.get_inference_statistics()["model_stats"]
+        http.infer("tiny", [tensor(HTTP)])
+        grpc.infer("tiny", [tensor(GRPC)])
+        (after,) = grpc.get_inference_statistics("tiny", as_json=True)["model_stats"]
+    assert (after["name"], after["version"]) == ("tiny", "1")
+    assert int(after["inference_count"]) - before["inference_count"] == 2 * len(X)
+    assert int(after["execution_count"]) - before["execution_count"] == 2
+    success = after["inference_stats"]["success"]
+    assert int(success["count"]) - before["inference_stats"]["success"]["count"] == 2
+    assert int(success["ns"]) > before["inference_stats"]["success"]["ns"]
+
+
+def test_the_configuration_and_statistics_with_asyncio(server: Server) -> None:
+    async def main() -> None:
+        async with (
+            HTTP.aio.InferenceServerClient(f"127.0.0.1:{server.port}") as http,
+            GRPC.aio.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as grpc,
+        ):
+            plain = await http.get_model_config("tiny")
+            message = (await grpc.get_model_config("tiny")).config
+            assert plain["max_batch_size"] == message.max_batch_size == 32
+            (one,) = (await http.get_inference_statistics("tiny"))["model_stats"]
+            (other,) = (await grpc.get_inference_statistics()).model_stats
+            assert one["inference_count"] == other.inference_count
+            with pytest.raises(InferenceServerException, match="no model"):
+                await http.get_inference_statistics("another")
+            with pytest.raises(InferenceServerException, match="no model"):
+                await grpc.get_model_config("another")
+
+    asyncio.run(main())
+
+
 def test_grpc_health(server: Server) -> None:
     with insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
         found = stub(channel).Check(HealthCheckRequest(), timeout=20)

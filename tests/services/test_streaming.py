@@ -145,6 +145,17 @@ def test_what_fails_before_the_first_piece_has_its_status(
     ask(use)
 
 
+def test_who_waits_to_send_a_body_is_refused_for_good(ask: Ask) -> None:
+    """It may not send the body any more, for which its next request would be taken."""
+
+    async def use(client: Client, _host: ModelHost, _code: ModuleType) -> None:
+        headers = {"Expect": "100-continue", "Content-Type": "text/html"}
+        refused = await client.post(STREAM, content=b"{}", headers=headers)
+        assert (refused.status_code, refused.headers["connection"]) == (415, "close")
+
+    ask(use)
+
+
 def test_what_fails_later_is_an_event_and_tells_nothing_of_the_inside(ask: Ask) -> None:
     async def use(client: Client, _host: ModelHost, code: ModuleType) -> None:
         *pieces, (name, error) = events((await client.post(STREAM, json=body(100))).text)

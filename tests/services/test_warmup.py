@@ -58,7 +58,22 @@ def test_every_bucket_is_run_and_the_slowest_counts(bundle: VerifiedBundle) -> N
     rows = {"x": np.zeros((3, 4), np.float32)}
     measured = warm_up(scorer_of(bundle, run), rows, clock)
     assert measured == pytest.approx({1: 0.01, 8: 0.08, 32: 0.32})
-    assert seen == [1, 1, 8, 8, 32, 32]
+    assert seen == [1] * 6 + [8, 8, 32, 32]
+
+
+def test_a_stall_while_a_quick_model_is_timed_is_not_what_it_takes(bundle: VerifiedBundle) -> None:
+    clock = ManualClock()
+    runs: list[int] = []
+
+    def run(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        runs.append(inputs["x"].shape[0])
+        stalled = runs.count(runs[-1]) == 2
+        clock.advance(0.02 if stalled else 0.0001)
+        return {"y": inputs["x"]}
+
+    measured = warm_up(scorer_of(bundle, run), {"x": np.zeros((3, 4), np.float32)}, clock)
+    assert measured == pytest.approx({1: 0.0001, 8: 0.0001, 32: 0.0001})
+    assert runs == [1] * 6 + [8] * 6 + [32] * 6
 
 
 def sequence_scorer(run: Run) -> Scorer:

@@ -15,6 +15,7 @@ import random
 import sys
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -31,7 +32,8 @@ _GRPC = {500: grpc.StatusCode.INTERNAL, 404: grpc.StatusCode.NOT_FOUND}
 class Behaviour:
     """How the server answers: `delay` seconds for a share `slow`, errors for a share `fail`.
 
-    A share `refuse` of the other requests is told that the caller is wrong.
+    A share `refuse` of the other requests is told that the caller is wrong. While the file
+    `fault` exists every request fails.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Behaviour:
     ready: str = "yes"
     live: str = "yes"
     trace: bool = False
+    fault: str = ""
 
     @classmethod
     def parse(cls, tag: str) -> Behaviour:
@@ -59,6 +62,7 @@ class Behaviour:
             ready=options.get("ready", "yes"),
             live=options.get("live", "yes"),
             trace="trace" in options,
+            fault=options.get("fault", ""),
         )
 
     @property
@@ -73,11 +77,14 @@ class Behaviour:
             kind = "copy" if "x-mlctl-copy" in found else "request"
             print(kind, found["x-request-id"], flush=True)
 
+    def _is_faulty(self) -> bool:
+        return self.fault != "" and Path(self.fault).exists()
+
     async def act(self) -> int:
         """Wait as told; the HTTP status of this request."""
         if self.delay and random.random() < self.slow:
             await asyncio.sleep(self.delay)
-        if random.random() < self.fail:
+        if random.random() < self.fail or self._is_faulty():
             return 500
         return 404 if random.random() < self.refuse else 200
 
@@ -112,7 +119,7 @@ class FakeApp:
         if path == f"/v2/models/{behaviour.name}":
             body = f'{{"name": "{behaviour.name}", "versions": ["{behaviour.digest}"]}}'
             return 200, body.encode()
-        if path.endswith("/infer"):
+        if path.endswith(("/infer", "/infer_stream")):
             status = await behaviour.act()
             return status, f'{{"model_version": "{behaviour.digest}"}}'.encode()
         return 404, b"{}"
@@ -143,7 +150,7 @@ async def serve(behaviour: Behaviour, host: str, port: int, grpc_port: int | Non
 
     method = grpc.unary_unary_rpc_method_handler(infer)  # type: ignore[no-untyped-call]
     handler = grpc.method_handlers_generic_handler(  # type: ignore[no-untyped-call]
-        "inference.GRPCInferenceService", {"ModelInfer": method}
+        "inference.GRPCInferenceService", {"ModelInfer": method, "ModelStreamInfer": method}
     )
     server.add_generic_rpc_handlers((handler,))
     if grpc_port is not None:

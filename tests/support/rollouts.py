@@ -42,6 +42,7 @@ def quick_settings(
         alias_retry_seconds=0.5,
         serve=(sys.executable, str(FAKE_BENTO), "{bento}", "--port", "{port}"),
         champion=champion,
+        runs=(),
     )
 
 

@@ -1,9 +1,20 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
+from bundle.errors import ErrorCode, MlctlError
 from rollout.gates import Action, Gate
 from rollout.model import RolloutSpec
 from rollout.shadow import agreement
-from rollout.shadow.agreement import MIN_BAD_TICKS, ShadowEvidence, fold, of_one_source
+from rollout.shadow.agreement import (
+    MIN_BAD_TICKS,
+    ShadowEvidence,
+    fold,
+    of_one_source,
+    require_copies,
+)
 from rollout.shadow.window import ShadowWindow
 
 SPEC = RolloutSpec(shadow_percent=10, shadow_requests=50, max_disagreement=0.01)
@@ -50,3 +61,13 @@ def test_too_much_disagreement_holds_before_it_is_proved() -> None:
 def test_variants_of_one_model_have_to_agree_unless_told_otherwise() -> None:
     assert of_one_source(RolloutSpec()).max_disagreement == 0.01
     assert of_one_source(RolloutSpec(max_disagreement=0.2)).max_disagreement == 0.2
+
+
+@pytest.mark.parametrize(("percent", "can_copy"), [(20, False), (0, True)])
+def test_agreement_that_nothing_could_show_is_refused(percent: int, can_copy: bool) -> None:
+    spec = RolloutSpec(shadow_percent=percent, max_disagreement=0.01)
+    with pytest.raises(MlctlError, match="cannot be proved") as refused:
+        require_copies(spec, can_copy=can_copy)
+    assert refused.value.code is ErrorCode.INVALID_INPUT
+    require_copies(replace(spec, max_disagreement=None), can_copy=can_copy)
+    require_copies(replace(spec, shadow_percent=20), can_copy=True)

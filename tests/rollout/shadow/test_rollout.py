@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,7 @@ import pytest
 from bundle.clock import ManualClock
 from bundle.sampling import Sampling
 from bundle.tensors import Datatype, Signature, TensorSpec
+from cli.rollouts import event_line
 from rollout.controller import Controller, Watch, World
 from rollout.counts import Totals
 from rollout.gates import Gate
@@ -52,9 +53,12 @@ class Shop:
     root: Path
     journal: Journal
     clock: ManualClock
+    spec: RolloutSpec = SPEC
     wrong: float = 0.0
     broken: bool = False
     failing: int = 0
+    deaf: bool = False
+    foreign: bool = False
     requests: int = 0
     recorders: dict[Colour, Recorder] = field(default_factory=dict)
 
@@ -63,11 +67,12 @@ class Shop:
         self.plane = MemoryPlane(EDGES)
         live, candidate = revision("tiny:aa"), revision("tiny:bb")
         self.journal.create("shop", Ports(1, 2), Settings(drain_seconds=5), live)
-        rollout = self.journal.begin("shop", candidate, SPEC)
+        rollout = self.journal.begin("shop", candidate, self.spec)
         settings = self.journal.deployment("shop").settings
         watch = Watch(self.journal.take_over("shop"), settings, lambda: True)
         launcher = MemoryLauncher()
-        world = World(self.plane, self.plane, launcher, self.clock, EDGES, self.folder)
+        samples = None if self.foreign else self.folder
+        world = World(self.plane, self.plane, launcher, self.clock, EDGES, samples)
         self.controller = Controller(self.journal.rollout(rollout), world, self.journal, watch)
         for colour, each in ((Colour.BLUE, live), (Colour.GREEN, candidate)):
             self.recorders[colour] = self._recorder(colour, each)
@@ -88,7 +93,7 @@ class Shop:
             self._answer(Colour.GREEN, self._candidate_says(number))
         if copied:
             self._count_copies()
-        for recorder in self.recorders.values():
+        for recorder in () if self.deaf else self.recorders.values():
             recorder.flush()
         self.controller.tick()
 
@@ -164,6 +169,35 @@ def test_copies_that_fail_take_it_back(shop: Shop) -> None:
     assert shop.until_done() is Outcome.ROLLED_BACK
     assert shop.ruling() in (Gate.ERRORS_VS_LIMIT, Gate.ERRORS_VS_LIVE)
     assert shop.plane.history == [0]
+
+
+def test_servers_that_record_nothing_hold_nothing_up_and_it_is_said(
+    tmp_path: Path, journal: Journal, clock: ManualClock
+) -> None:
+    """What users see is judged all the same."""
+    spec = replace(SPEC, shadow_wait_seconds=120)
+    shop = Shop(tmp_path, journal, clock, spec, deaf=True)
+    assert shop.until_done(100) is Outcome.PROMOTED
+    told = [event_line(event) or "" for event in journal.events("shop") if event.kind == "phase"]
+    assert any("the servers recorded none of" in line for line in told), told
+
+
+def test_who_asks_for_agreement_waits_for_it(
+    tmp_path: Path, journal: Journal, clock: ManualClock
+) -> None:
+    shop = Shop(tmp_path, journal, clock, deaf=True)
+    assert shop.until_done(400) is Outcome.INCONCLUSIVE
+    assert shop.plane.history == [0]
+
+
+def test_where_nobody_can_be_told_to_record_the_shadow_is_left_out(
+    tmp_path: Path, journal: Journal, clock: ManualClock
+) -> None:
+    spec = replace(SPEC, shadow_wait_seconds=120)
+    shop = Shop(tmp_path, journal, clock, spec, foreign=True)
+    assert shop.until_done(60) is Outcome.PROMOTED
+    told = [event_line(event) or "" for event in journal.events("shop")]
+    assert any("without a shadow: the servers cannot be told" in line for line in told), told
 
 
 def test_the_journal_alone_gives_the_same_evidence(shop: Shop) -> None:

@@ -210,6 +210,27 @@ def test_a_body_that_does_not_come_meets_the_deadline(bench: Bench) -> None:
     bench.run(use)
 
 
+def test_the_deadline_of_a_refused_body_answers_nothing_more(
+    bench: Bench, lean_count: Lean
+) -> None:
+    """Its answer would be taken for that of the connection's next request."""
+    head = f"POST {INFER} HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+    async def use(server: Listening) -> None:
+        async with connected(server) as (reader, writer):
+            writer.write(head.encode() + b"1\r\n \r\n")
+            await until(lambda: lean_count and lean_count[0]._timer is not None)
+            writer.write(b"%x\r\n%b\r\n0\r\n\r\n" % (LIMIT, bytes(LIMIT)))
+            assert (await read_reply(reader)).status == 413
+            assert lean_count[0]._timer is not None
+            assert lean_count[0]._timer.cancelled()
+            writer.write(request(headers=CLOSE))
+            assert (await read_reply(reader)).status == 200
+            assert await reader.read() == b""
+
+    bench.run(use)
+
+
 def test_a_client_that_leaves_withdraws_its_request(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,14 +252,15 @@ def test_a_client_that_leaves_withdraws_its_request(
     assert bench.counted("gone") == before + 2
 
 
+@pytest.mark.parametrize("path", [INFER, INFER.replace("tiny", "t%69ny")], ids=["lean", "asgi"])
 def test_one_that_leaves_withdraws_what_others_wait_behind(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     asked = never(bench.host, monkeypatch)
 
     async def use(server: Listening) -> None:
         async with connected(server) as (_, writer):
-            writer.write(request() * 2)
+            writer.write(request(path) * 3)
             await until(lambda: asked)
             for connection in list(server.state.connections):
                 connection.transport.abort()

@@ -1,0 +1,206 @@
+"""What the servers are asked in benchmarks/online: three nets, and one row for each request.
+
+Every net has one input `x`, [rows, width], and one output `y`, so that every server can be
+given it. Weights are random, so that nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from bundle.manifest import (
+    EVIDENCE_NAME,
+    GOLDEN_NAME,
+    MODEL_NAME,
+    Batching,
+    Evidence,
+    Manifest,
+    Source,
+    Variant,
+)
+from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from bundle.verify import VerifiedBundle, seal
+from services.golden import save_golden
+from services.session import open_session
+from services.v2_messages import methods
+
+NAME = "bench"
+TOKENS = 32
+OPSET = 20
+MAX_ROWS = 64
+BUCKETS = (1, 8, 32, MAX_ROWS)
+_VOCABULARY = 30_522
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A net on disk as a bundle, one row for it and what ONNX Runtime answers."""
+
+    name: str
+    bundle: VerifiedBundle
+    row: np.ndarray
+    answer: np.ndarray
+
+    @property
+    def model(self) -> Path:
+        """The ONNX file."""
+        return self.bundle.root / MODEL_NAME
+
+    @property
+    def datatype(self) -> Datatype:
+        """The element type of `x`."""
+        return self.bundle.manifest.signature.inputs[0].dtype
+
+
+def write_dense(path: Path, widths: Sequence[int], *, seed: int = 0) -> None:
+    """Write a net of dense layers from `x`, float32 [rows, widths[0]], to `y`."""
+    generator = np.random.default_rng(seed)
+    nodes, weights, last = [], [], "x"
+    layers = list(itertools.pairwise(widths))
+    for index, (width_in, width_out) in enumerate(layers):
+        weight = generator.normal(0, width_in**-0.5, (width_in, width_out)).astype(np.float32)
+        bias = generator.normal(0, 0.1, width_out).astype(np.float32)
+        weights += [
+            numpy_helper.from_array(weight, f"w{index}"),
+            numpy_helper.from_array(bias, f"b{index}"),
+        ]
+        final = index == len(layers) - 1
+        sums = "y" if final else f"s{index}"
+        nodes.append(helper.make_node("Gemm", [last, f"w{index}", f"b{index}"], [sums]))
+        if not final:
+            nodes.append(helper.make_node("Relu", [sums], [f"a{index}"]))
+            last = f"a{index}"
+    x, y = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", width])
+        for name, width in (("x", widths[0]), ("y", widths[-1]))
+    )
+    graph = helper.make_graph(nodes, "dense", [x], [y], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)])
+    model.ir_version = 10
+    onnx.save(model, str(path))
+
+
+def write_encoder(path: Path) -> None:
+    """Write a transformer of MiniLM-L6's shape: `x`, int64 [rows, 32], to `y`, [rows, 384]."""
+    import torch
+
+    from benchmarks.nets import Encoder
+
+    class Whole(torch.nn.Module):
+        """The encoder for sentences that all have the full length."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = Encoder()
+
+        def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor]:
+            (x,) = inputs
+            return (self.encoder(x, torch.ones_like(x)),)
+
+    from optimize.export import export_torch
+
+    torch.manual_seed(0)
+    signature = _signature(Datatype.INT64, TOKENS, 384)
+    example = (torch.zeros((2, TOKENS), dtype=torch.int64),)
+    export_torch(Whole().eval(), example, signature, path)
+
+
+def _signature(dtype: Datatype, width: int, width_out: int) -> Signature:
+    x = TensorSpec(name="x", dtype=dtype, shape=(DYNAMIC, width))
+    y = TensorSpec(name="y", dtype=Datatype.FP32, shape=(DYNAMIC, width_out))
+    return Signature(inputs=(x,), outputs=(y,))
+
+
+def _floats(width: int) -> np.ndarray:
+    return np.random.default_rng(3).normal(size=(8, width)).astype(np.float32)
+
+
+def _words(width: int) -> np.ndarray:
+    return np.random.default_rng(3).integers(1, _VOCABULARY, (8, width))
+
+
+@dataclass(frozen=True, slots=True)
+class _Recipe:
+    write: Callable[[Path], None]
+    dtype: Datatype
+    width: int
+    width_out: int
+    rows: Callable[[int], np.ndarray]
+
+
+TINY_WIDTHS = (64, 128, 10)
+DENSE_WIDTHS = (1024, 3072, 2048, 512)
+_RECIPES: Mapping[str, _Recipe] = {
+    "tiny": _Recipe(lambda path: write_dense(path, TINY_WIDTHS), Datatype.FP32, 64, 10, _floats),
+    "dense": _Recipe(
+        lambda path: write_dense(path, DENSE_WIDTHS), Datatype.FP32, 1024, 512, _floats
+    ),
+    "transformer": _Recipe(write_encoder, Datatype.INT64, TOKENS, 384, _words),
+}
+NAMES = tuple(_RECIPES)
+
+
+def make_workload(name: str, root: Path) -> Workload:
+    """Write the net called `name` as a sealed bundle at `root`."""
+    recipe = _RECIPES[name]
+    root.mkdir(parents=True)
+    recipe.write(root / MODEL_NAME)
+    rows = recipe.rows(recipe.width)
+    answers = open_session(root / MODEL_NAME).run({"x": rows})
+    save_golden(root / GOLDEN_NAME, {"x": rows}, answers)
+    (root / EVIDENCE_NAME).write_text(json.dumps({"variants": [{"recipe": "fp32"}]}))
+    manifest = Manifest(
+        schema_version=1,
+        name=NAME,
+        source=Source(uri=f"models:/{NAME}/1", version="1", run_id="run", sha256="0" * 64),
+        signature=_signature(recipe.dtype, recipe.width, recipe.width_out),
+        variant=Variant(recipe="fp32", precision="fp32", target="cpu", opset=OPSET),
+        batching=Batching(max_rows=MAX_ROWS, buckets=BUCKETS, row_independent=True),
+        evidence=Evidence(rows=len(rows), max_abs_error=1e-5, relative_l2=1e-6),
+    )
+    return Workload(name, seal(root, manifest), rows[:1], answers["y"][:1])
+
+
+def v2_json(workload: Workload) -> bytes:
+    """A V2 request with the row in its JSON."""
+    return json.dumps(
+        {"inputs": [{**_tensor(workload), "data": workload.row.ravel().tolist()}]}
+    ).encode()
+
+
+def v2_binary(workload: Workload) -> tuple[bytes, int]:
+    """A V2 request with the row after its JSON, and the JSON's length in bytes."""
+    size = {"parameters": {"binary_data_size": workload.row.nbytes}}
+    wanted = [{"name": "y", "parameters": {"binary_data": True}}]
+    head = json.dumps({"inputs": [{**_tensor(workload), **size}], "outputs": wanted}).encode()
+    return head + workload.row.tobytes(), len(head)
+
+
+def typed_json(workload: Workload) -> bytes:
+    """A request as BentoML and LitServe have it: the arguments by name."""
+    return json.dumps({"x": workload.row.tolist()}).encode()
+
+
+def v2_message(workload: Workload) -> bytes:
+    """A serialized ModelInferRequest with the row as raw bytes."""
+    request = methods()["ModelInfer"].request(model_name=NAME)
+    request.inputs.add(name="x", datatype=workload.datatype.value, shape=list(workload.row.shape))
+    request.raw_input_contents.append(workload.row.tobytes())
+    message: bytes = request.SerializeToString()
+    return message
+
+
+def _tensor(workload: Workload) -> dict[str, object]:
+    return {
+        "name": "x",
+        "shape": list(workload.row.shape),
+        "datatype": workload.datatype.value,
+    }

@@ -1,0 +1,108 @@
+"""The options of `mlctl batch run` and `redrive`, in the order in which their help lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import click
+
+_ROWS = (
+    click.option(
+        "--in", "source", required=True, metavar="PLACE", help="File, folder, glob or URL of rows."
+    ),
+    click.option(
+        "--map",
+        "mapped",
+        multiple=True,
+        metavar="INPUT=COLUMN[,COLUMN...]",
+        help="Which columns feed an input; 'INPUT=GLOB*' takes all that fit.",
+    ),
+    click.option("--filter", "condition", help='Score only rows for which it holds: "age >= 18".'),
+    click.option("--forbid-nan", is_flag=True, help="A NaN in an input makes its row a bad one."),
+)
+
+_ANSWERS = (
+    click.option(
+        "--out", "target", required=True, metavar="PLACE", help="Folder or URL of answers."
+    ),
+    click.option(
+        "--keep",
+        multiple=True,
+        metavar="COLUMN[,COLUMN...]",
+        help="Columns kept beside the answers.",
+    ),
+    click.option(
+        "--partition-by",
+        multiple=True,
+        metavar="COLUMN[,COLUMN...]",
+        help="Columns whose values make folders.",
+    ),
+    click.option("--format", "form", help="What a folder's parts are.  [default: parquet]"),
+    click.option(
+        "--option",
+        "options",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="For one form of input or output only.",
+    ),
+    click.option(
+        "--finite-outputs",
+        is_flag=True,
+        help="An answer that is not finite makes its row a bad one.",
+    ),
+    click.option(
+        "--max-errors", default="1%", show_default=True, metavar="N|P%", help="Bad rows allowed."
+    ),
+    click.option("--restart", is_flag=True, help="Remove the answers of another job, begin anew."),
+)
+
+_SIZES = (
+    click.option(
+        "--unit-rows",
+        type=click.IntRange(1),
+        help="Rows in a unit.  [default: 20000, fewer where rows are large]",
+    ),
+    click.option(
+        "--batch-rows",
+        type=click.IntRange(1),
+        help="Rows in one call of the model.  [default: by the model's size]",
+    ),
+    click.option(
+        "--executor",
+        type=click.Choice(["local"]),
+        default="local",
+        show_default=True,
+        help="Who scores.",
+    ),
+)
+
+_WORK = (
+    click.option(
+        "--threads", type=click.IntRange(1), help="Threads that score.  [default: all cores]"
+    ),
+    click.option(
+        "--patience",
+        type=click.FloatRange(0),
+        default=300.0,
+        show_default=True,
+        help="Seconds to wait for a full disk or a lost connection.",
+    ),
+)
+
+
+def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add all options of a run to `command`."""
+    return _added((*_ROWS, *_ANSWERS, *_SIZES, *_WORK), command)
+
+
+def work_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of whatever scores to `command`."""
+    return _added(_WORK, command)
+
+
+def _added(
+    options: tuple[Callable[..., Any], ...], command: Callable[..., Any]
+) -> Callable[..., Any]:
+    return reduce(lambda made, option: option(made), reversed(options), command)

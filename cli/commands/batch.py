@@ -1,0 +1,88 @@
+"""`mlctl batch`: score tables with the model of a Bento, each row exactly once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from cli.batch_options import run_options, work_options
+from cli.batches import json_line, pairs, show_report, stopping, watching
+from cli.output import Output, reporting
+
+
+@click.group()
+def batch() -> None:
+    """Score tables with a Bento's model, each row exactly once, whatever kills it."""
+
+
+@batch.command()
+@click.argument("bento")
+@run_options
+@reporting
+def run(
+    output: Output, /, bento: str, source: str, target: str, unit_rows: int | None, **given: Any
+) -> None:
+    """Score the rows of --in with BENTO, a Bento's tag or a bundle's folder, into --out.
+
+    Run the same command again to go on after it was stopped or killed; a finished job is left
+    as it is. Rows that cannot be scored go to a quarantine with the reason: `mlctl batch
+    redrive` scores those again.
+    """
+    from services.batch.base import SinkRequest, SourceRequest
+    from services.batch.job import Control, Wanted, column_list, local_executor, run_job
+    from services.batch.limits import ErrorLimit
+    from services.batch.model import find_model, lasting_name
+    from services.batch.model import unit_rows as usual_unit_rows
+    from services.batch.sinks import open_sink
+    from services.batch.sources import open_source
+
+    limit = ErrorLimit.parse(given["max_errors"])
+    options = pairs(given["options"])
+    bundle = find_model(bento)
+    wanted = Wanted(
+        map=given["mapped"],
+        keep=column_list(given["keep"]),
+        filter=given["condition"],
+        partition_by=column_list(given["partition_by"]),
+        unit_rows=unit_rows or usual_unit_rows(bundle.manifest),
+        forbid_nan=given["forbid_nan"],
+        finite_outputs=given["finite_outputs"],
+    )
+    rows = open_source(SourceRequest(source, wanted.unit_rows, options))
+    form = {"format": given["form"]} if given["form"] else {}
+    sink = open_sink(SinkRequest(target, {**options, **form}))
+    executor = local_executor(given["threads"])
+    name, size = lasting_name(bento), given["batch_rows"]
+    with stopping(output) as stop, watching(output) as watch:
+        control = Control(limit, given["patience"], watch, stop, given["restart"])
+        report = run_job(bundle, name, rows, sink, wanted, executor, control, size)
+    show_report(output, report, target)
+
+
+@batch.command()
+@click.argument("target", metavar="OUT")
+@click.option("--bento", help="Score with this Bento or bundle instead of the job's own.")
+@work_options
+@reporting
+def redrive(
+    output: Output, target: str, bento: str | None, threads: int | None, patience: float
+) -> None:
+    """Score the rows in quarantine of OUT again; those that pass join the answers.
+
+    They do so exactly once, and the others stay. OUT is what `mlctl batch run --out` was given.
+    """
+    from services.batch.base import SinkRequest
+    from services.batch.job import Control, local_executor
+    from services.batch.model import find_model
+    from services.batch.redrive import redrive as score_again
+    from services.batch.sinks import open_sink
+
+    with stopping(output) as stop, watching(output) as watch:
+        control = Control(patience=patience, watch=watch, stop=stop)
+        sink = open_sink(SinkRequest(target))
+        done = score_again(sink, find_model, bento, local_executor(threads), control)
+    if output.as_json:
+        json_line({"event": "redriven", "passed": done.passed, "left": done.left})
+    else:
+        output.line(f"{done.passed:,} rows passed, {done.left:,} stay in quarantine")

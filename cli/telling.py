@@ -1,0 +1,82 @@
+"""The options of `up` about who is told of rollouts, and how that is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cli.output import Output
+
+if TYPE_CHECKING:
+    from rollout.model import Settings
+    from rollout.seen.links import Links
+    from rollout.seen.projection import RunLink
+
+_OPTIONS = (
+    click.option(
+        "--metrics-port",
+        type=click.IntRange(1, 65535),
+        help="Serve metrics of the rollouts there, on loopback.",
+    ),
+    click.option(
+        "--webhook",
+        "webhooks",
+        multiple=True,
+        metavar="URL",
+        envvar="MLCTL_WEBHOOKS",
+        help="Send a notice of each event there; may be given several times.",
+    ),
+    click.option("--no-runs", is_flag=True, help="Do not record rollouts as MLflow runs."),
+)
+
+
+def telling_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --metrics-port, --webhook and --no-runs."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+def telling(options: dict[str, Any]) -> Callable[[Settings], Settings]:
+    """Take these options out of all that were given; what puts them into settings."""
+    metrics_port, webhooks = options.pop("metrics_port"), options.pop("webhooks")
+    no_runs = options.pop("no_runs")
+
+    def told(settings: Settings) -> Settings:
+        settings = replace(settings, metrics_port=metrics_port, webhooks=webhooks)
+        return replace(settings, runs=()) if no_runs else settings
+
+    return told
+
+
+def links_document(links: Links) -> dict[str, Any]:
+    """Where else a deployment is seen, for --json; of a webhook the host only."""
+    return {
+        "metrics": links.metrics,
+        "webhooks": [asdict(webhook) for webhook in links.webhooks],
+    }
+
+
+def run_document(link: RunLink | None) -> dict[str, Any] | None:
+    """A rollout's run in MLflow, for --json."""
+    return None if link is None else asdict(link)
+
+
+def show_links(output: Output, links: Links, rollout: int | None) -> None:
+    """What a person wants to know of them: where they are, and what fails."""
+    if links.metrics is not None:
+        output.line(f"  metrics  {links.metrics}")
+    for webhook in links.webhooks:
+        if webhook.failures:
+            failed = f"{webhook.failures} failures in a row: {webhook.error}"
+            output.line(f"  webhook  {webhook.host} {failed}")
+    run = None if rollout is None else links.runs.get(rollout)
+    if run is None:
+        return
+    if run.error is not None:
+        output.line(f"  run      MLflow is not told: {run.error}; it is tried again")
+    elif run.run is not None:
+        output.line(f"  run      {run.url or run.run}")

@@ -1,0 +1,167 @@
+"""The gate service over HTTP: JSON for Argo Rollouts' web metric, status codes for Flagger.
+
+`/gates/ID?blue=..&green=..` answers 200 with the result in words. `/flagger/HOOK` takes
+Flagger's own body; there only the status counts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.latency import SERVED_EDGES_MS
+from rollout import slo
+from rollout.gate_service.service import Answer, GateService
+from rollout.gate_service.session import Result
+from rollout.gate_service.store import Terms
+from rollout.model import RolloutSpec
+
+_NUMBERS = ("max_p99_ms", "max_p50_ms", "max_error_rate", "alpha", "margin")
+_KNOWN = {*_NUMBERS, "min_requests", "slo", "blue", "green", "weight", "final"}
+_LONGEST_BODY = 64 << 10
+_SWITCH = {"true": True, "1": True, "false": False, "0": False}
+
+# Which results let Flagger go on, by hook; `rollback` asks for the opposite.
+_PASSES = {
+    "rollout": {Result.SUCCESS, Result.INCONCLUSIVE},
+    "confirm-traffic-increase": {Result.SUCCESS},
+    "confirm-promotion": {Result.SUCCESS},
+    "rollback": {Result.FAILURE},
+}
+
+
+def gate_app(service: GateService) -> Starlette:
+    """The ASGI application."""
+
+    async def gate(request: Request) -> JSONResponse:
+        name = request.path_params["id"]
+        if request.method == "DELETE":
+            await run_in_threadpool(service.forget, name)
+            return JSONResponse({"id": name})
+        answer = await _asked(service, name, dict(request.query_params))
+        return JSONResponse(_document(name, answer))
+
+    async def flagger(request: Request) -> JSONResponse:
+        hook = request.path_params["hook"]
+        if hook not in _PASSES:
+            raise MlctlError(
+                ErrorCode.NOT_FOUND, f"no hook {hook!r}", f"There are: {', '.join(_PASSES)}."
+            )
+        name, asked = _canary(await _body(request))
+        final = "true" if hook == "confirm-promotion" else "false"
+        answer = await _asked(service, name, {**asked, "final": final})
+        status = 200 if answer.result in _PASSES[hook] else 409
+        return JSONResponse(_document(name, answer), status)
+
+    async def health(_request: Request) -> JSONResponse:
+        return JSONResponse({"status": "ok"})
+
+    return Starlette(
+        routes=[
+            Route("/healthz", health),
+            Route("/gates/{id}", gate, methods=["GET", "POST", "DELETE"]),
+            Route("/flagger/{hook}", flagger, methods=["POST"]),
+        ],
+        exception_handlers={MlctlError: _refused},
+    )
+
+
+async def _asked(service: GateService, name: str, given: Mapping[str, str]) -> Answer:
+    terms = Terms(_required(given, "blue"), _required(given, "green"), _spec(given))
+    weight = None if "weight" not in given else _whole(given, "weight", 100)
+    final = _SWITCH.get(given.get("final", "true").lower())
+    if final is None:
+        raise _invalid("final is neither true nor false")
+    return await run_in_threadpool(service.ask, name, terms, weight=weight, final=final)
+
+
+def _spec(given: Mapping[str, str]) -> RolloutSpec:
+    """The limits; what is not given has the default of `mlctl promote`. INVALID_INPUT."""
+    if unknown := sorted(set(given) - _KNOWN):
+        known = ", ".join(sorted(_KNOWN))
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT, f"no parameter {unknown[0]!r}", f"There are: {known}."
+        )
+    numbers = {name: _number(given, name) for name in _NUMBERS if name in given}
+    p50, p99 = slo.limits(
+        given.get("slo"), numbers.pop("max_p50_ms", None), numbers.pop("max_p99_ms", None)
+    )
+    limits: dict[str, Any] = {**numbers, "max_p50_ms": p50, "max_p99_ms": p99}
+    if "min_requests" in given:
+        limits["min_requests"] = _whole(given, "min_requests", 1_000_000_000)
+    return slo.counted(RolloutSpec(**limits), SERVED_EDGES_MS)
+
+
+def _canary(body: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
+    """The session and the parameters in Flagger's body; a new revision is a new session."""
+    metadata = body.get("metadata") or {}
+    parts = [str(body.get(key, "")) for key in ("namespace", "name", "checksum")]
+    if not all(parts[:2]) or not isinstance(metadata, dict):
+        raise _invalid("the body is not that of a Flagger webhook: name and namespace are missing")
+    return ":".join(part for part in parts if part), {k: str(v) for k, v in metadata.items()}
+
+
+async def _body(request: Request) -> Mapping[str, Any]:
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > _LONGEST_BODY:
+            raise MlctlError(ErrorCode.PAYLOAD_TOO_LARGE, "the body is too long for a webhook's")
+        parts.append(part)
+    try:
+        document = json.loads(b"".join(parts))
+    except (ValueError, RecursionError) as error:
+        raise _invalid("the body is no JSON") from error
+    if not isinstance(document, dict):
+        raise _invalid("the body is no JSON object")
+    return document
+
+
+def _document(name: str, answer: Answer) -> dict[str, Any]:
+    verdict = answer.verdict
+    return {
+        "id": name,
+        "result": answer.result,
+        "why": answer.why,
+        "gate": verdict.gate if verdict else None,
+        "value": verdict.value if verdict else None,
+        "limit": verdict.limit if verdict else None,
+        "n": verdict.n if verdict else 0,
+    }
+
+
+async def _refused(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, MlctlError)
+    return JSONResponse({"error": error.as_dict()}, error.spec.http)
+
+
+def _required(given: Mapping[str, str], name: str) -> str:
+    if not given.get(name):
+        raise _invalid(f"the parameter {name!r} is missing")
+    return given[name]
+
+
+def _number(given: Mapping[str, str], name: str) -> float:
+    try:
+        return float(given[name])
+    except ValueError as error:
+        raise _invalid(f"{name} is no number") from error
+
+
+def _whole(given: Mapping[str, str], name: str, most: int) -> int:
+    text = given[name]
+    if not text.isascii() or not text.isdecimal() or len(text) > 10 or int(text) > most:
+        raise _invalid(f"{name} is no whole number from 0 to {most}")
+    return int(text)
+
+
+def _invalid(message: str) -> MlctlError:
+    return MlctlError(ErrorCode.INVALID_INPUT, message)

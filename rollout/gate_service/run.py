@@ -1,0 +1,58 @@
+"""Runs the gate service in the foreground."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack
+
+import uvicorn
+
+from bundle.clock import SystemClock
+from bundle.errors import ErrorCode, MlctlError
+from bundle.home import state_dir
+from rollout.gate_service.app import gate_app
+from rollout.gate_service.service import GateService
+from rollout.gate_service.sources import ServiceName, UrlSource
+from rollout.gate_service.store import Store
+from rollout.kubernetes.meter import ServiceSource, Source
+from rollout.kubernetes.target import Reach
+from rollout.ports import PlaneUnavailable
+
+
+def serve(
+    named: Mapping[str, tuple[str, ...] | ServiceName],
+    *,
+    host: str,
+    port: int,
+    sessions: int,
+    expire_seconds: float,
+    pods: str,
+) -> None:
+    """Answer until interrupted. RUNTIME_MISSING for Services without lightkube."""
+    with ExitStack() as stack:
+        sources = {name: _source(what, pods, stack) for name, what in named.items()}
+        path = state_dir("gate") / "sessions.db"
+        store = Store(path, SystemClock(), limit=sessions, expire_seconds=expire_seconds)
+        stack.callback(store.close)
+        app = gate_app(GateService(sources, store))
+        uvicorn.run(app, host=host, port=port, log_level="warning", server_header=False)
+
+
+def _source(what: tuple[str, ...] | ServiceName, pods: str, stack: ExitStack) -> Source:
+    if isinstance(what, tuple):
+        return UrlSource(what)
+    try:
+        from rollout.kubernetes.cluster import Cluster
+    except ImportError as error:
+        raise MlctlError(
+            ErrorCode.RUNTIME_MISSING,
+            "lightkube is not installed",
+            "Install it: pip install 'mlctl[kubernetes]'.",
+        ) from error
+    try:
+        reach = Reach(what.namespace, pods, kubeconfig=os.environ.get("KUBECONFIG"))
+        cluster = stack.enter_context(Cluster(reach))
+    except PlaneUnavailable as error:
+        raise MlctlError(ErrorCode.UNAVAILABLE, str(error)) from error
+    return ServiceSource(lambda: cluster, what.service)

@@ -1,0 +1,103 @@
+"""Looks at a pair of sources on behalf of a session, and judges."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.latency import SERVED_EDGES_MS
+from rollout.gate_service import session as sessions
+from rollout.gate_service.session import Result
+from rollout.gate_service.store import Store, Terms
+from rollout.gates import Verdict
+from rollout.kubernetes.meter import Source, SourceMeter
+from rollout.model import Colour
+from rollout.observer import Observer
+from rollout.ports import PlaneRejected, PlaneUnavailable
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,199}")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a question is answered with."""
+
+    result: Result
+    verdict: Verdict | None
+    why: str
+
+
+@dataclass
+class _Open:
+    """What is kept of a session in memory; it may be lost."""
+
+    observer: Observer
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class GateService:
+    """The gates over the `sources` that were allowed at the start. Safe to use by many threads."""
+
+    def __init__(self, sources: Mapping[str, Source], store: Store) -> None:
+        self._sources = dict(sources)
+        self._store = store
+        self._open: dict[str, _Open] = {}
+        self._lock = threading.Lock()
+
+    def ask(self, name: str, terms: Terms, *, weight: int | None, final: bool) -> Answer:
+        """Look once and judge the session `name`; `weight` is the candidate's percent.
+
+        INVALID_INPUT, NOT_FOUND for a source that was not allowed, QUEUE_FULL.
+        """
+        self._check(name, terms)
+        self._store.load(name, terms)  # refuses before anything is opened
+        opened = self._opened(name, terms)
+        with opened.lock:
+            session = self._store.load(name, terms)
+            if session.failed is None:
+                try:
+                    look, _ = opened.observer.look(alive=True)
+                except (PlaneUnavailable, PlaneRejected):
+                    return Answer(Result.INCONCLUSIVE, None, "the counts could not be read")
+                session = sessions.absorb(session, look, terms.spec, weight)
+            verdict = sessions.judge(session, terms.spec, final=final)
+            if sessions.result_of(verdict) is Result.FAILURE:
+                session = replace(session, failed=verdict)
+            self._store.save(name, terms, session)
+        return Answer(sessions.result_of(verdict), verdict, verdict.why)
+
+    def forget(self, name: str) -> None:
+        """Drop a session; NOT_FOUND."""
+        with self._lock:
+            self._open.pop(name, None)
+        if not self._store.forget(name):
+            raise MlctlError(ErrorCode.NOT_FOUND, f"there is no session {name!r}")
+
+    def _check(self, name: str, terms: Terms) -> None:
+        if not _ID.fullmatch(name):
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT,
+                f"the session {name!r} is not 1 to 200 letters, digits and . _ : -",
+            )
+        for source in (terms.blue, terms.green):
+            if source not in self._sources:
+                known = ", ".join(sorted(self._sources))
+                raise MlctlError(
+                    ErrorCode.NOT_FOUND, f"no source {source!r} was allowed", f"There are: {known}."
+                )
+        if terms.blue == terms.green:
+            raise MlctlError(ErrorCode.INVALID_INPUT, f"blue and green are both {terms.blue!r}")
+
+    def _opened(self, name: str, terms: Terms) -> _Open:
+        with self._lock:
+            known = self._store.names()
+            self._open = {each: kept for each, kept in self._open.items() if each in known}
+            if name not in self._open:
+                pair = {Colour.BLUE: terms.blue, Colour.GREEN: terms.green}
+                meter = SourceMeter({c: self._sources[each] for c, each in pair.items()})
+                observer = Observer(meter, SERVED_EDGES_MS, Colour.GREEN, terms.spec)
+                self._open[name] = _Open(observer)
+            return self._open[name]

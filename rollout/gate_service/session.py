@@ -1,0 +1,120 @@
+"""One rollout that somebody else drives: what was seen of it, and the verdict so far. Pure.
+
+The evidence is kept over all steps, so that alpha bounds the chance of a false alarm over the
+whole rollout, however often anybody asks. A failure is final.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from pydantic import TypeAdapter
+
+from rollout import gates
+from rollout.gates import Action, Evidence, Gate, Verdict
+from rollout.machine import Look
+from rollout.model import RolloutSpec
+
+# The share that is still an equal one where only the counts tell it.
+_NEARLY_FAIR = 45
+
+
+class Result(StrEnum):
+    """What whoever drives the rollout is told."""
+
+    SUCCESS = "success"
+    FAILURE = "failure"
+    INCONCLUSIVE = "inconclusive"
+
+
+_RESULTS = {
+    Action.ADVANCE: Result.SUCCESS,
+    Action.HOLD: Result.INCONCLUSIVE,
+    Action.ROLLBACK: Result.FAILURE,
+    Action.INCONCLUSIVE: Result.INCONCLUSIVE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """The evidence on one candidate. `step` is the weight that was told last, and the requests
+    and ticks since it was told first; `failed` is the verdict that ended it.
+    """
+
+    evidence: Evidence = field(default_factory=Evidence)
+    step: int | None = None
+    step_requests: int = 0
+    step_ticks: int = 0
+    unhealthy_looks: int = 0
+    failed: Verdict | None = None
+
+
+_SESSIONS = TypeAdapter(Session)
+
+
+def to_json(session: Session) -> str:
+    """All of the session as text."""
+    return _SESSIONS.dump_json(session).decode()
+
+
+def from_json(text: str) -> Session:
+    """Read `to_json`'s form; nothing of the evidence is lost."""
+    return _SESSIONS.validate_json(text)
+
+
+def result_of(verdict: Verdict) -> Result:
+    """The word for a verdict."""
+    return _RESULTS[verdict.action]
+
+
+def absorb(session: Session, look: Look, spec: RolloutSpec, weight: int | None) -> Session:
+    """Fold one look in. `weight` is the candidate's percent of the traffic, if it was told."""
+    if weight != session.step:
+        session = replace(session, step=weight, step_requests=0, step_ticks=0)
+    unhealthy = 0 if look.healthy else session.unhealthy_looks + 1
+    session = replace(session, unhealthy_looks=unhealthy)
+    if look.window is None:
+        return session
+    ours, theirs = look.window.candidate, look.window.live
+    if weight is None:
+        seen = ours.seen + theirs.seen
+        fair = seen > 0 and 100 * ours.seen >= _NEARLY_FAIR * seen
+    else:
+        fair = spec.fair(weight)
+    window = replace(look.window, fair=fair)
+    return replace(
+        session,
+        evidence=gates.fold(session.evidence, window, spec),
+        step_requests=session.step_requests + ours.requests,
+        step_ticks=session.step_ticks + (ours.requests > 0),
+    )
+
+
+def judge(session: Session, spec: RolloutSpec, *, final: bool) -> Verdict:
+    """The verdict after `absorb`: ADVANCE needs data and no doubt, `final` the proof as well."""
+    if session.failed is not None:
+        return session.failed
+    if session.unhealthy_looks >= gates.UNHEALTHY_LOOKS:
+        why = f"no server of the candidate answered at {session.unhealthy_looks} looks in a row"
+        return Verdict(Action.ROLLBACK, Gate.HEALTH, why, session.unhealthy_looks)
+    return (
+        gates.harm(session.evidence, spec)
+        or _too_little(session, spec)
+        or gates.doubtful(session.evidence, spec)
+        or (gates.unproved(session.evidence, spec) if final else None)
+        or Verdict(
+            Action.ADVANCE,
+            Gate.PROOF if final else Gate.DATA,
+            "every gate is kept",
+            n=session.step_requests,
+        )
+    )
+
+
+def _too_little(session: Session, spec: RolloutSpec) -> Verdict | None:
+    n, ticks = session.step_requests, session.step_ticks
+    if n >= spec.min_requests and ticks >= gates.MIN_TICKS:
+        return None
+    why = f"{n} answers in {ticks} looks, {spec.min_requests} in {gates.MIN_TICKS} are needed"
+    return Verdict(Action.HOLD, Gate.DATA, why, n, spec.min_requests, n)

@@ -1,0 +1,108 @@
+"""The sessions on disk (SQLite), so that a restarted service goes on with the same evidence."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from bundle.clock import Clock
+from bundle.errors import ErrorCode, MlctlError
+from rollout.gate_service import session as sessions
+from rollout.gate_service.session import Session
+from rollout.model import RolloutSpec
+from rollout.schema import transaction
+
+_SCHEMA = """
+create table if not exists session (
+    id text primary key,
+    blue text not null,
+    green text not null,
+    spec text not null,
+    state text not null,
+    touched real not null
+);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a session compares, and by which limits; the same from its first look to its last."""
+
+    blue: str
+    green: str
+    spec: RolloutSpec
+
+
+class Store:
+    """At most `limit` sessions, each forgotten after `expire_seconds` without a question."""
+
+    def __init__(self, path: Path, clock: Clock, *, limit: int, expire_seconds: float) -> None:
+        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._db.execute("pragma journal_mode = wal")
+        self._db.executescript(_SCHEMA)
+        self._lock = threading.Lock()
+        self._clock = clock
+        self._limit = limit
+        self._expire_seconds = expire_seconds
+
+    def close(self) -> None:
+        self._db.close()
+
+    def load(self, name: str, terms: Terms) -> Session:
+        """The session, which is made if there is none.
+
+        INVALID_INPUT if it began with other terms, QUEUE_FULL if there are too many.
+        """
+        with self._lock:
+            self._expire()
+            row = self._db.execute(
+                "select blue, green, spec, state from session where id = ?", (name,)
+            ).fetchone()
+            if row is None:
+                self._require_room()
+                self._put(name, terms, Session())
+                return Session()
+        if Terms(row[0], row[1], RolloutSpec.from_json(row[2])) != terms:
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT,
+                f"the session {name!r} began with other sources or limits",
+                "Use a new session for each rollout: its uid, for example.",
+            )
+        return sessions.from_json(row[3])
+
+    def save(self, name: str, terms: Terms, session: Session) -> None:
+        """Keep the session as it is now."""
+        with self._lock:
+            self._put(name, terms, session)
+
+    def forget(self, name: str) -> bool:
+        """Drop a session; whether there was one."""
+        with self._lock:
+            return self._db.execute("delete from session where id = ?", (name,)).rowcount > 0
+
+    def names(self) -> set[str]:
+        """The sessions there are."""
+        with self._lock:
+            return {row[0] for row in self._db.execute("select id from session").fetchall()}
+
+    def _put(self, name: str, terms: Terms, session: Session) -> None:
+        values = (
+            *(name, terms.blue, terms.green, terms.spec.to_json()),
+            *(sessions.to_json(session), self._clock.wall()),
+        )
+        with transaction(self._db):
+            self._db.execute("insert or replace into session values (?, ?, ?, ?, ?, ?)", values)
+
+    def _expire(self) -> None:
+        oldest = self._clock.wall() - self._expire_seconds
+        self._db.execute("delete from session where touched < ?", (oldest,))
+
+    def _require_room(self) -> None:
+        if self._db.execute("select count(*) from session").fetchone()[0] >= self._limit:
+            raise MlctlError(
+                ErrorCode.QUEUE_FULL,
+                f"there are {self._limit} sessions already",
+                "Sessions expire by themselves, or start the service with more --sessions.",
+            )

@@ -1,0 +1,86 @@
+"""Which route and which Services of a cluster a deployment is made of. A pure value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bundle.errors import ErrorCode, MlctlError
+
+_LABEL = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+_ACCESS = ("api", "direct")
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How a namespace of a cluster is asked; the fields are those of `Target`."""
+
+    namespace: str
+    pods: str = _ACCESS[0]
+    context: str | None = None
+    kubeconfig: str | None = None
+
+    def __post_init__(self) -> None:
+        _require_name("namespace", self.namespace)
+        if self.pods not in _ACCESS:
+            raise _invalid(f"pods = {self.pods!r}: give one of {', '.join(_ACCESS)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An HTTPRoute and the Services of both colours, all in one namespace.
+
+    Attributes:
+        pods: how pods are asked: "api" through the API server, which works wherever kubectl
+            does, "direct" at their own addresses, which works inside the cluster.
+        context: the kubeconfig's context; None for its current one, or for the pod's own account.
+        kubeconfig: the file's path; None for the pod's own account, or the usual file.
+    """
+
+    namespace: str
+    route: str
+    blue: str
+    green: str
+    pods: str = _ACCESS[0]
+    context: str | None = None
+    kubeconfig: str | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("route", "blue", "green"):
+            _require_name(field, getattr(self, field))
+        if self.blue == self.green:
+            raise _invalid(f"blue and green are both the Service {self.blue!r}")
+        _ = self.reach
+
+    @property
+    def reach(self) -> Reach:
+        """How its namespace is asked; INVALID_INPUT."""
+        return Reach(self.namespace, self.pods, self.context, self.kubeconfig)
+
+    @property
+    def where(self) -> str:
+        """How a person is told of it."""
+        return f"HTTPRoute {self.namespace}/{self.route}"
+
+    @property
+    def services(self) -> Mapping[str, str]:
+        """The Service of each colour, by the colour's name."""
+        return {"blue": self.blue, "green": self.green}
+
+
+def services_from(text: str) -> tuple[str, str]:
+    """Blue's and green's Service in "blue=NAME,green=NAME"; INVALID_INPUT."""
+    parts = dict(part.partition("=")[::2] for part in text.split(","))
+    if set(parts) != {"blue", "green"}:
+        raise _invalid(f"{text!r} does not name both Services: give blue=NAME,green=NAME")
+    return parts["blue"], parts["green"]
+
+
+def _require_name(field: str, value: str) -> None:
+    if not _LABEL.fullmatch(value):
+        raise _invalid(f"{field} = {value!r} is not a Kubernetes name")
+
+
+def _invalid(message: str) -> MlctlError:
+    return MlctlError(ErrorCode.INVALID_INPUT, message)

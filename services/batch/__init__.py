@@ -1,0 +1,1 @@
+"""Batch: the very scorer that serves online, over tables, each row exactly once."""

@@ -1,0 +1,73 @@
+"""Finding the rows at fault: what fails as a whole is halved until the fault stands alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from bundle.errors import ErrorCode, MlctlError
+
+Arrays = Mapping[str, np.ndarray]
+# These are of rows; every other error is of the machine, and ends the job.
+_OF_ROWS = frozenset({ErrorCode.INVALID_INPUT, ErrorCode.INTERNAL})
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Outputs of `rows`, the indices of those that have some, and by index why others have none."""
+
+    outputs: dict[str, np.ndarray] | None
+    rows: np.ndarray
+    reasons: dict[int, str]
+
+
+class TooManyError(Exception):
+    """More rows failed than the caller lets fail."""
+
+    def __init__(self, reasons: dict[int, str]) -> None:
+        super().__init__(f"{len(reasons)} rows failed")
+        self.reasons = reasons
+
+
+def score_rows(
+    run: Callable[[Arrays], dict[str, np.ndarray]], inputs: Arrays, most: int | None = None
+) -> Scored:
+    """`run` over all rows of `inputs`; a row that makes it raise has no answer, the others have.
+
+    One bad row costs about 2·log2(rows) more calls. TooManyError as soon as more than `most` fail.
+    """
+    total = next(iter(inputs.values())).shape[0]
+    parts: list[dict[str, np.ndarray]] = []
+    good: list[np.ndarray] = []
+    reasons: dict[int, str] = {}
+    pending = [(0, total)]
+    while pending:
+        first, last = pending.pop()
+        try:
+            parts.append(run({name: array[first:last] for name, array in inputs.items()}))
+            good.append(np.arange(first, last))
+        except MlctlError as error:
+            if error.code not in _OF_ROWS:
+                raise
+            if last - first > 1:
+                middle = (first + last) // 2
+                pending += [(middle, last), (first, middle)]
+                continue
+            reasons[first] = _told(error)
+            if most is not None and len(reasons) > most:
+                raise TooManyError(reasons) from error
+    if not parts:
+        return Scored(None, np.zeros(0, np.int64), reasons)
+    if len(parts) == 1:
+        return Scored(parts[0], good[0], reasons)
+    outputs = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return Scored(outputs, np.concatenate(good), reasons)
+
+
+def _told(error: MlctlError) -> str:
+    """The sentence of the error, and what the runtime said: it can only reach the operator."""
+    cause = error.__cause__
+    said = str(cause).strip().splitlines()[0][:300] if cause and str(cause).strip() else ""
+    return f"{error.message}: {said}" if said and said not in error.message else error.message

@@ -1,0 +1,205 @@
+"""Running a job: read, score, commit, until each row has an answer or a reason why not.
+
+Whatever stops it, the same call goes on after the last commit.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Protocol
+
+from bundle.clock import Clock, SystemClock
+from bundle.errors import ErrorCode, MlctlError
+from services.batch.base import Chunk, Progress, Sink, Totals, UnitResult
+from services.batch.bisect import TooManyError
+from services.batch.limits import ErrorLimit
+
+# Answers in memory until they are committed, and work that a kill may cost.
+_COMMIT_BYTES = 32 << 20
+_COMMIT_SECONDS = 10.0
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_LONGEST_WAIT = 30.0
+
+
+class Phase(StrEnum):
+    """What an event tells of."""
+
+    STARTED = "started"
+    COMMITTED = "committed"
+    PAUSED = "paused"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Where a job stands: `totals` over all its runs, `rows` of this one, after `seconds`.
+
+    `total` rows are to be dealt with, None if that is not known; `detail` is a sentence.
+    """
+
+    phase: Phase
+    totals: Totals
+    rows: int
+    total: int | None
+    seconds: float
+    detail: str = ""
+
+
+class Executor(Protocol):
+    """Who scores."""
+
+    def results(self, chunks: Iterable[Chunk]) -> Generator[UnitResult, None, None]:
+        """A result for each chunk, in any order; closed before its end if the job is."""
+        ...
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of a job over what `progress` leaves to do; `patience` in seconds.
+
+    `stop`, once it is set, ends it after what was begun is committed.
+    """
+
+    sink: Sink
+    progress: Progress
+    total: int | None
+    limit: ErrorLimit
+    watch: Callable[[Event], None]
+    stop: threading.Event = field(default_factory=threading.Event)
+    patience: float = 300.0
+    clock: Clock = field(default_factory=SystemClock)
+    totals: Totals = field(init=False)
+    _since: float = field(init=False)
+    _reason: str | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self.totals = self.progress.totals
+        self._since = self.clock.monotonic()
+
+    def go(self, chunks: Iterator[Chunk], executor: Executor) -> Totals:
+        """Score and commit all `chunks`.
+
+        TOO_MANY_BAD_ROWS, INTERRUPTED, DISK_FULL and SINK_UNAVAILABLE leave what is committed.
+        """
+        self._tell(Phase.STARTED)
+        self._check()
+        feed = _Feed(chunks, self.stop)
+        try:
+            with closing(executor.results(feed)) as results:
+                for group in grouped(results, self.sink.commit_rows, self.clock):
+                    self._commit(group)
+        except TooManyError as error:
+            self.limit.check(
+                self.totals.bad + len(error.reasons),
+                self.total,
+                self.totals.seen + len(error.reasons),
+                next(reversed(error.reasons.values())),
+            )
+            raise
+        if not feed.exhausted:
+            raise MlctlError(
+                ErrorCode.INTERRUPTED,
+                f"stopped after {self.totals.seen} rows, all of them committed",
+            )
+        self.total = self.totals.seen if self.total is None else self.total
+        self._check()
+        return self.totals
+
+    def finish(self, summary: Mapping[str, object]) -> None:
+        """Mark the job as complete, with as much patience as for a commit."""
+        self._patiently(lambda: self.sink.finish(summary))
+        self._tell(Phase.FINISHED)
+
+    @property
+    def seconds(self) -> float:
+        """How long this run has taken."""
+        return self.clock.monotonic() - self._since
+
+    def _commit(self, group: Sequence[UnitResult]) -> None:
+        self._patiently(lambda: self.sink.commit(group))
+        self.totals = replace(
+            self.totals,
+            units=self.totals.units + len(group),
+            rows=self.totals.rows + sum(result.table.num_rows for result in group),
+            bad=self.totals.bad + sum(len(r.bad) - len(r.resolved) for r in group),
+            skipped=self.totals.skipped + sum(result.skipped for result in group),
+        )
+        reasons = [bad.reason for result in group for bad in result.bad]
+        self._reason = reasons[-1] if reasons else self._reason
+        self._tell(Phase.COMMITTED)
+        self._check()
+
+    def _check(self) -> None:
+        self.limit.check(self.totals.bad, self.total, self.totals.seen, self._reason)
+
+    def _patiently(self, act: Callable[[], None]) -> None:
+        """Wait and try again while the place is full or away; then say so, resumable."""
+        wait, deadline = 0.5, self.clock.monotonic() + self.patience
+        while True:
+            try:
+                return act()
+            except (OSError, MlctlError) as error:
+                problem = _passing(error)
+                if problem is None:
+                    raise
+                left = deadline - self.clock.monotonic()
+                if left <= 0 or self.stop.is_set():
+                    raise problem from error
+                wait = min(2 * wait, _LONGEST_WAIT, left)
+                self._tell(Phase.PAUSED, f"{problem.message}; trying again in {wait:.0f} s")
+                self.stop.wait(wait)
+
+    def _tell(self, phase: Phase, detail: str = "") -> None:
+        rows = self.totals.seen - self.progress.totals.seen
+        self.watch(Event(phase, self.totals, rows, self.total, self.seconds, detail))
+
+
+def grouped(results: Iterable[UnitResult], rows: int, clock: Clock) -> Iterator[list[UnitResult]]:
+    """Results in groups of at least `rows` rows, or of much memory, or of long enough work.
+
+    The last group may be smaller.
+    """
+    group: list[UnitResult] = []
+    since = clock.monotonic()
+    for result in results:
+        group.append(result)
+        count = sum(each.table.num_rows + len(each.bad) for each in group)
+        size = sum(each.table.nbytes for each in group)
+        late = clock.monotonic() - since >= _COMMIT_SECONDS
+        if count >= rows or size >= _COMMIT_BYTES or late:
+            yield group
+            group, since = [], clock.monotonic()
+    if group:
+        yield group
+
+
+class _Feed:
+    """Chunks until `stop` is set; `exhausted` once the last one was given."""
+
+    def __init__(self, chunks: Iterator[Chunk], stop: threading.Event) -> None:
+        self._chunks = chunks
+        self._stop = stop
+        self.exhausted = False
+
+    def __iter__(self) -> Iterator[Chunk]:
+        while not self._stop.is_set():
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                self.exhausted = True
+                return
+            yield chunk
+
+
+def _passing(error: Exception) -> MlctlError | None:
+    """The error to end with if this one may pass by itself."""
+    if isinstance(error, OSError) and error.errno in _FULL:
+        where = "" if error.filename is None else f" for {error.filename}"
+        return MlctlError(ErrorCode.DISK_FULL, f"there is no space left{where}")
+    if isinstance(error, MlctlError) and error.code is ErrorCode.SINK_UNAVAILABLE:
+        return error
+    return None

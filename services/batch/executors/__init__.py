@@ -1,0 +1,1 @@
+"""Who scores the chunks: this process's threads, or others."""

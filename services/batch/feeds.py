@@ -1,0 +1,155 @@
+"""Which columns feed which input: decided and checked before any row is read."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# What the only input of a model may be called as well.
+_SINGLE_INPUT_NAMES = ("x", "inputs")
+_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """The columns of an input: one, or as many as a row of it has values, in order."""
+
+    spec: TensorSpec
+    columns: tuple[str, ...]
+
+    @property
+    def width(self) -> int:
+        """Values in a row of the input; -1 if that differs from row to row."""
+        return DYNAMIC if DYNAMIC in self.spec.shape[1:] else math.prod(self.spec.shape[1:])
+
+
+def parse_map(items: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """`--map` values, each INPUT=COLUMN, INPUT=COLUMN,COLUMN,... or INPUT=GLOB; INVALID_INPUT."""
+    found: dict[str, tuple[str, ...]] = {}
+    for item in items:
+        name, separator, columns = item.partition("=")
+        if not (name and separator and columns):
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT, f"--map {item}: write it as INPUT=COLUMN[,COLUMN...]"
+            )
+        found[name] = tuple(columns.split(","))
+    return found
+
+
+def find_feeds(
+    schema: pa.Schema, signature: Signature, wanted: Mapping[str, tuple[str, ...]]
+) -> tuple[Feed, ...]:
+    """The feed of each input; INVALID_INPUT lists the columns, and how to map them.
+
+    Without `--map` an input is the column of its name, or else columns NAME_0, NAME_1...; the
+    only input may be called `x` or `inputs` as well.
+    """
+    known = {spec.name for spec in signature.inputs}
+    if unknown := sorted(wanted.keys() - known):
+        raise _refusal(f"the model has no input {unknown[0]!r}", schema, signature)
+    feeds = []
+    for spec in signature.inputs:
+        if spec.name in wanted:
+            columns = _expanded(wanted[spec.name], schema, signature)
+        else:
+            columns = _by_name(spec, schema, signature)
+        feed = Feed(spec, columns)
+        if problem := _problem(feed, schema):
+            raise _refusal(f"input {spec.name!r}: {problem}", schema, signature)
+        feeds.append(feed)
+    return tuple(feeds)
+
+
+def _expanded(patterns: Sequence[str], schema: pa.Schema, signature: Signature) -> tuple[str, ...]:
+    columns: list[str] = []
+    for pattern in patterns:
+        exact = [pattern] if pattern in schema.names else []
+        found = exact or [name for name in schema.names if fnmatch.fnmatchcase(name, pattern)]
+        if not found:
+            raise _refusal(f"no column is called {pattern!r}", schema, signature)
+        columns += found
+    return tuple(columns)
+
+
+def _by_name(spec: TensorSpec, schema: pa.Schema, signature: Signature) -> tuple[str, ...]:
+    single = len(signature.inputs) == 1
+    for name in (spec.name, *(_SINGLE_INPUT_NAMES if single else ())):
+        if name in schema.names:
+            return (name,)
+        wide = tuple(f"{name}_{index}" for index in range(math.prod(spec.shape[1:])))
+        if wide and all(column in schema.names for column in wide):
+            return wide
+    raise _refusal(f"no column feeds input {spec.name!r}", schema, signature)
+
+
+def _problem(feed: Feed, schema: pa.Schema) -> str | None:
+    """Why the columns cannot feed the input, whatever they hold; None if they can."""
+    fields = [schema.field(name) for name in feed.columns]
+    if len(fields) > 1:
+        if feed.width != len(fields):
+            return f"it has {_width(feed)}, but {len(fields)} columns are mapped to it"
+        found = (_scalar_problem(feed.spec, field.name, field.type) for field in fields)
+        return next(filter(None, found), None)
+    return _single_problem(feed, fields[0].name, fields[0].type)
+
+
+def _single_problem(feed: Feed, name: str, kind: Any) -> str | None:
+    import pyarrow as pa
+
+    inner = getattr(kind, "storage_type", kind)
+    depth, known = 0, 1
+    while _is_list(inner):
+        known = known * inner.list_size if pa.types.is_fixed_size_list(inner) else DYNAMIC
+        inner, depth = inner.value_type, depth + 1
+    if depth == 0 and feed.width != 1:
+        return f"column {name!r} has one value of {kind} in a row, expected {_width(feed)}"
+    if feed.width == DYNAMIC and not (depth == 1 and len(feed.spec.shape) == 2):
+        return f"its rows of shape {list(feed.spec.shape[1:])} cannot be read from one column"
+    if known > 0 and feed.width not in (DYNAMIC, known):
+        return f"column {name!r} has {known} values in a row, expected {_width(feed)}"
+    return _scalar_problem(feed.spec, name, inner)
+
+
+def _scalar_problem(spec: TensorSpec, name: str, kind: Any) -> str | None:
+    from pyarrow import types
+
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    text = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+    number = (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal)
+    # Text may be numbers: forms without types, such as CSV, have nothing else.
+    tests = text if spec.dtype is Datatype.BYTES else (*number, *text[:2])
+    if any(test(kind) for test in tests) or types.is_null(kind):
+        return None
+    wanted = "text" if spec.dtype is Datatype.BYTES else "numbers"
+    return f"column {name!r} holds {kind}, expected {wanted}"
+
+
+def _is_list(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def _width(feed: Feed) -> str:
+    return "a list of any length" if feed.width == DYNAMIC else f"{feed.width} values"
+
+
+def _refusal(problem: str, schema: pa.Schema, signature: Signature) -> MlctlError:
+    shown = ", ".join(f"{field.name} ({field.type})" for field in list(schema)[:_SHOWN])
+    rest = "" if len(schema) <= _SHOWN else f" and {len(schema) - _SHOWN} more"
+    inputs = ", ".join(f"{s.name} {s.dtype.value}{list(s.shape)}" for s in signature.inputs)
+    return MlctlError(
+        ErrorCode.INVALID_INPUT,
+        f"{problem}; the columns are: {shown}{rest}",
+        f"The model takes {inputs}. Say which columns feed it with --map INPUT=COLUMN, "
+        "--map INPUT=COLUMN,COLUMN,... or --map 'INPUT=GLOB*'.",
+    )

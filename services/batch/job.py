@@ -1,0 +1,194 @@
+"""A batch job: what was asked for, checked against model and input before any row is scored."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from bundle.clock import Clock, SystemClock
+from bundle.errors import ErrorCode, MlctlError
+from bundle.verify import VerifiedBundle
+from services.batch.base import Job, Progress, Sink, Source, Totals
+from services.batch.engine import Event, Executor, Run
+from services.batch.feeds import find_feeds, parse_map
+from services.batch.filters import Filter
+from services.batch.limits import ErrorLimit
+from services.batch.model import check_batched, open_scorer
+from services.batch.scoring import Recipe, UnitScorer, result_schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# Makes the executor that scores; called only if there is something to score.
+MakeExecutor = Callable[["Scoring"], Executor]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What decides the answers, as the user wrote it."""
+
+    map: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
+    filter: str | None = None
+    partition_by: tuple[str, ...] = ()
+    unit_rows: int = 20_000
+    forbid_nan: bool = False
+    finite_outputs: bool = False
+
+    def as_text(self) -> str:
+        """As JSON, for `from_text`."""
+        return json.dumps({name: getattr(self, name) for name in self.__slots__})
+
+    @classmethod
+    def from_text(cls, text: str) -> Wanted:
+        """What `as_text` wrote."""
+        document = json.loads(text)
+        for name in ("map", "keep", "partition_by"):
+            document[name] = tuple(document[name])
+        return cls(**document)
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """What does not decide the answers: limits, patience in seconds, who watches, who stops it."""
+
+    limit: ErrorLimit = field(default_factory=lambda: ErrorLimit(share=0.01))
+    patience: float = 300.0
+    watch: Callable[[Event], None] = lambda _event: None
+    stop: threading.Event = field(default_factory=threading.Event)
+    restart: bool = False
+    clock: Clock = field(default_factory=SystemClock)
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """Everything that an executor needs to score; other processes can be sent all of it."""
+
+    bundle: VerifiedBundle
+    recipe: Recipe
+    schema: pa.Schema
+    most_bad: int | None = None
+    batch_rows: int | None = None
+
+    def open(self) -> UnitScorer:
+        """The scorer of units, with the model loaded."""
+        scorer = open_scorer(self.bundle, self.batch_rows)
+        return UnitScorer(scorer, self.recipe, self.schema, self.most_bad)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How a run ended: `totals` over all runs, `rows` and `seconds` of this one."""
+
+    totals: Totals
+    rows: int
+    seconds: float
+    digest: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """The summary that is written beside the answers, and that --json prints."""
+        return {
+            "digest": self.digest,
+            "units": self.totals.units,
+            "rows": self.totals.rows,
+            "bad": self.totals.bad,
+            "skipped": self.totals.skipped,
+            "run_rows": self.rows,
+            "run_seconds": round(self.seconds, 3),
+        }
+
+
+def make_recipe(bundle: VerifiedBundle, schema: pa.Schema, wanted: Wanted) -> Recipe:
+    """How the columns of `schema` become answers; INVALID_INPUT for columns that do not fit."""
+    check_batched(bundle.manifest)
+    condition = Filter(wanted.filter) if wanted.filter else None
+    for name in condition.columns if condition else ():
+        if name not in schema.names:
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT,
+                f"--filter: there is no column {name!r}; there are {', '.join(schema.names[:20])}",
+            )
+    feeds = find_feeds(schema, bundle.manifest.signature, parse_map(wanted.map))
+    keep = tuple(dict.fromkeys((*wanted.keep, *wanted.partition_by)))
+    return Recipe(feeds, keep, condition, wanted.forbid_nan, wanted.finite_outputs)
+
+
+def make_job(
+    bundle: VerifiedBundle, source: Source, recipe: Recipe, wanted: Wanted, bento: str
+) -> Job:
+    """What the sink is told; `bento` is how the model can be found again."""
+    fingerprint = {f"input {name}": value for name, value in source.identity().items()}
+    fingerprint["model digest"] = bundle.digest
+    settings = json.loads(wanted.as_text())
+    fingerprint |= {name.replace("_", " "): json.dumps(settings[name]) for name in settings}
+    schema = result_schema(bundle.manifest.signature, source.schema, recipe.keep)
+    import pyarrow as pa
+
+    read = pa.schema([source.schema.field(name) for name in recipe.columns])
+    facts = {"bento": bento, "input": source.name, "wanted": wanted.as_text()}
+    return Job(fingerprint, schema, read, facts, wanted.partition_by)
+
+
+def run_job(
+    bundle: VerifiedBundle,
+    bento: str,
+    source: Source,
+    sink: Sink,
+    wanted: Wanted,
+    make_executor: MakeExecutor,
+    control: Control,
+    batch_rows: int | None = None,
+) -> Report:
+    """Score what is not committed yet, and finish the job; at once if it was finished before."""
+    recipe = make_recipe(bundle, source.schema, wanted)
+    job = make_job(bundle, source, recipe, wanted, bento)
+    with sink:
+        progress = sink.begin(job, restart=control.restart)
+        if progress.finished:
+            return Report(progress.totals, 0, 0.0, bundle.digest)
+        total = source.total_rows()
+        most = None if total is None else control.limit.most(total, 0)
+        scoring = Scoring(bundle, recipe, job.schema, most, batch_rows)
+        run = start(sink, progress, total, control)
+        executor = make_executor(scoring)
+        run.go(source.scan(recipe.columns, progress.done), executor)
+        report = Report(
+            run.totals, run.totals.seen - progress.totals.seen, run.seconds, bundle.digest
+        )
+        run.finish(report.as_dict())
+        return report
+
+
+def start(sink: Sink, progress: Progress, total: int | None, control: Control) -> Run:
+    """A run with the control's limits."""
+    return Run(
+        sink,
+        progress,
+        total,
+        control.limit,
+        control.watch,
+        control.stop,
+        control.patience,
+        control.clock,
+    )
+
+
+def local_executor(threads: int | None) -> MakeExecutor:
+    """Threads on one session: as many as cores, but one where the model takes no more."""
+    from services.batch.executors.local import LocalExecutor
+
+    def make(scoring: Scoring) -> Executor:
+        scorer = scoring.open()
+        count = threads or len(os.sched_getaffinity(0))
+        return LocalExecutor(scorer.score, count if scorer.scorer.shared else 1)
+
+    return make
+
+
+def column_list(texts: Sequence[str]) -> tuple[str, ...]:
+    """`id,ts` and repeated options as one list of names."""
+    return tuple(name for text in texts for name in text.split(",") if name)

@@ -1,0 +1,196 @@
+"""The ledger of a batch whose answers are files: an SQLite database beside them.
+
+A unit is done when its row is here, and not before: the row is written after its answers are
+durable. Rows in quarantine are kept here too, so that they come and go with their unit.
+"""
+
+from __future__ import annotations
+
+import base64
+import errno
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Self
+
+from bundle.errors import ErrorCode, MlctlError
+from services.batch.base import BadRow, Job, Progress, Quarantined, Totals, UnitResult
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS facts (kind TEXT, name TEXT, value TEXT, PRIMARY KEY (kind, name));
+CREATE TABLE IF NOT EXISTS units (
+    id TEXT PRIMARY KEY, origin TEXT, first INTEGER, rows INTEGER, bad INTEGER, skipped INTEGER
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS parts (name TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS quarantine (
+    unit TEXT, row INTEGER, origin TEXT, reason TEXT, held TEXT, PRIMARY KEY (unit, row)
+) WITHOUT ROWID;
+"""
+_FINGERPRINT, _FACT, _STATE = "fingerprint", "fact", "state"
+
+
+class Ledger:
+    """An open ledger; for one thread."""
+
+    def __init__(self, path: Path) -> None:
+        with _disk_told():
+            self._db = sqlite3.connect(path, isolation_level=None, timeout=30)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")
+            self._db.executescript(SCHEMA)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc_info: object) -> None:
+        self._db.close()
+
+    def begin(self, job: Job) -> Progress:
+        """Write down a new job, or say how far the same one got; JOB_CHANGED if it differs."""
+        known = self._facts(_FINGERPRINT)
+        if known:
+            refuse_change(known, job.fingerprint)
+        with self._transaction():
+            self._write(_FINGERPRINT, job.fingerprint)
+            self._write(_FACT, {**job.facts, **schemas_as_text(job)})
+        return self.progress()
+
+    def progress(self) -> Progress:
+        """What is committed, and whether that is all of the job."""
+        done = frozenset(row[0] for row in self._db.execute("SELECT id FROM units"))
+        return Progress(done, self.totals(), "finished" in self._facts(_STATE))
+
+    def stored(self) -> Job | None:
+        """The job that was begun here; None if there was none."""
+        fingerprint, facts = self._facts(_FINGERPRINT), self._facts(_FACT)
+        return job_from_text(fingerprint, facts) if fingerprint else None
+
+    def totals(self) -> Totals:
+        """The counts of all that is committed; rows that left the quarantine are not bad."""
+        units, rows, skipped = self._db.execute(
+            "SELECT count(*), coalesce(sum(rows), 0), coalesce(sum(skipped), 0) FROM units"
+        ).fetchone()
+        (bad,) = self._db.execute("SELECT count(*) FROM quarantine").fetchone()
+        return Totals(units, rows, bad, skipped)
+
+    def parts(self) -> set[str]:
+        """The names of the files that hold committed answers."""
+        return {row[0] for row in self._db.execute("SELECT name FROM parts")}
+
+    def commit(self, results: Sequence[UnitResult], parts: Iterable[str]) -> None:
+        """Make units done whose answers are durable in `parts`."""
+        with self._transaction():
+            self._db.executemany("INSERT OR REPLACE INTO units VALUES (?,?,?,?,?,?)", rows(results))
+            self._db.executemany(
+                "INSERT OR REPLACE INTO quarantine VALUES (?,?,?,?,?)", bad_rows(results)
+            )
+            self._db.executemany(
+                "DELETE FROM quarantine WHERE unit = ? AND row = ?",
+                [key for result in results for key in result.resolved],
+            )
+            self._db.executemany(
+                "INSERT OR REPLACE INTO parts VALUES (?)", [(name,) for name in parts]
+            )
+
+    def quarantined(self) -> Iterator[Quarantined]:
+        """The rows without an answer in order of their keys, as they are when this is called."""
+        found = self._db.execute("SELECT unit, row, origin, reason, held FROM quarantine")
+        return map(_quarantined, found.fetchall())
+
+    def finish(self) -> None:
+        """Mark the job as complete."""
+        with self._transaction():
+            self._write(_STATE, {"finished": "1"})
+
+    def _facts(self, kind: str) -> dict[str, str]:
+        return dict(self._db.execute("SELECT name, value FROM facts WHERE kind = ?", (kind,)))
+
+    def _write(self, kind: str, facts: Mapping[str, str]) -> None:
+        self._db.executemany(
+            "INSERT OR REPLACE INTO facts VALUES (?,?,?)",
+            [(kind, name, value) for name, value in facts.items()],
+        )
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with _disk_told():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+
+
+def refuse_change(known: Mapping[str, str], wanted: Mapping[str, str]) -> None:
+    """JOB_CHANGED with each name whose value differs, as it was and as it is."""
+    changed = [name for name in {**known, **wanted} if known.get(name) != wanted.get(name)]
+    if changed:
+        told = "; ".join(
+            f"{name} was {known.get(name, 'not set')}, is {wanted.get(name, 'not set')}"
+            for name in changed
+        )
+        raise MlctlError(ErrorCode.JOB_CHANGED, f"the output is of another job: {told}")
+
+
+def rows(results: Sequence[UnitResult]) -> list[tuple[str, str, int, int, int, int]]:
+    """The ledger's row of each unit: id, origin, first row, answers, bad rows, filtered rows."""
+    return [
+        (r.unit.id, r.unit.origin, r.unit.start, r.table.num_rows, len(r.bad), r.skipped)
+        for r in results
+    ]
+
+
+def bad_rows(results: Sequence[UnitResult]) -> list[tuple[str, int, str, str, str]]:
+    """The quarantine's rows: unit, row, origin, reason, the values as JSON."""
+    return [
+        (
+            result.unit.id,
+            bad.row,
+            result.unit.origin,
+            bad.reason,
+            json.dumps(bad.values, ensure_ascii=False, allow_nan=False),
+        )
+        for result in results
+        for bad in result.bad
+    ]
+
+
+def schemas_as_text(job: Job) -> dict[str, str]:
+    """The job's schemas and partitions in the form that `job_from_text` reads."""
+    return {
+        "schema": base64.b64encode(job.schema.serialize().to_pybytes()).decode(),
+        "input_schema": base64.b64encode(job.input_schema.serialize().to_pybytes()).decode(),
+        "partition_by": json.dumps(job.partition_by),
+    }
+
+
+def job_from_text(fingerprint: Mapping[str, str], facts: Mapping[str, str]) -> Job:
+    """The job of a stored fingerprint and stored facts with `schemas_as_text` among them."""
+    import pyarrow as pa
+
+    answers, read = (
+        pa.ipc.read_schema(pa.BufferReader(base64.b64decode(facts[name])))
+        for name in ("schema", "input_schema")
+    )
+    return Job(fingerprint, answers, read, facts, tuple(json.loads(facts["partition_by"])))
+
+
+def _quarantined(row: tuple[str, int, str, str, str]) -> Quarantined:
+    unit, number, origin, reason, held = row
+    return Quarantined(unit, origin, BadRow(number, reason, json.loads(held)))
+
+
+@contextmanager
+def _disk_told() -> Iterator[None]:
+    """SQLite's own words for a full disk become the OSError that it is."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+            raise OSError(errno.ENOSPC, "no space left for the ledger") from error
+        raise

@@ -1,0 +1,92 @@
+"""The model of a batch: found by tag or folder, verified, and opened for many rows at once."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.manifest import MANIFEST_NAME, MODEL_NAME, Manifest
+from bundle.tensors import DYNAMIC, Datatype, TensorSpec
+from bundle.verify import VerifiedBundle, verify
+
+if TYPE_CHECKING:
+    from services.scorer import Scorer
+
+# A unit's inputs; what is larger than usual, such as pictures, comes in fewer rows.
+_UNIT_BYTES = 32 << 20
+_UNIT_ROWS = 20_000
+# Rows in a call of the runtime: as many as keep a core's cache warm, by the weights' bytes.
+_CALL_ROWS = 4096
+_CALL_BYTES = 4 << 20
+_WEIGHED_BYTES = 512 << 20
+_DIGEST_LABEL = "mlctl.digest"
+
+
+def find_model(reference: str) -> VerifiedBundle:
+    """The verified bundle of a Bento's tag, of a Bento's folder, or in a bundle's own folder."""
+    for folder in (Path(reference), Path(reference) / "src" / "model"):
+        if (folder / MANIFEST_NAME).is_file():
+            return verify(folder)
+    from services.store import find_bento
+
+    bento = find_bento(reference)
+    folder = bento.path / "src" / "model"
+    if not (folder / MANIFEST_NAME).is_file():
+        raise MlctlError(
+            ErrorCode.BENTO_NOT_FOUND,
+            f"the Bento {bento.tag} holds no bundle: it was not made by mlctl",
+            "`mlctl build NAME` makes one.",
+        )
+    return verify(folder, bento.labels.get(_DIGEST_LABEL))
+
+
+def lasting_name(reference: str) -> str:
+    """`reference` so that it means the same in any working directory: a folder's full path."""
+    return str(Path(reference).resolve()) if Path(reference).is_dir() else reference
+
+
+def check_batched(manifest: Manifest) -> None:
+    """UNSUPPORTED_MODEL for a model that takes no rows."""
+    if not manifest.signature.batched:
+        raise MlctlError(
+            ErrorCode.UNSUPPORTED_MODEL,
+            f"model {manifest.name!r} has no batch dimension, so a table's rows cannot feed it",
+            "Log it with a signature whose tensors have -1 as their first dimension.",
+        )
+
+
+def unit_rows(manifest: Manifest) -> int:
+    """How many rows make a unit of bounded size, always the same for the same model."""
+    row = sum(_row_bytes(spec) for spec in manifest.signature.inputs)
+    return max(1, min(_UNIT_ROWS, _UNIT_BYTES // max(1, row)))
+
+
+def open_scorer(bundle: VerifiedBundle, batch_rows: int | None = None) -> Scorer:
+    """The scorer that serves online, with larger calls where its rows are independent."""
+    from services.scorer import Scorer
+    from services.settings import load_settings
+
+    scorer = Scorer.open(bundle, load_settings())
+    scorer.max_rows = batch_rows or _call_rows(bundle)
+    return scorer
+
+
+def _call_rows(bundle: VerifiedBundle) -> int:
+    """At least what the bundle says; for a light model more, for a call costs more than rows."""
+    manifest = bundle.manifest
+    if manifest.variant.target != "cpu":
+        return manifest.batching.max_rows
+    weights = sum(e.size for e in manifest.files if e.path.startswith(MODEL_NAME))
+    signature = manifest.model_signature
+    row = sum(_row_bytes(spec) for spec in (*signature.inputs, *signature.outputs))
+    rows = min(_CALL_ROWS, _WEIGHED_BYTES // max(1, weights), _CALL_BYTES // max(1, row))
+    return max(manifest.batching.max_rows, rows)
+
+
+def _row_bytes(spec: TensorSpec) -> int:
+    """Bytes of one row; 0 where only the row itself tells."""
+    if spec.dtype is Datatype.BYTES or DYNAMIC in spec.shape[1:]:
+        return 0
+    return math.prod(spec.shape[1:]) * (spec.dtype.itemsize or 0)

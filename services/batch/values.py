@@ -1,0 +1,80 @@
+"""A row's values as JSON and back, so that a row in quarantine can be read and scored again.
+
+What JSON cannot say is written as text: NaN and the infinities by their names, times by ISO
+8601, decimals by their digits, bytes in base64.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def as_json(value: object) -> object:
+    """A value of an Arrow table as one of JSON."""
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else str(value)
+        case bytes():
+            return base64.b64encode(value).decode()
+        case list():
+            return [as_json(each) for each in value]
+        case Mapping():
+            return {str(key): as_json(each) for key, each in value.items()}
+        case _:
+            return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def row_as_json(table: pa.Table, index: int) -> dict[str, object]:
+    """Row `index` of `table` by column."""
+    row = table.slice(index, 1).to_pylist()[0]
+    return {str(name): as_json(value) for name, value in row.items()}
+
+
+def rows_from_json(rows: Sequence[Mapping[str, object]], schema: pa.Schema) -> pa.Table:
+    """The table of `schema` that `row_as_json` told; a value that is not there is null.
+
+    ValueError of Arrow if a value is not one of its column's type.
+    """
+    import pyarrow as pa
+
+    columns = [
+        _column(
+            [row.get(field.name) for row in rows], getattr(field.type, "storage_type", field.type)
+        )
+        for field in schema
+    ]
+    return pa.table(dict(zip(schema.names, columns, strict=True)))
+
+
+def _column(values: list[Any], kind: Any) -> Any:
+    import pyarrow as pa
+
+    return pa.array([_restored(value, kind) for value in values], kind)
+
+
+def _restored(value: Any, kind: Any) -> Any:
+    import pyarrow as pa
+    from pyarrow import types
+
+    if value is None or isinstance(value, bool):
+        return value
+    if types.is_dictionary(kind):
+        return _restored(value, kind.value_type)
+    if isinstance(value, list):
+        inner = kind.value_type if hasattr(kind, "value_type") else kind
+        return [_restored(each, inner) for each in value]
+    if not isinstance(value, str) or types.is_string(kind) or types.is_large_string(kind):
+        return value
+    if types.is_floating(kind):
+        return float(value)
+    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
+        return base64.b64decode(value)
+    return pa.scalar(value).cast(kind).as_py()

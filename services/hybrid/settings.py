@@ -1,0 +1,36 @@
+"""The settings of hybrid serving: environment variables MLCTL_HYBRID..., checked at start."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from services.hybrid.base import NAME_PATTERN
+from services.hybrid.places import check_place
+
+
+class PlaceSettings(BaseSettings):
+    """`hybrid_store` is where precomputed answers are: a URL of redis://, rediss:// or
+    postgresql://, or the path of a folder; unset, the folder `hybrid` of $MLCTL_HOME."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="MLCTL_", env_ignore_empty=True, frozen=True, extra="ignore"
+    )
+
+    hybrid_store: Annotated[str, AfterValidator(check_place)] | None = None
+
+
+class HybridSettings(PlaceSettings):
+    """Which precomputed answers a server has; none if `hybrid`, their name, is unset.
+
+    One that is older than `hybrid_ttl_s` is not used. With `hybrid_write_back` the model's
+    answers to requests with a key join the live generation. A lookup over the network has
+    `hybrid_timeout_ms`, after which the model is asked.
+    """
+
+    hybrid: Annotated[str, Field(pattern=NAME_PATTERN)] | None = None
+    hybrid_ttl_s: Annotated[float, Field(gt=0)] | None = None
+    hybrid_write_back: bool = False
+    hybrid_timeout_ms: Annotated[float, Field(gt=0, le=60_000)] = 20.0

@@ -1,0 +1,310 @@
+"""One call: its messages in, its handler, and its answer with a status.
+
+A `Call` is also the context that gRPC's handlers are given. It has what the handlers of
+this package's neighbours use of it, with the meaning of grpc.aio's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import AsyncIterator, Iterable
+from typing import Any, NoReturn, Protocol
+
+import grpc
+from h2.errors import ErrorCodes
+
+from bundle.errors import ErrorCode, MlctlError
+from services.admission import deadline_exceeded
+from services.budget import Hold, Inflight
+from services.grpc_status import Trailer, status_of, trailers
+from services.lean_grpc.head import HEADERS, OK_TRAILERS, Head, make_trailers
+from services.lean_grpc.messages import Assembler, frame, unpack
+from services.lean_grpc.outbox import Outbox
+from services.secure.public import failed
+from services.wire import invalid
+
+# To inflate what is larger may take milliseconds.
+_HEAVY_BYTES = 64 << 10
+logger = logging.getLogger("mlctl.grpc")
+
+
+class Link(Protocol):
+    """What a call needs of its connection."""
+
+    outbox: Outbox
+    peer: str
+
+    def consumed(self, stream: int, size: int) -> None:
+        """So many bytes of the stream were taken: the client may send as many."""
+
+    def over(self, call: Call) -> None:
+        """The call was answered, or dropped."""
+
+
+class Call:
+    """One stream of one connection, which may have ended with its headers.
+
+    A message has at most `limit` bytes, and `seconds` to come if it is the only one.
+    """
+
+    __slots__ = (
+        "_arrived", "_assembler", "_end", "_ended", "_handler", "_head", "_limit", "_link",
+        "_seconds", "_started", "_status", "_task", "_timer", "_untaken", "done", "stream",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        link: Link,
+        stream: int,
+        head: Head,
+        *,
+        limit: int,
+        inflight: Inflight,
+        seconds: float,
+        ended: bool,
+    ) -> None:
+        self.stream = stream
+        self.done = False
+        self._link = link
+        self._head = head
+        self._limit = limit
+        self._seconds = seconds
+        self._assembler = Assembler(limit, Hold(inflight))
+        self._handler: Any = None
+        self._untaken = 0
+        self._ended = ended  # the client sends no more
+        self._started = False
+        self._arrived: asyncio.Event | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._end: float | None = None
+        self._status: tuple[int, str, tuple[Trailer, ...]] | None = None
+
+    def begin(self, handler: Any) -> None:
+        """Wait for the message, or start to serve a stream of them."""
+        loop = asyncio.get_running_loop()
+        self._handler = handler
+        timeout = self._head.timeout
+        if timeout is not None:
+            self._end = loop.time() + timeout
+        if handler.request_streaming:
+            self._arrived = asyncio.Event()
+            self._arm(timeout)
+            self._task = loop.create_task(self._run())
+        else:
+            self._arm(self._seconds if timeout is None else min(timeout, self._seconds))
+
+    def feed(self, data: bytes, size: int, *, ended: bool) -> None:
+        """Bytes of messages; with what frames them they are `size` bytes of the window."""
+        self._ended = ended
+        if self.done:
+            return
+        try:
+            self._assembler.feed(data)
+        except MlctlError as error:
+            self.refuse(error)
+            return
+        self._untaken += size
+        if self._arrived is not None and self._assembler.messages:
+            self._arrived.set()
+        else:
+            self._take()
+
+    def end(self) -> None:
+        """The client sends no more."""
+        self._ended = True
+        if self.done:
+            return
+        if not self._assembler.is_whole:
+            self.refuse(invalid("the call ends within a message"))
+        elif self._arrived is not None:
+            self._arrived.set()
+        elif len(self._assembler.messages) != 1:
+            self.refuse(invalid("the call has not exactly one message"))
+        else:
+            self._disarm()
+            if self._end is not None:
+                self._arm(self._end - asyncio.get_running_loop().time())
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def leave(self) -> None:
+        """The client is gone or does not want the answer any more."""
+        self.done = True
+        self._let_go()
+        if self._task is not None:
+            self._task.cancel()
+
+    def stop(self, reason: MlctlError) -> None:
+        """End the call with the status of `reason`, whatever it does."""
+        self.refuse(reason)
+        if self._task is not None:
+            self._task.cancel()
+
+    def refuse(self, error: MlctlError) -> None:
+        """Answer with the status of `error`."""
+        self._finish(*status_of(error), trailers(error))
+
+    def refuse_with(self, code: grpc.StatusCode, details: str) -> None:
+        """Answer with a status that is the protocol's own."""
+        self._finish(code.value[0], details, ())
+
+    def refuse_http(self, status: int) -> None:
+        """Answer what is no gRPC."""
+        self._let_go()
+        self.done = True
+        fields = ((b":status", b"%d" % status),)
+        self._link.outbox.end(self.stream, fields, refuse_rest=not self._ended)
+
+    # What follows is the context.
+
+    def peer(self) -> str:
+        """The client's address."""
+        return self._link.peer
+
+    def invocation_metadata(self) -> tuple[Trailer, ...]:
+        """The caller's own headers."""
+        return self._head.metadata
+
+    def time_remaining(self) -> float | None:
+        """The seconds until the caller's deadline, if it has one."""
+        return None if self._end is None else self._end - asyncio.get_running_loop().time()
+
+    async def abort(
+        self, code: grpc.StatusCode, details: str = "", trailing_metadata: Iterable[Trailer] = ()
+    ) -> NoReturn:
+        """End the call with a status."""
+        self._status = code.value[0], details, tuple(trailing_metadata)
+        raise grpc.aio.AbortError
+
+    async def write(self, message: Any) -> None:
+        """Send one message of several, when the client takes it."""
+        if not self._send(self._serialized(message)):
+            await self._link.outbox.drained(self.stream)
+
+    async def _run(self) -> None:
+        try:
+            self._succeed(await self._answer())
+        except grpc.aio.AbortError:
+            assert self._status is not None
+            self._finish(*self._status)
+        except asyncio.CancelledError:
+            return  # who cancelled it has told the client
+        except MlctlError as error:
+            self.refuse(error)
+        except Exception:
+            logger.exception("a call of %s failed", self._head.path)
+            self.refuse(failed())
+
+    async def _answer(self) -> bytes | None:
+        """The handler's single message, or None after it wrote any number of them."""
+        handler = self._handler
+        if handler.request_streaming:
+            messages = self._messages()
+            if not handler.response_streaming:
+                return self._serialized(await handler.stream_unary(messages, self))
+            await self._write_all(handler.stream_stream(messages, self))
+            return None
+        request = await self._next()
+        if not handler.response_streaming:
+            return self._serialized(await handler.unary_unary(request, self))
+        await self._write_all(handler.unary_stream(request, self))
+        return None
+
+    async def _write_all(self, answers: Any) -> None:
+        if not inspect.isasyncgen(answers):
+            await answers  # it writes by itself
+            return
+        try:
+            async for message in answers:
+                await self.write(message)
+        finally:
+            await answers.aclose()
+
+    async def _messages(self) -> AsyncIterator[Any]:
+        arrived = self._arrived
+        assert arrived is not None
+        while True:
+            while self._assembler.messages:
+                yield await self._next()
+            if self._ended:
+                return
+            arrived.clear()
+            await arrived.wait()
+
+    async def _next(self) -> Any:
+        packed = self._assembler.take()  # the handler counts it from here on
+        if not self._assembler.messages:
+            self._take()
+        coding = self._head.encoding
+        if packed.compressed and len(packed.data) > _HEAVY_BYTES:
+            message = await asyncio.to_thread(unpack, packed, coding, self._limit)
+        else:
+            message = unpack(packed, coding, self._limit)
+        deserialize = self._handler.request_deserializer
+        return message if deserialize is None else deserialize(message)
+
+    def _serialized(self, message: Any) -> bytes:
+        serialize = self._handler.response_serializer
+        return frame(message if serialize is None else serialize(message))
+
+    def _send(self, data: bytes) -> bool:
+        if self.done:
+            raise asyncio.CancelledError
+        outbox = self._link.outbox
+        if not self._started:
+            self._started = True
+            outbox.start(self.stream, HEADERS)
+        return outbox.message(self.stream, data)
+
+    def _succeed(self, response: bytes | None) -> None:
+        if self.done:
+            return
+        if response is not None:
+            self._send(response)
+        self._close(OK_TRAILERS)
+
+    def _finish(self, number: int, details: str, metadata: tuple[Trailer, ...]) -> None:
+        if not self.done:
+            self._close(make_trailers(number, details, metadata))
+
+    def _close(self, ending: Any) -> None:
+        self.done = True
+        self._let_go()
+        # Without an answer before them the trailers are its headers, too.
+        fields = ending if self._started else HEADERS + ending
+        outbox = self._link.outbox
+        outbox.end(self.stream, fields, refuse_rest=not self._ended)
+        if outbox.is_parked(self.stream):
+            self._timer = asyncio.get_running_loop().call_later(self._seconds, self._give_up)
+        self._link.over(self)
+
+    def _give_up(self) -> None:
+        """Nobody has taken the answer."""
+        if self._link.outbox.is_parked(self.stream):
+            self._link.outbox.reset(self.stream, ErrorCodes.CANCEL)
+
+    def _take(self) -> None:
+        if self._untaken and not self._ended and not self.done:
+            self._link.consumed(self.stream, self._untaken)
+            self._untaken = 0
+
+    def _let_go(self) -> None:
+        self._disarm()
+        self._assembler.drop()
+
+    def _arm(self, seconds: float | None) -> None:
+        if seconds is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(max(0.0, seconds), self.stop, deadline_exceeded())
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def stopping() -> MlctlError:
+    """Why a call that outlasts its server ends."""
+    return MlctlError(ErrorCode.UNAVAILABLE, "the server stops")

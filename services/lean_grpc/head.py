@@ -1,0 +1,140 @@
+"""What the headers of a call say, and the headers and trailers that answer it."""
+
+from __future__ import annotations
+
+import math
+import re
+from base64 import b64decode, b64encode
+from binascii import Error as Base64Error
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from urllib.parse import quote_from_bytes
+
+from services.grpc_status import Trailer
+from services.lean_grpc.hpack import Fields
+from services.wire import invalid
+
+CONTENT_TYPE = b"application/grpc"
+HEADERS: Fields = (
+    (b":status", b"200"),
+    (b"content-type", CONTENT_TYPE),
+    (b"grpc-accept-encoding", b"identity, deflate, gzip"),
+)
+OK_TRAILERS: Fields = ((b"grpc-status", b"0"),)
+_PSEUDO = frozenset({b":method", b":scheme", b":path", b":authority"})
+_REQUIRED = frozenset({b":method", b":scheme", b":path"})
+# Of one hop in HTTP/1.1: in HTTP/2 they are an error.
+_ONE_HOP = frozenset(
+    {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
+)
+# These are the protocol's own; all others are the caller's metadata.
+_OWN = frozenset({b"te", b"content-type", b"grpc-timeout", b"grpc-encoding"}) | {
+    b"grpc-accept-encoding"
+}
+_NAME = re.compile(rb"[0-9a-z_.!#$%&'*+^`|~-]+")
+_TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
+_UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+# grpc-message is printable ASCII but for the percent sign.
+_PLAIN = bytes(set(range(0x20, 0x7F)) - {0x25}).decode()
+
+
+class MalformedError(Exception):
+    """Headers that HTTP/2 allows nobody to send."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A call's headers. `timeout_text` is as the caller wrote it."""
+
+    method: bytes
+    path: str
+    content_type: bytes
+    timeout_text: bytes | None
+    encoding: bytes
+    authorization: bytes | None
+    fields: Fields
+
+    @property
+    def is_grpc(self) -> bool:
+        """Whether the content type is gRPC's, in some spelling."""
+        rest = self.content_type.removeprefix(CONTENT_TYPE)
+        return rest != self.content_type and rest[:1] in (b"", b"+", b";")
+
+    @property
+    def timeout(self) -> float | None:
+        """How many seconds the caller waits, if it tells; INVALID_INPUT if it is no such time."""
+        if self.timeout_text is None:
+            return None
+        found = _TIMEOUT.fullmatch(self.timeout_text)
+        if found is None:
+            raise invalid("grpc-timeout is at most eight digits and a unit: H, M, S, m, u or n")
+        return int(found[1]) * _UNITS[found[2]]
+
+    @property
+    def metadata(self) -> tuple[Trailer, ...]:
+        """The caller's own headers, as gRPC's library tells them; INVALID_INPUT for wrong ones."""
+        return tuple(
+            _value(name, value)
+            for name, value in self.fields
+            if name not in _OWN and not name.startswith(b":")
+        )
+
+
+@lru_cache(maxsize=128)
+def parse_head(fields: Fields) -> Head:
+    """The head of a call; MalformedError for headers that are against HTTP/2."""
+    seen: dict[bytes, bytes] = {}
+    regular = False
+    for name, value in fields:
+        if name.startswith(b":"):
+            if regular or name in seen or name not in _PSEUDO:
+                raise MalformedError(name)
+        else:
+            regular = True
+            if name in _ONE_HOP or _NAME.fullmatch(name) is None:
+                raise MalformedError(name)
+        seen[name] = value
+    if not seen.keys() >= _REQUIRED or seen.get(b"te", b"trailers") != b"trailers":
+        raise MalformedError
+    return Head(
+        seen[b":method"],
+        seen[b":path"].decode("latin-1"),
+        seen.get(b"content-type", b""),
+        seen.get(b"grpc-timeout"),
+        seen.get(b"grpc-encoding", b"identity"),
+        seen.get(b"authorization"),
+        fields,
+    )
+
+
+def make_trailers(number: int, message: str, metadata: Iterable[Trailer] = ()) -> Fields:
+    """The trailers that end a call with status `number`."""
+    text = quote_from_bytes(message.encode(errors="replace"), safe=_PLAIN).encode()
+    status = ((b"grpc-status", b"%d" % number), (b"grpc-message", text))
+    return (*status, *encode_metadata(metadata))
+
+
+def encode_metadata(metadata: Iterable[Trailer]) -> Fields:
+    """Our metadata as header fields: binary values as base64, without padding."""
+    found: list[tuple[bytes, bytes]] = []
+    for name, value in metadata:
+        raw = value.encode() if isinstance(value, str) else value
+        packed = b64encode(raw).rstrip(b"=") if name.endswith("-bin") else raw
+        found.append((name.encode(), packed))
+    return tuple(found)
+
+
+def _value(name: bytes, value: bytes) -> Trailer:
+    key = name.decode("ascii")
+    if not key.endswith("-bin"):
+        return key, value.decode("latin-1")
+    try:
+        return key, b64decode(value + b"=" * (math.ceil(len(value) / 4) * 4 - len(value)))
+    except (Base64Error, ValueError):
+        raise invalid(f"the metadata {key} is not base64") from None
+
+
+def fields_of(headers: Sequence[tuple[bytes, bytes]]) -> Fields:
+    """The headers that an HTTP/2 core decoded, in a form that can be looked up."""
+    return tuple(headers)

@@ -1,0 +1,132 @@
+"""gRPC's messages in a stream of bytes: a flag, a length of four bytes, and the message.
+
+A length is judged when it is told, before its message is kept.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from struct import Struct
+
+from bundle.errors import ErrorCode, MlctlError
+from services.budget import Hold
+from services.encoding import inflate
+from services.wire import invalid
+
+_PREFIX = Struct(">BL")
+# What an empty message costs that waits.
+_OVERHEAD = 128
+CODINGS = frozenset({b"identity", b"gzip", b"deflate"})
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A message as it came, which may be compressed."""
+
+    data: bytes
+    compressed: bool
+
+
+class Assembler:
+    """Puts one stream's messages together, each of at most `limit` bytes; `hold` counts them."""
+
+    __slots__ = (
+        "_begun", "_compressed", "_held", "_hold", "_left", "_length", "_limit", "_parts",
+        "messages",
+    )  # fmt: skip
+
+    def __init__(self, limit: int, hold: Hold) -> None:
+        self._limit = limit
+        self._hold = hold
+        self._held = 0
+        self._begun = b""  # of a prefix
+        self._parts: list[bytes] = []
+        self._left: int | None = None  # of a message whose prefix is known
+        self._length = 0
+        self._compressed = False
+        self.messages: deque[Packed] = deque()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no message has only begun."""
+        return self._left is None and not self._begun
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes. Raises PAYLOAD_TOO_LARGE, BusyError, INVALID_INPUT."""
+        if self._begun:
+            data, self._begun = self._begun + data, b""
+        at = 0
+        while at < len(data):
+            if self._left is None:
+                if len(data) - at < _PREFIX.size:
+                    self._begun = data[at:]
+                    return
+                left = self._begin(*_PREFIX.unpack_from(data, at))
+                at += _PREFIX.size
+            else:
+                left = self._left
+            if left == 0:
+                continue
+            piece = data[at : at + left]
+            at += len(piece)
+            self._parts.append(piece)
+            self._left = left - len(piece)
+            if self._left == 0:
+                self._complete()
+
+    def take(self) -> Packed:
+        """The next whole message. The last that waits is not counted here any more."""
+        message = self.messages.popleft()
+        if not self.messages:
+            self._hold.release()
+            self._held = 0 if self._left is None else self._length + _OVERHEAD
+            self._hold.grow(self._held)
+        return message
+
+    def drop(self) -> None:
+        """Keep and count nothing more."""
+        self.messages.clear()
+        self._parts = []
+        self._hold.release()
+
+    def _begin(self, flag: int, length: int) -> int:
+        if flag > 1:
+            raise invalid("a message begins with neither 0 nor 1")
+        if length > self._limit:
+            raise too_large(self._limit)
+        self._held += length + _OVERHEAD
+        self._hold.grow(self._held)
+        self._compressed = flag == 1
+        if length == 0:
+            self._complete()
+        else:
+            self._left = self._length = length
+        return length
+
+    def _complete(self) -> None:
+        data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        self.messages.append(Packed(data, self._compressed))
+        self._parts = []
+        self._left = None
+
+
+def unpack(message: Packed, coding: bytes, limit: int) -> bytes:
+    """The message itself, of at most `limit` bytes. Raises PAYLOAD_TOO_LARGE, INVALID_INPUT."""
+    if not message.compressed:
+        return message.data
+    if coding == b"identity":
+        raise invalid("a message is compressed, and grpc-encoding does not say how")
+    return inflate((message.data,), coding.decode(), limit)
+
+
+def frame(data: bytes) -> bytes:
+    """A message with its prefix."""
+    return _PREFIX.pack(0, len(data)) + data
+
+
+def too_large(limit: int) -> MlctlError:
+    """The error of a message of more than `limit` bytes."""
+    return MlctlError(
+        ErrorCode.PAYLOAD_TOO_LARGE, f"the message is larger than the limit of {limit} bytes"
+    )

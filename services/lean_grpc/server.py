@@ -1,0 +1,183 @@
+"""The server: a listener of its own, and the handlers that grpc.aio's server would have."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import grpc
+
+from bundle.errors import MlctlError
+from services.host import ModelHost
+from services.lean_grpc.call import Call, stopping
+from services.lean_grpc.connection import Connection, Times
+from services.lean_grpc.head import Head
+from services.lean_grpc.messages import CODINGS
+from services.secure.grpc_gate import is_admitted
+from services.secure.tokens import unauthenticated
+
+_BACKLOG = 1024
+_UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED
+
+
+class Details(NamedTuple):
+    """What gRPC's handlers are found by."""
+
+    method: str
+    invocation_metadata: tuple[Any, ...] = ()
+
+
+class LeanServer(grpc.aio.Server):
+    """Answers calls with the handlers that were added, by the limits of `host`'s settings.
+
+    Callers without a token are refused where one is asked for, before a message is read.
+    """
+
+    def __init__(self, host: ModelHost, times: Times | None = None) -> None:
+        self._host = host
+        self._times = times or Times()
+        self._generic: list[Any] = []
+        self._found: dict[str, Any] = {}
+        self._listeners: list[tuple[socket.socket, ssl.SSLContext | None]] = []
+        self._servers: list[asyncio.Server] = []
+        self._connections: set[Connection] = set()
+        self._stopped = asyncio.Event()
+
+    def add_generic_rpc_handlers(self, generic_rpc_handlers: Sequence[Any]) -> None:
+        """Answer the calls that these handlers know."""
+        self._generic += generic_rpc_handlers
+
+    def add_insecure_port(self, address: str) -> int:
+        """Listen on HOST:PORT; 0 if that is not possible. The port, should 0 be asked for."""
+        return self._listen(address, None)
+
+    def add_secure_port(self, address: str, server_credentials: Any) -> int:
+        """The same with TLS; `server_credentials` is an SSL context."""
+        server_credentials.set_alpn_protocols(["h2"])
+        return self._listen(address, server_credentials)
+
+    async def start(self) -> None:
+        """Accept connections."""
+        loop = asyncio.get_running_loop()
+        for listener, tls in self._listeners:
+            server = await loop.create_server(
+                self._connect, sock=listener, ssl=tls, backlog=_BACKLOG
+            )
+            self._servers.append(server)
+
+    async def stop(self, grace: float | None) -> None:
+        """Take no more connections or calls; end those still open after `grace` seconds."""
+        for server in self._servers:
+            server.close()
+        for listener, _ in self._listeners:
+            listener.close()
+        for connection in list(self._connections):
+            connection.drain()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace or 0):
+                await self._all_gone()
+        for connection in list(self._connections):
+            connection.stop(stopping())
+        self._stopped.set()
+
+    async def wait_for_termination(
+        self,
+        timeout: float | None = None,  # noqa: ASYNC109 - gRPC's
+    ) -> bool:
+        """Wait until it was stopped; whether that took longer than `timeout`."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._stopped.wait()
+        except TimeoutError:
+            return True
+        return False
+
+    async def _all_gone(self) -> None:
+        while self._connections:
+            gone = [connection.gone for connection in self._connections]
+            await asyncio.wait(gone)
+
+    def _connect(self) -> Connection:
+        most = self._host.settings.max_connections
+        return Connection(self._open, self._connections, most, self._times)
+
+    def _open(self, connection: Connection, stream: int, head: Head, ended: bool) -> Call:
+        """The call of a new stream, which has begun or is answered."""
+        settings = self._host.settings
+        call = Call(
+            connection,
+            stream,
+            head,
+            limit=settings.max_body_bytes,
+            inflight=self._host.inflight,
+            seconds=settings.deadline_ms / 1000,
+            ended=ended,
+        )
+        if head.method != b"POST":
+            call.refuse_http(405)
+        elif not head.is_grpc:
+            call.refuse_http(415)
+        else:
+            try:
+                self._begin(call, head)
+            except MlctlError as error:
+                call.refuse(error)
+        return call
+
+    def _begin(self, call: Call, head: Head) -> None:
+        if not is_admitted(self._host.access, head.path, head.authorization):
+            error = unauthenticated()
+            self._host.count("grpc", error)
+            raise error
+        handler = self._handler(head.path)
+        if handler is None:
+            call.refuse_with(_UNIMPLEMENTED, "this server has no such method")
+        elif head.encoding not in CODINGS:
+            call.refuse_with(_UNIMPLEMENTED, "messages may be packed with gzip or deflate")
+        else:
+            call.begin(handler)
+
+    def _handler(self, method: str) -> Any:
+        found = self._found.get(method)
+        if found is None:
+            for generic in self._generic:
+                found = generic.service(Details(method))
+                if found is not None:
+                    self._found[method] = found
+                    break
+        return found
+
+    def _listen(self, address: str, tls: ssl.SSLContext | None) -> int:
+        host, _, text = address.rpartition(":")
+        port = int(text)
+        try:
+            found = socket.getaddrinfo(
+                host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+            for family, kind, _, _, target in found:
+                listener = self._bind(family, kind, (target[0], port, *target[2:]))
+                self._listeners.append((listener, tls))
+                port = listener.getsockname()[1]
+        except OSError:
+            return 0
+        return port
+
+    def _bind(self, family: int, kind: int, target: tuple[Any, ...]) -> socket.socket:
+        listener = socket.socket(family, kind)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if self._host.settings.workers > 1:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            if family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listener.bind(target)
+            # At once, as gRPC does: a port that somebody has must be an error now.
+            listener.listen(_BACKLOG)
+        except OSError:
+            listener.close()
+            raise
+        return listener

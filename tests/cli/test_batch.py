@@ -1,0 +1,106 @@
+"""`mlctl batch` as a user runs it: resumed after Ctrl-C, refused, redriven."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from tests.support import tables
+from tests.support.bundles import make_bundle
+from tests.support.mlctl import Mlctl
+from tests.support.transforms import TOKENIZER, make_text_bundle
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def mlctl(tmp_path: Path) -> Mlctl:
+    make_bundle(tmp_path / "tiny")
+    return Mlctl(tmp_path)
+
+
+def events(text: str) -> list[dict[str, object]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_job_from_its_start_to_a_rerun_that_has_nothing_to_do(mlctl: Mlctl) -> None:
+    tables.write_rows(mlctl.home / "in.parquet", 1500)
+    command = ("batch", "run", "tiny", "--in", "in.parquet", "--out", "out", "--keep", "id")
+    done = mlctl.run(*command)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("out has 1,500 answers (1,500 rows in ")
+    again = mlctl.run(*command, "--json")
+    assert [event["event"] for event in events(again.stdout)] == ["summary"]
+    assert events(again.stdout)[0]["run_rows"] == 0
+    other = mlctl.run(*command, "--map", "x=id")
+    assert (other.returncode, other.stdout) == (2, "")
+    assert "has one value of int64 in a row, expected 4 values" in other.stderr
+    changed = mlctl.run(*command, "--keep", "x")
+    assert changed.returncode == 8
+    assert 'keep was ["id"], is ["id", "x"]' in changed.stderr
+    assert "--restart" in changed.stderr
+
+
+def test_ctrl_c_commits_what_was_begun_and_the_same_command_goes_on(mlctl: Mlctl) -> None:
+    tables.write_rows(mlctl.home / "in.parquet", 9_000, group=3_000)
+    command = (
+        "batch", "run", "tiny", "--in", "in.parquet", "--out", "out", "--keep", "id",
+        "--unit-rows", "20", "--batch-rows", "1", "--threads", "1", "--json",
+    )  # fmt: skip
+    process = subprocess.Popen(
+        mlctl.command(*command),
+        env=mlctl.environment,
+        cwd=mlctl.home,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["event"] == "started"
+        process.send_signal(signal.SIGINT)
+        rest = process.stdout.read()
+    assert process.returncode == 130
+    told = rest[rest.index("{\n") :]
+    assert json.loads(told)["error"]["code"] == "interrupted"
+    done = mlctl.run(*command)
+    assert done.returncode == 0
+    assert tables.answers(mlctl.home / "out")["id"].to_pylist() == list(range(9_000))
+
+
+def test_a_redrive_with_a_mended_model(mlctl: Mlctl) -> None:
+    make_text_bundle(mlctl.home / "texts")
+    make_text_bundle(mlctl.home / "mended", TOKENIZER.replace("raise ValueError", "print"))
+    column = pa.array(["" if row == 7 else "one" for row in range(500)])
+    parquet.write_table(pa.table({"id": range(500), "text": column}), mlctl.home / "in.parquet")
+    done = mlctl.run("batch", "run", "texts", "--in", "in.parquet", "--out", "out", "--keep", "id")
+    assert done.returncode == 0, done.stderr
+    assert "1 bad rows are in quarantine" in done.stdout
+    again = mlctl.run("batch", "redrive", "out", "--bento", "mended", "--json")
+    assert events(again.stdout)[-1] == {"event": "redriven", "passed": 1, "left": 0}
+    assert tables.answers(mlctl.home / "out")["id"].to_pylist() == list(range(500))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (("nothing", "--in", "in.parquet"), 3, "no Bento 'nothing'"),
+        (("tiny", "--in", "none.parquet"), 2, "none.parquet does not exist"),
+        (("tiny", "--in", "in.parquet", "--max-errors", "x"), 2, "--max-errors x"),
+        (("tiny", "--in", "in.parquet", "--keep", "no"), 2, "--keep no: there is no such column"),
+        (("tiny", "--in", "in.parquet", "--filter", "no > 1"), 2, "there is no column 'no'"),
+    ],
+)
+def test_what_cannot_be_is_told_before_anything_is_written(
+    mlctl: Mlctl, arguments: tuple[str, ...], code: int, told: str
+) -> None:
+    tables.write_rows(mlctl.home / "in.parquet", 10)
+    done = mlctl.run("batch", "run", *arguments, "--out", "out")
+    assert (done.returncode, done.stdout) == (code, "")
+    assert told in done.stderr
+    assert not (mlctl.home / "out").exists()

@@ -1,0 +1,90 @@
+"""`mlctl bench` as a user types it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+
+import psutil
+import pytest
+from click.testing import CliRunner
+
+from cli.main import cli
+from services.packaging import build_bento
+from tests.support.bundles import make_bundle
+from tests.support.mlctl import Mlctl
+from tests.support.wait import PATIENCE_SECONDS, wait_until
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("b", "--tune"), "--tune and --max-p99-ms need each other"),
+        (("b", "--max-p99-ms", "5"), "--tune and --max-p99-ms need each other"),
+        (("b", "--write", "f"), "--write needs --tune"),
+        (("http://h:1", "--tune", "--max-p99-ms", "5"), "--tune takes a Bento"),
+        (("http://h:1", "--data", "golden"), "--data golden takes a Bento"),
+        (("b", "--clients", "1,x"), "numbers from 1 to 4096"),
+        (("b", "--clients", "0"), "numbers from 1 to 4096"),
+    ],
+)
+def test_options_that_do_not_go_together(arguments: tuple[str, ...], said: str) -> None:
+    done = CliRunner().invoke(cli, ["bench", *arguments])
+    assert done.exit_code == 2
+    assert said in done.output
+
+
+def test_a_url_that_is_none_and_a_server_that_is_none() -> None:
+    done = CliRunner().invoke(cli, ["bench", "file:///x", "--json"])
+    assert done.exit_code == 2
+    assert json.loads(done.output)["error"]["code"] == "invalid_input"
+    done = CliRunner().invoke(cli, ["bench", "http://127.0.0.1:1", "--json"])
+    assert json.loads(done.output)["error"]["code"] == "unavailable"
+
+
+@pytest.fixture(scope="module")
+def mlctl(tmp_path_factory: pytest.TempPathFactory) -> Mlctl:
+    """A state directory with the Bento `tiny`."""
+    home = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BENTOML_HOME", str(home / "bentoml"))
+        build_bento(make_bundle(home / "tiny"), {})
+    return Mlctl(home)
+
+
+@pytest.mark.slow
+def test_a_bento_is_served_and_measured(mlctl: Mlctl) -> None:
+    done = mlctl.run(
+        "bench", "tiny", "--data", "golden", "--rows", "2", "--clients", "1,2", "--seconds", "0.3",
+        "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["model"] == "tiny"
+    assert [run["clients"] for run in found["runs"]] == [1, 2]
+    for run in found["runs"]:
+        assert run["answered"] > 10
+        assert not run["errors"]
+        assert run["per_cpu_second"] > 0
+        assert run["rows_per_batch"] >= 2
+    assert not done.stderr
+
+
+@pytest.mark.slow
+def test_a_bench_that_is_ended_leaves_no_server(mlctl: Mlctl) -> None:
+    command = mlctl.command("bench", "tiny", "--seconds", "600", "--json")
+    started = subprocess.Popen(
+        command, env=mlctl.environment, cwd=mlctl.home, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        parent = psutil.Process(started.pid)
+        wait_until(parent.children, what="the server was started")
+        below = parent.children(recursive=True)
+        started.send_signal(signal.SIGTERM)
+        told, _ = started.communicate(timeout=PATIENCE_SECONDS)
+    finally:
+        started.kill()
+    assert json.loads(told)["error"]["code"] == "interrupted"
+    _, alive = psutil.wait_procs(below, timeout=PATIENCE_SECONDS)
+    assert not alive

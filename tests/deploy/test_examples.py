@@ -1,0 +1,132 @@
+"""The example manifests: they parse, agree with each other, and ask the gate what it answers.
+
+No schema of Argo's or Flagger's is at hand here, so only what mlctl itself relies on is checked.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+from click.testing import CliRunner
+from starlette.testclient import TestClient
+
+from bundle.clock import ManualClock
+from bundle.errors import ErrorCode
+from cli.main import cli
+from rollout.gate_service.app import gate_app
+from rollout.gate_service.service import GateService
+from rollout.gate_service.sources import ServiceName, parse_sources
+from rollout.gate_service.store import Store
+from rollout.kubernetes import route as routes
+from rollout.kubernetes.meter import Scrape
+from rollout.kubernetes.scrape import NOTHING
+from rollout.kubernetes.target import Target
+from rollout.model import Colour
+
+EXAMPLES = Path(__file__).parents[2] / "deploy/examples"
+
+
+class Quiet:
+    """A source that is there and counts nothing."""
+
+    def scrape(self) -> Scrape:
+        return Scrape(frozenset("x"), frozenset("x"), {"x": NOTHING})
+
+
+def documents(name: str) -> dict[str, Any]:
+    """The documents of one file by kind."""
+    found = list(yaml.safe_load_all((EXAMPLES / name).read_text()))
+    return {f"{each['kind']}/{each['metadata']['name']}": each for each in found}
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> TestClient:
+    store = Store(tmp_path / "s.db", ManualClock(1.0), limit=9, expire_seconds=9.0)
+    return TestClient(gate_app(GateService({"stable": Quiet(), "canary": Quiet()}, store)))
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.yaml")))
+def test_every_document_is_complete(name: str) -> None:
+    for document in documents(name).values():
+        assert document["apiVersion"]
+        assert document["metadata"]["namespace"] == "shop"
+
+
+def test_the_route_can_carry_a_rollout() -> None:
+    made = documents("httproute.yaml")
+    route = made["HTTPRoute/shop"]
+    route["metadata"]["resourceVersion"] = "1"
+    target = Target("shop", "shop", "shop-blue", "shop-green")
+    assert routes.weights_of(route, target) == {Colour.BLUE: 100, Colour.GREEN: 0}
+    for service in target.services.values():
+        assert made[f"Service/{service}"]["spec"]["ports"][0]["name"] == "http"
+
+
+def test_the_role_allows_what_the_driver_asks() -> None:
+    rules = documents("rbac.yaml")["Role/mlctl-rollout"]["rules"]
+    allowed = {(rule["resources"][0], verb) for rule in rules for verb in rule["verbs"]}
+    assert allowed == {
+        ("httproutes", "get"),
+        ("httproutes", "patch"),
+        ("endpointslices", "list"),
+        ("pods/proxy", "get"),
+    }
+
+
+def test_the_gate_s_command_is_one() -> None:
+    deployment = documents("gate.yaml")["Deployment/mlctl-gate"]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    words = [*container["command"], *container["args"]]
+    assert CliRunner().invoke(cli, [*words[1:], "--help"]).exit_code == 0
+    sources = tuple(each.removeprefix("--source=") for each in container["args"])
+    assert parse_sources(sources) == {
+        "stable": ServiceName("shop", "shop-stable"),
+        "canary": ServiceName("shop", "shop-canary"),
+    }
+
+
+def test_argo_s_analysis_asks_what_the_gate_answers(client: TestClient) -> None:
+    made = documents("argo-rollouts.yaml")
+    (metric,) = made["AnalysisTemplate/mlctl-gate"]["spec"]["metrics"]
+    assert metric["provider"]["web"]["jsonPath"] == "{$.result}"
+    assert metric["inconclusiveLimit"] == metric["count"] - 1
+    words = re.findall(
+        r'result == "(\w+)"', metric["successCondition"] + metric["failureCondition"]
+    )
+    assert words == ["success", "failure"]
+    steps = made["Rollout/shop"]["spec"]["strategy"]["canary"]["steps"]
+    for weight, analysis in zip(steps[::2], steps[1::2], strict=True):
+        given = {each["name"]: each.get("value", "5d8c") for each in analysis["analysis"]["args"]}
+        assert given["weight"] == str(weight["setWeight"])
+        url = metric["provider"]["web"]["url"]
+        for name, value in {"final": "false", **given}.items():
+            url = url.replace("{{args." + name + "}}", value)
+        answer = client.get(url.removeprefix("http://mlctl-gate.shop:8085"))
+        assert answer.json()["result"] == "inconclusive", answer.text
+    assert given["final"] == "true"
+
+
+def test_flagger_s_hooks_are_ours(client: TestClient) -> None:
+    made = documents("flagger.yaml")
+    statuses = {}
+    for hook in made["Canary/shop"]["spec"]["analysis"]["webhooks"]:
+        path = hook["url"].removeprefix("http://mlctl-gate.shop:8085")
+        assert path == f"/flagger/{hook['type']}"
+        body = {"name": "shop", "namespace": "shop", "checksum": "1", "metadata": hook["metadata"]}
+        statuses[hook["type"]] = client.post(path, json=body).status_code
+    assert statuses == {
+        "rollout": 200,
+        "confirm-traffic-increase": 409,
+        "confirm-promotion": 409,
+        "rollback": 409,
+    }
+
+
+def test_flagger_s_query_names_outcomes_that_exist() -> None:
+    query = documents("flagger.yaml")["MetricTemplate/mlctl-errors"]["spec"]["query"]
+    (failures,) = re.findall(r'outcome=~"([\w|]+)"', query)
+    assert set(failures.split("|")) <= set(ErrorCode)

@@ -1,0 +1,80 @@
+"""SIGKILL at random moments: each row is answered once, the quarantine is exact."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from bundle.verify import verify
+from services.batch.base import SinkRequest
+from services.batch.job import Wanted
+from services.batch.sinks.parquet import open_sink
+from tests.support import tables
+from tests.support.batch_kill import Killer
+from tests.support.transforms import make_text_bundle
+from tests.support.wait import PATIENCE_SECONDS
+
+ROWS = 2_500
+UNIT = 100
+POISONED = frozenset(np.random.default_rng(7).choice(ROWS, 37, replace=False).tolist())
+KILLS = 30
+
+
+def write_input(folder: Path) -> None:
+    """Texts for the token model; the transform raises for one without words."""
+    make_text_bundle(folder / "bundle")
+    texts = ["" if row in POISONED else "one two" for row in range(ROWS)]
+    parquet.write_table(
+        pa.table({"id": range(ROWS), "text": texts}), folder / "in.parquet", row_group_size=900
+    )
+
+
+def run_parquet(folder: Path) -> None:
+    """The job of these tests; small commits, so that there are many moments to be killed at."""
+    sink = open_sink(SinkRequest(str(folder / "out")))
+    sink.commit_rows = UNIT
+    wanted = Wanted(keep=("id",), unit_rows=UNIT)
+    tables.score(
+        verify(folder / "bundle"),
+        folder / "in.parquet",
+        sink,
+        wanted=wanted,
+        limit=str(len(POISONED)),
+    )
+
+
+def check_complete(folder: Path) -> None:
+    found = parquet.read_table(folder / "out", partitioning=None)
+    ids = found["id"].to_pylist()
+    assert len(ids) == len(set(ids)), "a row was answered twice"
+    assert set(ids) == set(range(ROWS)) - POISONED, "a row was lost"
+    assert set(found["total"].to_pylist()) == {1.5}
+    with sqlite3.connect(folder / "out" / "_mlctl" / "ledger.db") as ledger:
+        rows = ledger.execute("SELECT row, json_extract(held, '$.id'), reason FROM quarantine")
+        bad = rows.fetchall()
+    ledger.close()
+    assert [row for row, _id, _reason in bad] == sorted(POISONED)
+    assert all(row == held and "no words" in reason for row, held, reason in bad)
+    assert (folder / "out" / "_SUCCESS").is_file()
+
+
+@pytest.mark.slow
+def test_kills_at_random_moments_lose_and_double_nothing(tmp_path: Path) -> None:
+    killer = Killer(seed=20_000)
+    longest = PATIENCE_SECONDS
+    for name in ("cold", "warm"):
+        write_input(tmp_path / name)
+        longest = min(longest, killer.undisturbed(run_parquet, tmp_path / name))
+        check_complete(tmp_path / name)
+    jobs = 0
+    while killer.kills < KILLS or jobs < 3:
+        folder = tmp_path / f"job{jobs}"
+        write_input(folder)
+        killer.harass(run_parquet, folder, 0.25 * longest, most=10)
+        check_complete(folder)
+        jobs += 1

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rollout.counts import Counts, Window
+from rollout.gate_service.session import (
+    Result,
+    Session,
+    absorb,
+    from_json,
+    judge,
+    result_of,
+    to_json,
+)
+from rollout.gates import Gate
+from rollout.machine import Look
+from rollout.model import RolloutSpec
+
+SPEC = RolloutSpec(min_requests=20, max_p99_ms=200.0, max_error_rate=0.05)
+GOOD = Window(Counts(requests=100, timed=100), Counts(requests=100, timed=100))
+BAD = Window(Counts(requests=100, errors=40, timed=60), Counts(requests=100, timed=100))
+
+
+def after(*windows: Window, weight: int | None = 50, healthy: bool = True) -> Session:
+    session = Session()
+    for window in windows:
+        session = absorb(session, Look(window, healthy), SPEC, weight)
+    return session
+
+
+def result(session: Session, *, final: bool = False) -> Result:
+    return result_of(judge(session, SPEC, final=final))
+
+
+def test_no_data_is_inconclusive_and_never_a_success() -> None:
+    assert result(Session()) is Result.INCONCLUSIVE
+    empty = Window(Counts(), Counts(requests=100, timed=100))
+    assert result(after(*[empty] * 50)) is Result.INCONCLUSIVE
+
+
+def test_a_step_passes_before_the_proof_is_there() -> None:
+    session = after(*[GOOD] * 3)
+    assert result(session) is Result.SUCCESS
+    verdict = judge(session, SPEC, final=True)
+    assert (result_of(verdict), verdict.gate) == (Result.INCONCLUSIVE, Gate.PROOF)
+    assert result(after(*[GOOD] * 30), final=True) is Result.SUCCESS
+
+
+def test_latency_at_a_small_share_proves_nothing() -> None:
+    assert result(after(*[GOOD] * 60, weight=5), final=True) is Result.INCONCLUSIVE
+    small = Window(Counts(requests=10, timed=10), Counts(requests=190, timed=190))
+    assert result(after(*[small] * 200, weight=None), final=True) is Result.INCONCLUSIVE
+    assert result(after(*[GOOD] * 60, weight=None), final=True) is Result.SUCCESS
+
+
+def test_harm_is_a_failure_and_final() -> None:
+    session = after(*[BAD] * 8)
+    verdict = judge(session, SPEC, final=False)
+    assert (result_of(verdict), verdict.gate) == (Result.FAILURE, Gate.ERRORS_VS_LIMIT)
+    failed = replace(session, failed=verdict)
+    for _ in range(100):
+        failed = absorb(failed, Look(GOOD), SPEC, 50)
+    assert judge(failed, SPEC, final=True) == verdict
+
+
+def test_a_new_weight_needs_data_of_its_own() -> None:
+    session = absorb(after(*[GOOD] * 5, weight=5), Look(GOOD), SPEC, 25)
+    assert (session.step_requests, session.step_ticks) == (100, 1)
+    assert result(session) is Result.INCONCLUSIVE
+    assert session.evidence.ticks == 6
+
+
+def test_silence_of_the_candidate_is_a_failure_at_the_third_look() -> None:
+    session = Session()
+    for expected in (Result.INCONCLUSIVE, Result.INCONCLUSIVE, Result.FAILURE):
+        session = absorb(session, Look(None, healthy=False), SPEC, 50)
+        assert result(session) is expected
+    assert result(absorb(session, Look(GOOD), SPEC, 50)) is Result.INCONCLUSIVE
+
+
+def test_json_keeps_all_of_it() -> None:
+    session = after(*[GOOD, BAD] * 7)
+    failed = replace(session, failed=judge(session, SPEC, final=False))
+    assert from_json(to_json(failed)) == failed

@@ -1,0 +1,103 @@
+"""The real daemon, as `mlctl up` starts it, on a cluster."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from bundle.errors import ErrorCode, MlctlError
+from rollout import deployments, resizing
+from rollout.kubernetes.plane import KubernetesPlane
+from rollout.kubernetes.route import Claim
+from rollout.kubernetes.target import Target
+from rollout.listing import listing
+from rollout.model import Colour, Settings
+from rollout.ports import Traffic
+from rollout.records import ENDED
+from tests.rollout.kubernetes.conftest import BLUE_DIGEST, GREEN_DIGEST
+from tests.rollout.kubernetes.test_rollout import revision
+from tests.support.kube import FakeKube
+from tests.support.rollouts import quick_spec, story
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("home")]
+
+
+def settings(target: Target) -> Settings:
+    return Settings(
+        tick_seconds=0.1,
+        ready_seconds=60.0,
+        drain_seconds=0.5,
+        champion=("/bin/true",),
+        proxy="kubernetes",
+        kubernetes=target,
+    )
+
+
+@contextmanager
+def traffic(state: FakeKube) -> Iterator[None]:
+    """Requests by the route's weights, until left."""
+    stop = threading.Event()
+
+    def run() -> None:
+        while not stop.wait(0.02):
+            for service, weight in state.weights().items():
+                state.pods[service][0].serve(weight // 10)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_up_promote_down(state: FakeKube, target: Target) -> None:
+    deployments.up("shop", revision(BLUE_DIGEST), 8000, settings=settings(target))
+    try:
+        with traffic(state):
+            sticky = replace(quick_spec(), sticky=True)
+            with pytest.raises(MlctlError, match="not sticky"):
+                deployments.promote("shop", revision(GREEN_DIGEST), sticky)
+            rollout = deployments.promote("shop", revision(GREEN_DIGEST), quick_spec())
+            events = list(deployments.follow("shop", rollout))
+        assert events[-1].kind == ENDED
+        assert events[-1].body["outcome"] == "promoted", story(events)
+        (status,) = deployments.status("shop")
+        assert status.weights == {Colour.BLUE: 0, Colour.GREEN: 100}
+        assert status.healthy == {Colour.BLUE: True, Colour.GREEN: True}
+        assert status.running == {"daemon": True}
+        with pytest.raises(MlctlError, match="runs in a cluster"):
+            resizing.scale("shop", 3)
+        ((_, rows),) = listing("shop")
+        assert [row.role for row in rows] == ["daemon"]
+    finally:
+        deployments.down("shop")
+    assert state.weights() == {"shop-blue": 0, "shop-green": 100}
+
+
+def test_up_says_what_does_not_fit(state: FakeKube, target: Target) -> None:
+    wrong = replace(target, green="no-such")
+    with pytest.raises(MlctlError, match="no rule has both Services") as caught:
+        deployments.up("shop", revision(BLUE_DIGEST), 8000, settings=settings(wrong))
+    assert caught.value.code is ErrorCode.INVALID_INPUT
+    with KubernetesPlane(target, Claim("another", 1)) as other:
+        other.apply(Traffic({Colour.BLUE: 100}))
+    with pytest.raises(MlctlError, match="belongs to another deployment"):
+        deployments.up("shop", revision(BLUE_DIGEST), 8000, settings=settings(target))
+    state.down = 403
+    with pytest.raises(MlctlError, match="answers 403") as caught:
+        deployments.up("shop", revision(BLUE_DIGEST), 8000, settings=settings(target))
+    assert caught.value.code is ErrorCode.UNAVAILABLE
+
+
+def test_up_says_that_blue_serves_something_else(state: FakeKube, target: Target) -> None:
+    with pytest.raises(MlctlError, match="pod blue-0 serves aaaa") as caught:
+        deployments.up("shop", revision(GREEN_DIGEST), 8000, settings=settings(target))
+    assert caught.value.code is ErrorCode.NOT_READY
+    assert deployments.status() == ()
+    assert state.weights() == {"shop-blue": 100, "shop-green": 0}

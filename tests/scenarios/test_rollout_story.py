@@ -1,0 +1,191 @@
+"""Two promotions as a user types them, with real Bentos, their recorders and Envoy's mirror.
+
+A good variant gets the traffic after a shadow. A variant that is wrong in its predictions
+alone, without one error and as fast, never gets a user, because the shadow shows it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from examples.digits.data import load_split
+from examples.digits.traffic import Traffic, Window
+from rollout.launcher import free_ports
+from tests.scenarios.conftest import train_in_another_process
+from tests.support.mlctl import Mlctl
+from tests.support.wait import wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+RATE = 200.0
+# Short steps, and limits that a good variant keeps on a busy machine too.
+QUICK = (
+    *("--steps", "50,100", "--step-seconds", "1", "--bake-seconds", "2", "--min-requests", "20"),
+    *("--shadow-percent", "50", "--shadow-seconds", "2"),
+    *("--max-error-rate", "0.05", "--alpha", "0.01", "--deadline", "200"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """A deployment with two replicas under traffic, and what there is to promote."""
+
+    mlctl: Mlctl
+    traffic: Traffic
+    live: dict[str, Any]
+    good: dict[str, Any]
+    wrong: dict[str, Any]
+
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.mlctl.json("status", "shop")["deployments"][0]
+        return found
+
+    def phase(self) -> str | None:
+        rollout = self.status()["rollout"]
+        return None if rollout is None else str(rollout["phase"])
+
+    def last(self) -> dict[str, Any]:
+        newest: dict[str, Any] = self.mlctl.json("history", "shop")["rollouts"][0]
+        return newest
+
+    def samples(self) -> list[Path]:
+        """What is recorded now, and the order to record."""
+        folder = self.mlctl.home / "deployments" / "shop" / "samples"
+        return [path for path in folder.rglob("*") if path.is_file()]
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+    mlctl = Mlctl(tmp_path_factory.mktemp("story"))
+    data = mlctl.home / "eval.npz"
+    train_in_another_process(mlctl, data)
+    live, good = (_built(mlctl, data, recipe) for recipe in ("fp32", "fp16"))
+    wrong = _build_wrong(mlctl, Path(good["bundle"]))
+    port = free_ports(1)[0]
+    mlctl.json("up", "shop", live["tag"], "--port", str(port), "--replicas", "2")
+    url = f"http://127.0.0.1:{port}/v2/models/digits/infer"
+    try:
+        with Traffic(url, load_split()[1].images, RATE) as traffic:
+            yield Story(mlctl, traffic, live, good, wrong)
+    finally:
+        mlctl.run("down", "shop")
+
+
+def _built(mlctl: Mlctl, data: Path, recipe: str) -> dict[str, Any]:
+    mlctl.json("optimize", "models:/digits@candidate", "--data", str(data), "--recipes", recipe)
+    built: dict[str, Any] = mlctl.json("build", "digits")
+    return built
+
+
+def _build_wrong(mlctl: Mlctl, bundle: Path) -> dict[str, Any]:
+    from bundle.verify import VerifiedBundle
+    from services.packaging import build_bento
+    from tests.support.wrong import negated
+
+    made: VerifiedBundle = negated(bundle, mlctl.home / "wrong")
+    labels = {"model": "digits-optimized", "version": "3", "source": "models:/digits/1"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLCTL_HOME", str(mlctl.home))
+        patch.delenv("BENTOML_HOME", raising=False)
+        tag = build_bento(made, {f"mlctl.{name}": text for name, text in labels.items()}).tag
+    return {"tag": tag, "digest": made.digest}
+
+
+def _served(window: Window, revision: dict[str, Any]) -> int:
+    return window.answered_by[revision["digest"]]
+
+
+def test_a_good_variant_is_shadowed_paused_resumed_and_promoted(story: Story) -> None:
+    (shop,) = story.mlctl.json("ps", "shop")["deployments"]
+    roles = {each["role"] for each in shop["processes"]}
+    assert {"blue/0", "blue/1", "proxy", "daemon"} <= roles
+    plan = story.mlctl.json("promote", "shop", "--plan", *QUICK)
+    assert plan["ends"]
+    assert [step["phase"] for step in plan["steps"]] == ["shadow", "shift", "bake"]
+
+    story.traffic.cut()
+    begun = story.mlctl.json("promote", "shop", story.good["tag"], *QUICK, "--detach")
+    wait_until(lambda: story.phase() == "shadow", what="the shadow begins")
+    paused = story.mlctl.json("pause", "shop")
+    assert (paused["phase"], paused["weight"]) == ("paused", 0)
+    assert story.mlctl.json("resume", "shop")["phase"] == "shadow"
+    assert _served(story.traffic.cut(), story.good) == 0, "no user gets an answer in the shadow"
+    wait_until(lambda: story.phase() is None, what="the rollout ends")
+
+    ended = story.last()
+    assert (ended["id"], ended["outcome"]) == (begun["rollout"], "promoted"), ended
+    window = story.traffic.cut()
+    assert window.failed == 0
+    assert _served(window, story.good) > 0
+    assert story.status()["live"]["digest"] == story.good["digest"]
+    assert story.samples() == []
+    wait_until(lambda: _champion(story) == story.good["digest"], what="the alias is written")
+
+
+def _champion(story: Story) -> str | None:
+    rows = story.mlctl.json("models")["models"]
+    return next(
+        (row["digest"] for row in rows if row["digest"] and "champion" in row["aliases"]), None
+    )
+
+
+def test_a_variant_that_only_answers_otherwise_never_gets_a_user(story: Story) -> None:
+    assert story.status()["live"]["digest"] == story.good["digest"]
+    story.traffic.cut()
+    refused = story.mlctl.run("promote", "shop", story.wrong["tag"], *QUICK)
+    assert refused.returncode == 10, refused.stdout + refused.stderr
+    assert "disagreement" in refused.stderr
+    window = story.traffic.cut()
+    assert (window.failed, _served(window, story.wrong)) == (0, 0)
+    ended = story.last()
+    assert (ended["outcome"], ended["verdict"]["gate"]) == ("rolled_back", "disagreement")
+    assert ended["exposed"] is None
+    kept = story.mlctl.home / "deployments" / "shop" / "disagreements" / f"{ended['id']}.parquet"
+    row = pq.read_table(kept).to_pylist()[0]
+    assert len(row["live.logits"]) == 10
+    assert row["candidate.logits"][0] == pytest.approx(-row["live.logits"][0], abs=0.01)
+    assert row["in.image"]
+    assert str(kept) in refused.stdout
+
+
+def test_the_record_tells_what_was_in_production_and_why(story: Story) -> None:
+    outcomes = [each["outcome"] for each in story.mlctl.json("history", "shop")["rollouts"]]
+    assert outcomes == ["rolled_back", "promoted"]
+    rolled_back = story.last()
+    then = datetime.fromtimestamp(rolled_back["created"] + 0.5, tz=UTC).isoformat()
+    moment = story.mlctl.json("history", "shop", "--at", then)
+    assert moment["live"]["digest"] == story.good["digest"]
+    chain = story.mlctl.json("why", story.good["digest"][:12])
+    assert chain["source"]["uri"] == "models:/digits/1"
+    assert chain["serves"] == ["shop"]
+    assert [each["outcome"] for each in chain["rollouts"]] == ["promoted"]
+    assert "champion" in chain["optimized"]["aliases"]
+
+
+def test_an_aborted_rollout_and_one_replica(story: Story) -> None:
+    unshadowed = (*QUICK, "--shadow-percent", "0", "--min-requests", "1000000", "--force")
+    story.mlctl.json("promote", "shop", story.live["tag"], *unshadowed, "--detach")
+    wait_until(lambda: story.phase() == "shift", what="half of the traffic is on it")
+    story.mlctl.json("abort", "shop", "--reason", "changed our mind")
+    assert story.last()["outcome"] == "aborted"
+    scaled = story.mlctl.run("scale", "shop", "--replicas", "1")
+    assert scaled.returncode == 0, scaled.stderr
+    lines = story.mlctl.run("logs", "shop", "--role", "daemon", "--json").stdout.splitlines()
+    assert all(json.loads(line)["role"] == "daemon" for line in lines)
+
+
+def test_down_in_the_shadow_leaves_no_recorded_request(story: Story) -> None:
+    endless = (*QUICK, "--min-agreement", "0.999999", "--force")
+    story.mlctl.json("promote", "shop", story.live["tag"], *endless, "--detach")
+    wait_until(lambda: story.phase() == "shadow" and story.samples(), what="requests are recorded")
+    assert story.mlctl.run("down", "shop").returncode == 0
+    assert story.samples() == []
+    assert story.last()["outcome"] == "rolled_back"

@@ -1,0 +1,63 @@
+"""Conditions on columns."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from bundle.errors import ErrorCode, MlctlError
+from services.batch.filters import Filter
+
+TABLE = pa.table(
+    {"age": [10, 20, None, 40], "land": ["DE", "AT", "DE", None], "a b": [1.0, 2.0, 3.0, 4.0]}
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("age >= 20", [1, 3]),
+        ("age >= 10 and age < 40 and land == 'DE'", [0]),
+        ("age > 30 or land == 'DE'", [0, 2, 3]),
+        ("not age > 30", [0, 1]),
+        ("land in ['AT', 'CH']", [1]),
+        ("land not in ('AT',)", [0, 2, 3]),
+        ("age is None", [2]),
+        ("land is not None and age is not None", [0, 1]),
+        ('col("a b") * 2 > 5', [2, 3]),
+        ("age - 10 == -1 * 0", [0]),
+        ("land != 'DE'", [1]),
+    ],
+)
+def test_rows_for_which_it_is_true(text: str, rows: list[int]) -> None:
+    assert Filter(text).keep(TABLE).tolist() == rows
+
+
+def test_it_knows_its_columns() -> None:
+    assert Filter("age > 1 and (col('a b') < age or land == 'x')").columns == ("age", "a b", "land")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "age >",
+        "1 == 1",
+        "__import__('os').system('true')",
+        "age.real > 1",
+        "age[0] > 1",
+        "[x for x in age]",
+        "1 < age < 3",
+        "lambda: age",
+        "open(age)",
+    ],
+)
+def test_whatever_else_is_refused(text: str) -> None:
+    with pytest.raises(MlctlError) as caught:
+        Filter(text)
+    assert caught.value.code is ErrorCode.INVALID_INPUT
+
+
+@pytest.mark.parametrize("text", ["age + 1", "land > 3", "land in age", "age is 3", "age in ['x']"])
+def test_what_does_not_fit_the_types_is_refused(text: str) -> None:
+    with pytest.raises(MlctlError, match="--filter"):
+        Filter(text).keep(TABLE)

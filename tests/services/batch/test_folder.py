@@ -1,0 +1,146 @@
+"""The commit protocol of a folder: orphans, locks, strangers."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from bundle.errors import ErrorCode, MlctlError
+from services.batch.base import BadRow, Job, SinkRequest, Totals, Unit, UnitResult
+from services.batch.folder import FolderSink
+from services.batch.sinks.parquet import open_sink
+from tests.support import tables
+
+SCHEMA = pa.schema([("id", pa.int64())])
+JOB = Job({"input": "a"}, SCHEMA, SCHEMA, {"bento": "b"})
+
+
+def sink_at(out: Path) -> FolderSink:
+    return open_sink(SinkRequest(str(out)))
+
+
+def result(index: int, bad: tuple[BadRow, ...] = ()) -> UnitResult:
+    first = index * 10
+    return UnitResult(
+        Unit(f"{index:08}", "f", first, 10),
+        pa.table({"id": pa.array(range(first, first + 10 - len(bad)), pa.int64())}),
+        bad,
+    )
+
+
+def test_parts_that_no_ledger_knows_are_removed_at_start(tmp_path: Path) -> None:
+    with sink_at(tmp_path) as sink:
+        sink.begin(JOB)
+        sink.commit([result(0), result(1)])
+    (tmp_path / "part-00000002.parquet").write_bytes(b"half")
+    (tmp_path / "land=DE").mkdir()
+    (tmp_path / "land=DE" / "part-00000003.parquet").write_bytes(b"half")
+    (tmp_path / "_mlctl" / "x.tmp").write_bytes(b"half")
+    with sink_at(tmp_path) as sink:
+        progress = sink.begin(JOB)
+    assert progress.done == {"00000000", "00000001"}
+    assert progress.totals == Totals(units=2, rows=20)
+    assert [path.name for path in tmp_path.rglob("part-*")] == ["part-00000000.parquet"]
+    assert not list((tmp_path / "_mlctl").glob("*.tmp"))
+
+
+def test_a_commit_may_be_made_again(tmp_path: Path) -> None:
+    bad = (BadRow(9, "poison", {"id": 9}),)
+    with sink_at(tmp_path) as sink:
+        sink.begin(JOB)
+        for _ in range(2):
+            sink.commit([result(0, bad), result(1)])
+        assert [each.bad.row for each in sink.quarantined()] == [9]
+        (_job, progress) = sink.stored()
+    assert progress.totals == Totals(units=2, rows=19, bad=1)
+    assert tables.answers(tmp_path)["id"].to_pylist() == [*range(9), *range(10, 20)]
+
+
+def test_one_runner_at_a_time(tmp_path: Path) -> None:
+    with sink_at(tmp_path), pytest.raises(MlctlError, match="another process") as caught:
+        sink_at(tmp_path).__enter__()
+    assert caught.value.code is ErrorCode.JOB_RUNNING
+    with sink_at(tmp_path) as sink:
+        assert not sink.begin(JOB).done
+
+
+def test_a_folder_of_somebody_else_is_refused_even_with_restart(tmp_path: Path) -> None:
+    mine = tmp_path / "part-00000000.parquet"
+    mine.write_bytes(b"precious")
+    for restart in (False, True):
+        with sink_at(tmp_path) as sink, pytest.raises(MlctlError, match="no batch job wrote"):
+            sink.begin(JOB, restart=restart)
+    assert mine.read_bytes() == b"precious"
+
+
+def test_restart_removes_the_answers_of_the_job_before_and_nothing_else(tmp_path: Path) -> None:
+    with sink_at(tmp_path) as sink:
+        sink.begin(JOB)
+        sink.commit([result(0)])
+        sink.finish({"rows": 10})
+    (tmp_path / "notes.txt").write_text("keep me")
+    other = Job({"input": "b"}, SCHEMA, SCHEMA)
+    with sink_at(tmp_path) as sink:
+        with pytest.raises(MlctlError, match="input was a, is b"):
+            sink.begin(other)
+        assert sink.begin(other, restart=True).totals == Totals()
+    assert not list(tmp_path.glob("part-*"))
+    assert (tmp_path / "notes.txt").read_text() == "keep me"
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("")
+    with pytest.raises(MlctlError, match="is not a folder"):
+        sink_at(tmp_path / "out").__enter__()
+
+
+def test_the_ledger_is_written_after_the_parts_are_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    real_sync, real_replace = os.fsync, Path.replace
+
+    def sync(descriptor: int) -> None:
+        order.append(
+            "sync " + ("folder" if Path(f"/proc/self/fd/{descriptor}").is_dir() else "file")
+        )
+        real_sync(descriptor)
+
+    def replace(path: Path, target: Path) -> Path:
+        order.append("rename")
+        return real_replace(path, target)
+
+    with sink_at(tmp_path) as sink:
+        sink.begin(JOB)
+        commit = sink._open().commit
+
+        def enter(results: Sequence[UnitResult], parts: Iterable[str]) -> None:
+            order.append("ledger")
+            commit(results, parts)
+
+        monkeypatch.setattr(os, "fsync", sync)
+        monkeypatch.setattr(Path, "replace", replace)
+        monkeypatch.setattr(sink._open(), "commit", enter)
+        sink.commit([result(0)])
+    assert order == ["sync file", "rename", "sync folder", "ledger"]
+
+
+def test_a_full_ledger_is_a_full_disk_and_may_be_tried_again(tmp_path: Path) -> None:
+    bad = tuple(BadRow(row, "poison", {"text": "x" * 500}) for row in range(10))
+    with sink_at(tmp_path) as sink:
+        sink.begin(JOB)
+        database = sink._open()._db
+        (pages,) = database.execute("PRAGMA page_count").fetchone()
+        database.execute(f"PRAGMA max_page_count = {pages}")
+        with pytest.raises(OSError, match="no space left") as caught:
+            sink.commit([result(0, bad)])
+        assert caught.value.errno == errno.ENOSPC
+        assert sink.stored()[1].totals == Totals()
+        database.execute("PRAGMA max_page_count = 100000")
+        sink.commit([result(0, bad)])
+        assert sink.stored()[1].totals == Totals(units=1, bad=10)

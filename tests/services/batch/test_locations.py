@@ -1,0 +1,129 @@
+"""Paths, folders, globs and URLs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+from pyarrow import parquet
+
+from bundle.errors import ErrorCode, MlctlError
+from services.batch.base import SinkRequest, SourceRequest
+from services.batch.locations import form_of, list_files, scheme_of
+from services.batch.sinks import open_sink
+from services.batch.sources import open_source
+from tests.support import tables
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("b.parquet", "a.parquet", "k=1/c.parquet", "_SUCCESS", ".x/d.parquet", "n.txt"):
+        path = tmp_path / "in" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(name.encode())
+    return tmp_path / "in"
+
+
+def names(location: str, *endings: str) -> list[str]:
+    return [file.name for file in list_files(location, endings or ("",))]
+
+
+def test_a_folder_has_its_visible_files_in_order(folder: Path) -> None:
+    expected = ["a.parquet", "b.parquet", "k=1/c.parquet"]
+    assert names(str(folder), ".parquet") == expected
+    assert names(f"file://{folder}", ".parquet") == expected
+    assert names(str(folder)) == [*expected, "n.txt"]
+
+
+def test_a_glob_and_a_file(folder: Path) -> None:
+    assert names(f"{folder}/?.parquet") == ["a.parquet", "b.parquet"]
+    assert names(f"{folder}/*/c.*") == ["k=1/c.parquet"]
+    assert names(f"{folder}/_SUCCESS") == ["_SUCCESS"]
+
+
+def test_urls_are_listed_by_fsspec(folder: Path) -> None:
+    system = fsspec.filesystem("memory")
+    system.put(str(folder), "/place", recursive=True)
+    try:
+        expected = ["a.parquet", "b.parquet", "k=1/c.parquet"]
+        assert names("memory://place", ".parquet") == expected
+        assert names("memory://place/*.parquet") == expected[:2]
+        (one,) = list_files("memory://place/a.parquet")
+        with one.open() as file:
+            assert (one.name, one.size, file.read()) == ("a.parquet", 9, b"a.parquet")
+        assert one.version
+    finally:
+        system.rm("/place", recursive=True)
+
+
+def test_rows_are_read_from_a_url(tmp_path: Path) -> None:
+    x = tables.write_rows(tmp_path / "in.parquet", 700)
+    system = fsspec.filesystem("memory")
+    system.put(str(tmp_path / "in.parquet"), "/rows/in.parquet")
+    try:
+        source = open_source(SourceRequest("memory://rows", 300))
+        chunks = list(source.scan(["x"], ()))
+        assert [chunk.table.num_rows for chunk in chunks] == [300, 300, 100]
+        found = np.concatenate([tables.matrix(chunk.table["x"]) for chunk in chunks])
+        np.testing.assert_array_equal(found, x)
+    finally:
+        system.rm("/rows", recursive=True)
+
+
+@pytest.mark.parametrize("location", ["/no/such/place", "memory://no/such", "no*where"])
+def test_a_place_without_rows_is_refused(location: str) -> None:
+    with pytest.raises(MlctlError) as caught:
+        open_source(SourceRequest(location, 10))
+    assert caught.value.code is ErrorCode.INVALID_INPUT
+
+
+def test_an_unknown_scheme_or_form_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.odd").write_text("1")
+    for location in ("gopher://x", str(tmp_path / "x.odd")):
+        with pytest.raises(MlctlError) as caught:
+            open_source(SourceRequest(location, 10))
+        assert caught.value.code is ErrorCode.INVALID_INPUT
+    with pytest.raises(MlctlError, match="cannot be written to"):
+        open_sink(SinkRequest("gopher://x"))
+    with pytest.raises(MlctlError, match="of the form 'odd'"):
+        open_sink(SinkRequest(str(tmp_path / "out"), {"format": "odd"}))
+
+
+@pytest.mark.parametrize(
+    ("location", "form"),
+    [
+        ("/a/b.csv", "csv"),
+        ("s3://b/c.CSV.gz", "csv"),
+        ("sql://host/db", "sql"),
+        ("a.csv/", "csv"),
+        ("a.json", None),
+    ],
+)
+def test_the_form_of_a_location(location: str, form: str | None) -> None:
+    assert form_of(location, {"sql": "sql"}, {".csv": "csv"}) == form
+
+
+def test_schemes() -> None:
+    assert [scheme_of(text) for text in ("S3://a", "/a://b", "a/b", "C:/x")] == [
+        "s3",
+        None,
+        None,
+        None,
+    ]
+
+
+def test_folders_of_a_dataset_are_columns(tmp_path: Path) -> None:
+    for day, land in ((1, "DE"), (2, "__HIVE_DEFAULT_PARTITION__"), (10, "A%20T")):
+        place = tmp_path / f"day={day}" / f"land={land}" / "p.parquet"
+        place.parent.mkdir(parents=True)
+        parquet.write_table(tables.table(tables.inputs(3)), place)
+    source = open_source(SourceRequest(str(tmp_path), 10))
+    assert source.schema.names == ["id", "x", "day", "land"]
+    rows = [row for chunk in source.scan(["land", "day"], ()) for row in chunk.table.to_pylist()]
+    assert rows == [
+        {"land": land, "day": day}
+        for day, land in ((1, "DE"), (10, "A T"), (2, None))
+        for _ in "abc"
+    ]

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import gzip
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bundle.errors import ErrorCode, MlctlError
+from services.budget import BusyError, Hold, Inflight
+from services.lean_grpc.messages import Assembler, Packed, frame, unpack
+
+MESSAGES = st.lists(st.binary(max_size=40), max_size=6)
+
+
+def assembler(limit: int = 100, inflight: Inflight | None = None) -> Assembler:
+    return Assembler(limit, Hold(inflight or Inflight(sys.maxsize)))
+
+
+@given(MESSAGES, st.data())
+def test_messages_come_out_however_they_are_cut(messages: list[bytes], data: st.DataObject) -> None:
+    whole = b"".join(map(frame, messages))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=8)))
+    inflight = Inflight(sys.maxsize)
+    into = assembler(inflight=inflight)
+    for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True):
+        into.feed(whole[start:end])
+    assert into.is_whole
+    assert [message.data for message in into.messages] == messages
+    while into.messages:
+        assert inflight.used > 0
+        into.take()
+    assert inflight.used == 0
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_messages_or_an_error(data: bytes) -> None:
+    into = assembler()
+    try:
+        for start in range(0, len(data), 7):
+            into.feed(data[start : start + 7])
+    except MlctlError as error:
+        assert error.code in (ErrorCode.INVALID_INPUT, ErrorCode.PAYLOAD_TOO_LARGE)
+    assert sum(len(message.data) + 5 for message in into.messages) <= len(data)
+
+
+def test_a_length_is_judged_before_its_message_comes() -> None:
+    with pytest.raises(MlctlError) as caught:
+        assembler().feed(b"\0" + (101).to_bytes(4, "big"))
+    assert caught.value.code is ErrorCode.PAYLOAD_TOO_LARGE
+    inflight = Inflight(200)
+    into = assembler(inflight=inflight)
+    into.feed(frame(b"x" * 50)[:20])
+    assert inflight.used > 50
+    with pytest.raises(BusyError):
+        assembler(inflight=inflight).feed(frame(b"x" * 50)[:5])
+    into.drop()
+    assert inflight.used == 0
+
+
+def test_the_rest_of_a_stream_stays_counted() -> None:
+    inflight = Inflight(sys.maxsize)
+    into = assembler(inflight=inflight)
+    into.feed(frame(b"x" * 9) + frame(b"y" * 50)[:30])
+    before = inflight.used
+    into.take()
+    assert 50 <= inflight.used < before
+
+
+def test_messages_are_unpacked_under_the_limit() -> None:
+    packed = Packed(gzip.compress(b"x" * 90), compressed=True)
+    assert unpack(packed, b"gzip", 100) == b"x" * 90
+    assert unpack(Packed(b"x", compressed=False), b"gzip", 100) == b"x"
+    for coding, limit, code in (
+        (b"gzip", 80, ErrorCode.PAYLOAD_TOO_LARGE),
+        (b"deflate", 100, ErrorCode.INVALID_INPUT),
+        (b"identity", 100, ErrorCode.INVALID_INPUT),
+    ):
+        with pytest.raises(MlctlError) as caught:
+            unpack(packed, coding, limit)
+        assert caught.value.code is code

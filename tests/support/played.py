@@ -1,0 +1,65 @@
+"""A rollout played on the in-memory twins, for whatever reads the journal afterwards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from bundle.clock import ManualClock
+from rollout.controller import Controller, Watch, World
+from rollout.journal import Journal
+from rollout.machine import Phase
+from rollout.memory import MemoryLauncher, MemoryPlane
+from rollout.model import Colour, Ports, RolloutSpec, Settings
+from tests.support.rollouts import revision
+
+EDGES = (100.0, 200.0)
+SPEC = RolloutSpec(
+    steps=(10, 50, 100),
+    step_seconds=3,
+    min_requests=20,
+    max_p99_ms=200.0,
+    max_error_rate=0.05,
+    warmup_seconds=1,
+    bake_seconds=4,
+    deadline_seconds=200,
+)
+
+
+@dataclass
+class Played:
+    """The deployment `shop` with one rollout, moved on by `tick`."""
+
+    journal: Journal
+    clock: ManualClock
+    settings: Settings = field(default_factory=Settings)
+    plane: MemoryPlane = field(default_factory=lambda: MemoryPlane(EDGES))
+
+    def __post_init__(self) -> None:
+        self.journal.create("shop", Ports(8000, 2), self.settings, revision("tiny:aa"))
+        self.begin("tiny:bb")
+
+    def begin(self, tag: str) -> int:
+        """Ask for another rollout; its id."""
+        rollout = self.journal.begin("shop", revision(tag), SPEC)
+        watch = Watch(self.journal.take_over("shop"), self.settings, lambda: True)
+        world = World(self.plane, self.plane, MemoryLauncher(), self.clock, EDGES)
+        self.controller = Controller(self.journal.rollout(rollout), world, self.journal, watch)
+        return rollout
+
+    def tick(self, times: int = 1, *, errors: int = 0, requests: int = 200) -> None:
+        """Looks of one second each; of the candidate's requests `errors` fail."""
+        for _ in range(times):
+            self.clock.advance(1.0)
+            for colour, weight in self.plane.weights.items():
+                n = requests * weight // 100
+                bad = errors if colour is Colour.GREEN and n else 0
+                self.plane.serve(colour, n, errors=bad)
+            self.controller.tick()
+
+    def until(self, phase: Phase, *, errors: int = 0, requests: int = 200) -> None:
+        """Look until the rollout is in `phase`; AssertionError if it never comes there."""
+        for _ in range(300):
+            if self.controller.progress.phase is phase:
+                return
+            self.tick(errors=errors, requests=requests)
+        raise AssertionError(f"{phase} was not reached: {self.controller.progress}")
