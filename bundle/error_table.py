@@ -22,6 +22,7 @@ class ErrorCode(StrEnum):
     METHOD_NOT_ALLOWED = "method_not_allowed"
     UNAUTHENTICATED = "unauthenticated"
     NOT_PERMITTED = "not_permitted"
+    KEY_NOT_FOUND = "key_not_found"
     MODEL_NOT_FOUND = "model_not_found"
     BENTO_NOT_FOUND = "bento_not_found"
     DEPLOYMENT_NOT_FOUND = "deployment_not_found"
@@ -122,6 +123,13 @@ ERROR_TABLE: Mapping[ErrorCode, ErrorSpec] = MappingProxyType(
             2,
             403,
             "PERMISSION_DENIED",
+        ),
+        ErrorCode.KEY_NOT_FOUND: ErrorSpec(
+            "No answer is precomputed for that entity key.",
+            "Send the inputs as well: then the model answers.",
+            3,
+            404,
+            "NOT_FOUND",
         ),
         ErrorCode.MODEL_NOT_FOUND: ErrorSpec(
             "The registry has no such model, version or alias.",

@@ -80,7 +80,7 @@ class Sampling:
             first = error.errors(include_url=False, include_context=False)[0]
             where = ".".join(str(part) for part in first["loc"])
             raise _invalid(f"the sampling document: {where}: {first['msg']}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise _invalid(f"the sampling document is not JSON: {error}") from error
 
 

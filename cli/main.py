@@ -16,6 +16,7 @@ from cli.commands.doctor import doctor
 from cli.commands.down import down
 from cli.commands.gate import gate
 from cli.commands.history import history
+from cli.commands.hybrid import hybrid
 from cli.commands.logs import logs
 from cli.commands.models import models
 from cli.commands.optimize import optimize
@@ -32,8 +33,8 @@ from cli.commands.up import up
 from cli.commands.why import why
 
 COMMANDS = (
-    doctor, demo, models, optimize, pull, build, serve, batch, bench, up, scale, promote, pause,
-    resume, abort, rollback, status, ps, logs, history, why, gate, down,
+    doctor, demo, models, optimize, pull, build, serve, batch, hybrid, bench, up, scale, promote,
+    pause, resume, abort, rollback, status, ps, logs, history, why, gate, down,
 )  # fmt: skip
 
 

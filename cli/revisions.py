@@ -17,7 +17,9 @@ def find_revision(bento: str) -> Revision:
 
     BENTO_NOT_FOUND, or INVALID_INPUT for a Bento that `mlctl build` did not make.
     """
+    from bundle.verify import read_manifest
     from rollout.model import Revision
+    from services.packaging import MODEL_FOLDER
     from services.store import find_bento
 
     found = find_bento(bento)
@@ -28,4 +30,6 @@ def find_revision(bento: str) -> Revision:
             f"{found.tag} has no label mlctl.{missing[0]}: it was not built by mlctl",
             "Build it with `mlctl build NAME`.",
         )
-    return Revision(found.tag, **{name: found.labels[f"mlctl.{name}"] for name in _LABELS})
+    labels = {name: found.labels[f"mlctl.{name}"] for name in _LABELS}
+    evidence = read_manifest(found.path / "src" / MODEL_FOLDER).evidence
+    return Revision(found.tag, **labels, agreement=evidence.agreement)

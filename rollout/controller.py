@@ -59,8 +59,7 @@ class Controller:
         self._no_shadow = _why_no_shadow(rollout, world)
         if self._no_shadow:
             rollout = replace(rollout, spec=rollout.spec.without_shadow())
-        events = journal.events(rollout.deployment, rollout=rollout.id)
-        self._rollout = replace(rollout, progress=records.with_evidence(rollout, events))
+        self._rollout = rollout
         self._world = world
         self._journal = journal
         self._settings = watch.settings

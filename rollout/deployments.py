@@ -21,7 +21,7 @@ from rollout.keeping import deployment_up, ensure_daemon, spawn_daemon, take_dow
 from rollout.launcher import free_ports, require_free, resolve_host
 from rollout.model import Colour, Ports, Revision, RolloutSpec, Settings, check_name
 from rollout.planes import can_copy, edges_of, proxy_of
-from rollout.ports import PlaneUnavailable
+from rollout.ports import PlaneRejected, PlaneUnavailable
 from rollout.records import ENDED, Deployment, Event, Rollout
 from rollout.seen.secret import with_secret
 from rollout.seen.telemetry import LOOPBACK
@@ -30,6 +30,7 @@ from rollout.supervisor import PROXY
 from rollout.wishes import Wish
 
 _POLL_SECONDS = 0.05
+_PAGE = 500
 _DAEMON_CHECK_SECONDS = 2.0
 _STOP_SECONDS = 10.0
 _BENTO_FAILED = "the Bento did not become ready"
@@ -66,8 +67,7 @@ def up(
     with Journal(places.journal()) as journal:
         _check_free(journal, name)
         ports = _ports(host, port, settings)
-        if settings.metrics_port is not None:
-            require_free(LOOPBACK, settings.metrics_port)
+        _check_metrics(settings, ports)
         settings = with_secret(name, settings)
         proxy = proxy_of(places.directory(name), ports, settings)
         proxy.command()  # what is missing is told before anything is started
@@ -139,28 +139,30 @@ def promote(name: str, revision: Revision, spec: RolloutSpec) -> int:
             )
         agreement.require_copies(spec, can_copy=can_copy(deployment.settings))
         counted = slo.counted(spec, edges_of(deployment.settings))
-        if revision.source == deployment.live.source:
-            counted = agreement.of_one_source(counted)
+        counted = agreement.by_default(counted, deployment.live, revision)
         rollout = journal.begin(name, revision, counted, asked=spec)
         ensure_daemon(journal, name)
         return rollout
 
 
-def follow(name: str, rollout: int) -> Iterator[Event]:
-    """The rollout's events from its begin, as they come, until it ended.
+def follow(name: str, rollout: int, after: int = 0) -> Iterator[Event]:
+    """The rollout's events from its begin, or after one, as they come, until it ended.
 
     NOT_FOUND if the deployment has no such rollout.
     """
     with Journal(places.journal()) as journal:
         if journal.rollout(rollout).deployment != name:
             raise MlctlError(ErrorCode.NOT_FOUND, f"{name!r} has no rollout {rollout}")
-        seen, checked = 0, 0.0
+        seen, checked = after, 0.0
         while True:
-            for event in journal.events(name, after=seen, rollout=rollout):
+            page = journal.events(name, after=seen, rollout=rollout, limit=_PAGE)
+            for event in page:
                 seen = event.seq
                 yield event
                 if event.kind == ENDED:
                     return
+            if len(page) == _PAGE:
+                continue
             if time.monotonic() - checked > _DAEMON_CHECK_SECONDS:
                 checked = time.monotonic()
                 ensure_daemon(journal, name)
@@ -186,8 +188,7 @@ def ask(name: str, wish: Wish, reason: str) -> Event:
     with Journal(places.journal()) as journal:
         before = journal.last_event(name)
         rollout = journal.request(name, wish, reason)
-    seen = before.seq if before else 0
-    done = (event for event in follow(name, rollout) if event.seq > seen)
+    done = follow(name, rollout, after=before.seq if before else 0)
     return next(event for event in done if event.body.get("asked") == wish or event.kind == ENDED)
 
 
@@ -198,10 +199,12 @@ def history(name: str) -> tuple[Rollout, ...]:
         return journal.rollouts(name)
 
 
-def events(name: str, after: int = 0, rollout: int | None = None) -> tuple[Event, ...]:
-    """The record of a deployment, oldest first."""
+def events(
+    name: str, after: int = 0, rollout: int | None = None, *, ticks: bool = True
+) -> tuple[Event, ...]:
+    """The record of a deployment, oldest first, with or without what its looks found."""
     with Journal(places.journal()) as journal:
-        return journal.events(name, after, rollout)
+        return journal.events(name, after, rollout, ticks=ticks)
 
 
 def _check_free(journal: Journal, name: str) -> None:
@@ -216,6 +219,18 @@ def _ports(host: str, port: int, settings: Settings) -> Ports:
     address = resolve_host(host)
     require_free(address, port)
     return Ports(port, free_ports(1)[0], address)
+
+
+def _check_metrics(settings: Settings, ports: Ports) -> None:
+    """INVALID_INPUT or PORT_TAKEN if the metrics cannot be at their port."""
+    port = settings.metrics_port
+    if port is None:
+        return
+    if port == ports.listen:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT, f"port {port} is for the requests: give another for metrics"
+        )
+    require_free(LOOPBACK, port)
 
 
 def _await_again(journal: Journal, deployment: Deployment) -> None:
@@ -296,5 +311,5 @@ def _asked(deployment: Deployment) -> tuple[dict[Colour, int] | None, dict[Colou
     with proxy_of(directory, deployment.ports, deployment.settings).plane() as plane:
         try:
             return plane.weights(), dict(plane.read().healthy)
-        except PlaneUnavailable:
+        except (PlaneUnavailable, PlaneRejected):  # in a cluster the route may be gone
             return None, None

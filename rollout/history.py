@@ -2,6 +2,7 @@
 
 A revision is live from `up`, or from the moment in which its rollout was recorded as proved,
 until the next one or until `down`. While a rollout was under way its candidate had a share.
+Ticks change nothing of that: the events may come without them.
 """
 
 from __future__ import annotations

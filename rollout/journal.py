@@ -268,7 +268,9 @@ class Journal:
         """Everything operators have asked of this rollout, oldest first."""
         kinds = tuple(Wish)
         rows = self._db.execute(
-            f"select * from event where rollout = ? and kind in ({_marks(kinds)}) order by seq",  # noqa: S608 - only question marks
+            "select * from event where rollout = ?1 and kind <> 'tick'"  # noqa: S608 - only question marks
+            " and deployment = (select deployment from rollout where id = ?1)"
+            f" and kind in ({_marks(kinds)}) order by seq",
             (rollout, *kinds),
         )
         return tuple(map(records.request_from, rows.fetchall()))
@@ -310,12 +312,25 @@ class Journal:
             self._check(name, epoch)
             self._append(name, rollout, kind, body)
 
-    def events(self, name: str, after: int = 0, rollout: int | None = None) -> tuple[Event, ...]:
-        """Events with a higher `seq` than `after`, oldest first; of one rollout if given."""
+    def events(
+        self,
+        name: str,
+        after: int = 0,
+        rollout: int | None = None,
+        *,
+        ticks: bool = True,
+        limit: int | None = None,
+    ) -> tuple[Event, ...]:
+        """Events with a higher `seq` than `after`, oldest first; of one rollout if given.
+
+        Most are ticks: leave them out where they are not needed, or read `limit` at a time.
+        """
+        of_rollout = "" if rollout is None else " and rollout = :rollout"
+        kinds = "" if ticks else " and kind <> 'tick'"
         rows = self._db.execute(
-            "select * from event where deployment = ? and seq > ?"
-            " and (?3 is null or rollout = ?3) order by seq",
-            (name, after, rollout),
+            "select * from event where deployment = :name and seq > :after"  # noqa: S608 - literals
+            f"{of_rollout}{kinds} order by seq limit :limit",
+            {"name": name, "after": after, "rollout": rollout, "limit": limit or -1},
         )
         return tuple(map(records.event_from, rows.fetchall()))
 

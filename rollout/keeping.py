@@ -49,6 +49,7 @@ def ensure_daemon(journal: Journal, name: str) -> None:
         if running and seconds_unseen(places.heartbeat(name)) < STUCK_SECONDS:
             return
         processes.kill(found[0])
+        _await_end([found[0]])  # while it dies it still holds the lock, and another one would leave
     spawn_daemon(name, journal.deployment(name).settings)
 
 
@@ -75,11 +76,15 @@ def take_down(journal: Journal, name: str) -> None:
 def _stop(refs: Sequence[ProcessRef]) -> None:
     for ref in refs:
         processes.terminate(ref)
+    _await_end(refs)
+    for ref in refs:
+        processes.kill(ref)
+
+
+def _await_end(refs: Sequence[ProcessRef]) -> None:
     deadline = time.monotonic() + _STOP_SECONDS
     while time.monotonic() < deadline and any(map(processes.alive, refs)):
         time.sleep(_POLL_SECONDS)
-    for ref in refs:
-        processes.kill(ref)
 
 
 def _environment(settings: Settings) -> dict[str, str]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
@@ -20,6 +23,13 @@ from rollout.shadow.folder import sample_folder
 GRPC_PORT = "MLCTL_GRPC_PORT"
 WORKERS = "MLCTL_WORKERS"
 _PROBE_TIMEOUT = 2.0
+# How long a look waits for one answer; a server that loads may take connections and not answer.
+_PROBE_PATIENCE = 0.1
+_PROBES_AT_ONCE = 16
+# Below those that the kernel gives to outgoing connections, one of which could take the port
+# while its server still loads.
+_OWN_PORTS = range(20_000, 32_768)
+_MOST_TRIED = 1000
 # What a server of its own may be told, and one of several behind the proxy must not be.
 _ALONE = dict.fromkeys(
     (
@@ -34,15 +44,17 @@ _ALONE = dict.fromkeys(
 
 
 def free_ports(count: int) -> tuple[int, ...]:
-    """Loopback ports that nothing listens on now; distinct."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return tuple(int(each.getsockname()[1]) for each in sockets)
-    finally:
-        for each in sockets:
-            each.close()
+    """Loopback ports that nothing listens on now; distinct. PORT_TAKEN if too few were found."""
+    with ExitStack() as stack:
+        found: list[int] = []
+        for port in random.SystemRandom().sample(_OWN_PORTS, _MOST_TRIED):
+            each = stack.enter_context(socket.socket())
+            with suppress(OSError):
+                each.bind(("127.0.0.1", port))
+                found.append(port)
+            if len(found) == count:
+                return tuple(found)
+    raise MlctlError(ErrorCode.PORT_TAKEN, f"fewer than {count} free ports on 127.0.0.1")
 
 
 def resolve_host(host: str) -> str:
@@ -84,8 +96,11 @@ class LocalLauncher:
         self._settings = settings
         self._ready: set[str] = set()
         self._client = httpx.Client(timeout=_PROBE_TIMEOUT, trust_env=False)
+        self._pool = ThreadPoolExecutor(_PROBES_AT_ONCE, thread_name_prefix="probe")
+        self._asked: dict[str, Future[Probe]] = {}
 
     def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
         self._client.close()
 
     def start(self, colour: Colour, revision: Revision, index: int = 0) -> Served:
@@ -103,14 +118,21 @@ class LocalLauncher:
         """READY once /readyz answers 200 and the model's metadata names the digest.
 
         After that only whether the process lives is asked; its health is the proxy's to watch.
+        An answer that takes long is found by a later call: it is STARTING until then.
         """
+        token = served.process.token
         if not processes.alive(served.process):
+            self._asked.pop(token, None)
             return Probe.DEAD
-        if served.process.token in self._ready:
+        if token in self._ready:
             return Probe.READY
-        probe = self._ask(served)
+        if token not in self._asked:
+            self._asked[token] = self._pool.submit(self._ask, served)
+        if not wait((self._asked[token],), _PROBE_PATIENCE).done:
+            return Probe.STARTING
+        probe = self._asked.pop(token).result()
         if probe is Probe.READY:
-            self._ready.add(served.process.token)
+            self._ready.add(token)
         return probe
 
     def stop(self, served: Served, *, force: bool = False) -> None:

@@ -133,7 +133,7 @@ def _listens(host: str, port: int) -> bool:
 
 def _told(journal: Journal, deployment: Deployment) -> dict[str, list[str]]:
     told: dict[str, list[str]] = {}
-    for event in journal.events(deployment.name):
+    for event in journal.events(deployment.name, ticks=False):
         if event.kind in _RESTARTS and event.at >= deployment.created:
             told.setdefault(str(event.body["role"]), []).append(event.kind)
     return told

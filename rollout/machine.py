@@ -279,8 +279,9 @@ def _counted(progress: Progress, requests: int) -> Progress:
 
 
 def warming_up(progress: Progress, spec: RolloutSpec, now: float) -> bool:
-    """Whether the candidate's first requests are still excluded."""
-    return progress.exposed is not None and now - progress.exposed < spec.warmup_seconds
+    """Whether the candidate's first requests, or the first copies, are still excluded."""
+    first = progress.since if progress.stage is Phase.SHADOW else progress.exposed
+    return first is not None and now - first < spec.warmup_seconds
 
 
 def judge(progress: Progress, look: Look, spec: RolloutSpec, now: float) -> Verdict:

@@ -61,13 +61,18 @@ class OnInconclusive(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """What a deployment serves: a Bento and the registered model version inside it."""
+    """What a deployment serves: a Bento and the registered model version inside it.
+
+    `agreement` is the share of rows with the source model's top class that optimize proved;
+    None where there are no classes.
+    """
 
     bento: str
     digest: str
     model: str
     version: str
     source: str
+    agreement: float | None = None
 
     def __post_init__(self) -> None:
         if not _DIGEST.fullmatch(self.digest):
@@ -95,7 +100,8 @@ class RolloutSpec:
             on the chance of a final step for one that is beyond a limit.
         margin: how much worse than the live revision is still called equal: this share of
             its latency, and this share of `max_error_rate`.
-        warmup_seconds: the first seconds of exposure that are recorded but not judged.
+        warmup_seconds: the first seconds of exposure, and of the shadow, that are recorded but
+            not judged.
         bake_seconds: least time at 100 % before the old revision is stopped.
         deadline_seconds: a rollout not proved by then ends as inconclusive, or is paused.
         on_inconclusive: which of the two.

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from rollout import gates
-from rollout.counts import Counts, Window
+from rollout.counts import Counts
 from rollout.gates import Action, Evidence, Gate, Verdict
 from rollout.kubernetes.target import Target
 from rollout.machine import Phase, Progress
@@ -24,6 +23,7 @@ from rollout.model import (
 )
 from rollout.ports import Served
 from rollout.processes import ProcessRef
+from rollout.shadow.agreement import ShadowEvidence
 from rollout.shadow.window import ShadowWindow
 from rollout.wishes import Request, Wish
 
@@ -51,7 +51,7 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One promotion; `colour` is the candidate's. `progress` has no evidence yet: see `events`."""
+    """One promotion; `colour` is the candidate's."""
 
     id: int
     deployment: str
@@ -111,7 +111,7 @@ def rollout_from(row: sqlite3.Row) -> Rollout:
         live=Revision(**json.loads(row["live"])),
         candidate=Revision(**json.loads(row["candidate"])),
         spec=RolloutSpec.from_json(row["spec"]),
-        progress=_progress_from(json.loads(row["progress"])),
+        progress=_progress_from(json.loads(row["progress"]), row["id"]),
         outcome=Outcome(row["outcome"]) if row["outcome"] else None,
         created=row["created"],
     )
@@ -150,10 +150,10 @@ def served_from(process: ProcessRef, body: Mapping[str, Any]) -> Served:
 
 
 def progress_body(progress: Progress) -> dict[str, Any]:
-    """Everything but the evidence, which the tick events hold."""
-    names = [field.name for field in fields(progress) if field.name != "evidence"]
+    """All of it, so that who takes over need not fold every tick again."""
     ruling = asdict(progress.ruling) if progress.ruling else None
-    return {**{name: getattr(progress, name) for name in names}, "ruling": ruling}
+    plain = {field.name: getattr(progress, field.name) for field in fields(progress)}
+    return {**plain, "ruling": ruling, "evidence": asdict(progress.evidence)}
 
 
 def ended_body(
@@ -170,39 +170,44 @@ def ended_body(
     }
 
 
-def with_evidence(rollout: Rollout, events: Iterable[Event]) -> Progress:
-    """The rollout's progress with its evidence folded again from its tick events."""
-    evidence = Evidence(seed=rollout.id)
-    for event in events:
-        if event.kind != TICK:
-            continue
-        if shadow := event.body.get("shadow"):
-            evidence = gates.fold_shadow(evidence, ShadowWindow(**shadow), rollout.spec)
-        if event.body["judged"]:
-            window = window_from(event.body["window"])
-            evidence = gates.fold(evidence, window, rollout.spec)
-    return replace(rollout.progress, evidence=evidence)
-
-
-def window_from(document: Mapping[str, Any]) -> Window:
-    """The window in a tick event."""
-    counts = Counts(**document["candidate"]), Counts(**document["live"])
-    return Window(*counts, fair=document.get("fair", True))
-
-
 def verdict_from(document: Mapping[str, Any]) -> Verdict:
     """The verdict in an event."""
     action, gate = Action(document["action"]), Gate(document["gate"])
     return Verdict(**{**document, "action": action, "gate": gate})
 
 
-def _progress_from(document: Mapping[str, Any]) -> Progress:
+def _progress_from(document: Mapping[str, Any], rollout: int) -> Progress:
     planned, ruling = document["planned"], document["ruling"]
+    # Journals from before kept none: what they saw has to be seen again.
+    evidence = _evidence_from(document.get("evidence", {}))
     interrupted = document.get("interrupted")
     converted = {
         "phase": Phase(document["phase"]),
         "interrupted": Phase(interrupted) if interrupted else None,
         "planned": Outcome(planned) if planned else None,
         "ruling": verdict_from(ruling) if ruling else None,
+        "evidence": replace(evidence, seed=rollout),
     }
     return Progress(**{**document, **converted})
+
+
+def _evidence_from(document: Mapping[str, Any]) -> Evidence:
+    """The inverse of `asdict`; what is not there is at its start."""
+    kinds: dict[str, Callable[..., Any]] = {
+        "candidate": Counts,
+        "live": Counts,
+        "shadow": _shadow_from,
+    }
+    parts = {name: kind(**document[name]) for name, kind in kinds.items() if name in document}
+    return Evidence(**{**_tupled(document), **parts})
+
+
+def _shadow_from(total: Mapping[str, Any], **others: Any) -> ShadowEvidence:
+    return ShadowEvidence(total=ShadowWindow(**total), **_tupled(others))
+
+
+def _tupled(document: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON's lists as the tuples that they were."""
+    return {
+        name: tuple(value) if isinstance(value, list) else value for name, value in document.items()
+    }

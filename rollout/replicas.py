@@ -7,6 +7,7 @@ it holds, and stopped. While none serves and the deployment may sleep, the activ
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,7 +16,7 @@ from rollout.controller import World
 from rollout.fleet import Fleet
 from rollout.journal import Journal
 from rollout.model import Endpoint, replica_role
-from rollout.ports import Probe, Served
+from rollout.ports import PlaneUnavailable, Probe, Served
 from rollout.processes import log_tail
 from rollout.records import Deployment
 
@@ -120,7 +121,8 @@ class LiveReplicas:
         if all(now - since < _JOIN_SECONDS for since in joined.values()):
             joined |= {each: at for each, at in self._joined.items() if self._lives(each, stand_in)}
         self._joined = joined
-        self._world.plane.connect(deployment.colour, tuple(joined))
+        with suppress(PlaneUnavailable):  # being restarted; the next look tells it again
+            self._world.plane.connect(deployment.colour, tuple(joined))
 
     def _lives(self, endpoint: Endpoint, stand_in: Endpoint | None) -> bool:
         return endpoint == stand_in or endpoint in self._leaving

@@ -62,6 +62,10 @@ create table if not exists event (
     body text not null
 );
 create index if not exists event_of on event (deployment, rollout, seq);
+create index if not exists event_in_order on event (deployment, seq);
+-- A rollout of hours has ten thousands of ticks and a few of anything else.
+create index if not exists rare_in_order on event (deployment, seq) where kind <> 'tick';
+create index if not exists rare_of on event (deployment, rollout, seq) where kind <> 'tick';
 create trigger if not exists event_is_final before update on event
 begin select raise(abort, 'events are append-only'); end;
 create trigger if not exists event_stays before delete on event

@@ -193,6 +193,8 @@ class Batcher:
 
     def next_event(self, now: float) -> float | None:
         """When to look again if nothing else happens: a deadline, or the end of a wait."""
+        if not (self._busy or self._lanes.count or len(self._shifts)):
+            self._deadlines.clear()  # one by one would cost each request as much as all of it
         while self._deadlines and not self._is_open(self._deadlines[0][1]):
             heapq.heappop(self._deadlines)
         moments = [self._deadlines[0][0]] if self._deadlines else []
@@ -260,7 +262,8 @@ class Batcher:
                 continue
             if rows + ticket.rows > self.limits.max_rows:
                 return batch, True
-            tightest = min(tightest, ticket.deadline)
+            if ticket.deadline < tightest:  # noqa: PLR1730 - min is a call for each request
+                tightest = ticket.deadline
             if tightest < in_no_hurry and now + self.costs.seconds(rows + ticket.rows) > tightest:
                 return batch, True
             batch.append(ticket)

@@ -3,15 +3,15 @@
 Every submitted request's future is completed exactly once, with its own answer or its
 own error; cancelling the future is how a caller leaves. All state is touched only on
 the event loop's thread; only the model's run is elsewhere. What takes more than one
-batch's time goes to `LongWork`.
+batch's time goes to `LongWork`. Callers that a desk speaks for have no futures.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -19,7 +19,8 @@ from bundle.clock import Clock
 from bundle.errors import ErrorCode, MlctlError
 from services.batcher import Batcher, Limits, Priority, Ticket, deadline_exceeded
 from services.costs import BatchCosts
-from services.joining import Outcome, run_joined
+from services.desks import Caller, Desk, Told
+from services.joining import Inputs, Outcome, cut, run_joined
 from services.longwork import LongWork, Stepwise, log_failure
 from services.metrics import BatchStats
 from services.model_thread import ModelThread
@@ -46,9 +47,12 @@ class BatchMeter(Protocol):
 
 
 class _Job(NamedTuple):
+    """A request. Who waits is a future, or a caller of the desk if there is one."""
+
     ticket: Ticket
-    inputs: Arrays
-    future: asyncio.Future[Answer]
+    inputs: Inputs
+    waiting: Any
+    desk: Desk | None = None
 
 
 class Batching:
@@ -140,6 +144,41 @@ class Batching:
         self._schedule()
         return future
 
+    def join_key(self, inputs: Arrays) -> Hashable | None:
+        """What the inputs' rows are joined by, if their bytes may be joined; else None."""
+        if self._lengths is not None or not self._policy.limits.joinable:
+            return None
+        rows = self._model.check(inputs)
+        long = self._stepwise is not None and self._stepwise.is_long(rows)
+        return None if long else self._key(inputs)
+
+    def submit_all(self, callers: Sequence[Caller], desk: Desk) -> None:
+        """Queue what `callers` ask, for whom `desk` answers, and look at once what is to run.
+
+        Each is told by its `set_exception` what `submit` would raise.
+        """
+        now = self._clock.monotonic()
+        jobs, offer = self._jobs, self._policy.offer
+        for caller in callers:
+            try:
+                ticket = offer(caller.rows, caller.key, now, now + caller.timeout, caller.priority)
+            except MlctlError as error:
+                caller.set_exception(error)
+                continue
+            number = caller.number = ticket.number
+            jobs[number] = _Job(ticket, caller, caller, desk)
+        if jobs:
+            self._answered.clear()
+            self._empty.clear()
+            self._pump()
+
+    def withdraw(self, caller: Caller) -> None:
+        """Forget what a caller of a desk has asked, if it is open."""
+        job = self._jobs.pop(caller.number, None)
+        if job is not None:
+            self._policy.cancel(job.ticket)
+            self._note_empty()
+
     def stream(self, inputs: Arrays, timeout: float) -> AnswerStream:
         """Queue `inputs`, whose answer comes in pieces; each has `timeout` s to come.
 
@@ -176,7 +215,7 @@ class Batching:
             self._timer.cancel()
         for job in list(self._jobs.values()):
             self._policy.cancel(job.ticket)
-            _fail(job, MlctlError(ErrorCode.UNAVAILABLE, "the server is stopping"))
+            self._fail(job, MlctlError(ErrorCode.UNAVAILABLE, "the server is stopping"))
         if self._long is not None:
             self._long.close()
         self._thread.stop()
@@ -204,7 +243,7 @@ class Batching:
             if self._long is not None and ticket.long:
                 self._long.expire(ticket)
             else:
-                _fail(self._jobs[ticket.number], deadline_exceeded())
+                self._fail(self._jobs[ticket.number], deadline_exceeded())
         self._note_empty()
 
     def _long_changed(self) -> None:
@@ -214,7 +253,7 @@ class Batching:
     def _start(self, jobs: list[_Job], now: float) -> None:
         rows = [job.ticket.rows for job in jobs]
         inputs = [job.inputs for job in jobs]
-        gone = [job.future.done for job in jobs]
+        gone = [job.waiting.done for job in jobs]
         work = partial(run_joined, self._model.run, inputs, rows, self._lengths, gone)
         if self._inline and sum(rows) <= self._policy.limits.max_rows:
             self._finish(jobs, now, work())
@@ -234,20 +273,46 @@ class Batching:
 
     def _finish(self, jobs: list[_Job], started: float, outcomes: list[Outcome]) -> None:
         seconds = self._clock.monotonic() - started
-        clean = not any(isinstance(outcome, Exception) for outcome in outcomes)
+        clean = not any([isinstance(outcome, Exception) for outcome in outcomes])  # noqa: C419 - faster
         self._policy.finished(seconds, clean=clean)
-        rows = sum(job.ticket.rows for job in jobs)
-        waits = [started - job.ticket.arrived for job in jobs]
-        for job, wait, outcome in zip(jobs, waits, outcomes, strict=True):
-            if isinstance(outcome, Exception):
-                log_failure(outcome)
-                _fail(job, outcome)
-            elif not job.future.done():
-                job.future.set_result(Answer(outcome, wait, seconds, rows))
-        self._meter.batch(BatchStats(rows, max(waits), seconds))
+        rows = sum([job.ticket.rows for job in jobs])
+        self._tell(jobs, outcomes, started, seconds, rows)
+        longest = started - min([job.ticket.arrived for job in jobs])
+        self._meter.batch(BatchStats(rows, longest, seconds))
         self._note_empty()
         if not self._policy.idle:
             self._schedule()
+
+    def _tell(
+        self, jobs: list[_Job], outcomes: list[Outcome], started: float, seconds: float, rows: int
+    ) -> None:
+        """Every request of a batch that ran learns its outcome, if it still waits."""
+        told: dict[Desk, list[Told]] = {}
+        for job, outcome in zip(jobs, outcomes, strict=True):
+            ticket, _, waiting, desk = job
+            wait = started - ticket.arrived
+            if isinstance(outcome, Exception):
+                log_failure(outcome)
+                self._fail(job, outcome)
+            elif desk is None:
+                if not waiting.done():
+                    waiting.set_result(Answer(cut(outcome), wait, seconds, rows))
+            elif ticket.number in self._jobs:
+                del self._jobs[ticket.number]
+                if desk in told:
+                    told[desk].append((waiting, outcome, wait))
+                else:
+                    told[desk] = [(waiting, outcome, wait)]
+        for desk, callers in told.items():
+            desk.answer(callers, seconds)
+
+    def _fail(self, job: _Job, error: Exception) -> None:
+        """Tell a request that still waits; a future's callback takes it from the open ones."""
+        if job.desk is None:
+            if not job.waiting.done():
+                job.waiting.set_exception(error)
+        elif self._jobs.pop(job.ticket.number, None) is not None:
+            job.waiting.set_exception(error)
 
     def _on_done(self, ticket: Ticket, future: asyncio.Future[Answer]) -> None:
         self._jobs.pop(ticket.number, None)
@@ -276,8 +341,3 @@ class Batching:
     def _on_timer(self) -> None:
         self._timer = None
         self._pump()
-
-
-def _fail(job: _Job, error: Exception) -> None:
-    if not job.future.done():
-        job.future.set_exception(error)

@@ -31,6 +31,7 @@ from services.inference import Inference
 from services.lean.protocol import lean_protocol
 from services.lean.stock import StockProtocol
 from services.limits import BodyLimit
+from services.observe.predict_calls import PredictCalls
 from services.predict import make_predict
 from services.responses import Response
 from services.secure.gate import PROBES, TokenGate
@@ -69,7 +70,7 @@ class MlctlService(bentoml.Service[Any]):
         serve_http(inference, host.settings)
         limits = (host.settings.max_body_bytes, host.inflight)
         timed = TimeLimit(bento_app(self, is_main), host.settings.deadline_ms / 1000 + 1)
-        limited = BodyLimit(timed, *limits)
+        limited = PredictCalls(BodyLimit(timed, *limits), host)
 
         def publish() -> None:
             forget_dead_workers()

@@ -32,6 +32,13 @@ class Inflight:
         self.limit = limit
         self.used = 0
 
+    def take(self, size: int) -> bool:
+        """Hold `size` bytes more, if there is room; whoever asks subtracts them from `used`."""
+        if self.used + size > self.limit:
+            return False
+        self.used += size
+        return True
+
 
 class Hold:
     """One request's share of what is in flight; `release` it when the request is over."""

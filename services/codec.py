@@ -62,6 +62,10 @@ class V2Codec:
         header = self._kept.get(content)
         return _fill(header or self._read(content), body, header_length)
 
+    def kept(self, content: bytes) -> Header | None:
+        """What a header means that came before and may well come again; None of any other."""
+        return self._kept.get(content)
+
     def encode(
         self,
         request: InferRequest,
@@ -85,7 +89,7 @@ class V2Codec:
                 tensor["data"] = encode_data(spec, array)
             tensors.append(tensor)
         identity = {"id": request.id} if request.id else {}
-        document = {**self._head, **identity, "outputs": tensors}
+        document: dict[str, Any] = {**self._head, **identity, "outputs": tensors}
         if parameters:
             document["parameters"] = parameters
         head = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)

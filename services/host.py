@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from enum import Enum
 from typing import NoReturn
 
@@ -23,6 +23,7 @@ from services.batcher import Limits, Priority
 from services.batching import Answer, Batching
 from services.budget import Inflight
 from services.costs import BatchCosts
+from services.desks import Caller, Desk
 from services.hybrid.lookup import Hybrid, open_hybrid
 from services.metrics import Metrics, Tally
 from services.observe.calls import outcome_of
@@ -160,7 +161,7 @@ class ModelHost:
             lengths=self._lengths,
             stepwise=scorer,
         )
-        self._hybrid = open_hybrid(self, self._clock, self._registry)
+        self._hybrid = open_hybrid(self, self._batching, self._clock, self._registry)
         # What was loaded so far lives as long as the process: keep the collector off it.
         gc.collect()
         gc.freeze()
@@ -177,9 +178,20 @@ class ModelHost:
 
         Raises UNAVAILABLE unless ready, and what `Batching.submit` raises.
         """
-        if self.phase is not Phase.READY or self._hung or self._batching is None:
-            raise MlctlError(ErrorCode.UNAVAILABLE, f"model {self.name!r} is {self.state}")
-        return self._batching.submit(inputs, self._seconds(timeout), priority)
+        return self._serving().submit(inputs, self._seconds(timeout), priority)
+
+    def submit_all(self, callers: Sequence[Caller], desk: Desk) -> None:
+        """See `Batching.submit_all`. Raises UNAVAILABLE unless ready."""
+        self._serving().submit_all(callers, desk)
+
+    def withdraw(self, caller: Caller) -> None:
+        """See `Batching.withdraw`."""
+        if self._batching is not None:
+            self._batching.withdraw(caller)
+
+    def join_key(self, inputs: dict[str, np.ndarray]) -> Hashable | None:
+        """See `Batching.join_key`."""
+        return self._serving().join_key(inputs)
 
     def ask(
         self, request: InferRequest, timeout: float | None, priority: Priority
@@ -197,24 +209,29 @@ class ModelHost:
 
         A model that makes its answer as a whole has one piece. Raises what `infer` does.
         """
+        return self._serving().stream(inputs, self._seconds(timeout))
+
+    def _serving(self) -> Batching:
         if self.phase is not Phase.READY or self._hung or self._batching is None:
             raise MlctlError(ErrorCode.UNAVAILABLE, f"model {self.name!r} is {self.state}")
-        return self._batching.stream(inputs, self._seconds(timeout))
+        return self._batching
 
     def _seconds(self, timeout: float | None) -> float:
         limit = self.settings.deadline_ms / 1000
         return limit if timeout is None else min(limit, timeout)
 
-    def count(self, protocol: str, error: BaseException | None) -> None:
-        """Record a request's outcome: None is success, a cancellation is a caller who left."""
+    def count(self, protocol: str, error: BaseException | None, count: int = 1) -> None:
+        """Record requests' outcome: None is success, a cancellation is a caller who left."""
         if self._metrics is None:
             return
-        self._metrics.request(protocol, outcome_of(error))
+        self._metrics.request(protocol, outcome_of(error), count)
 
-    def stages(self, parse: float, queue: float, infer: float, serialize: float) -> None:
-        """Record the seconds that one answered request spent in each stage."""
+    def stages(
+        self, parse: float, queue: float, infer: float, serialize: float, count: int = 1
+    ) -> None:
+        """Record the seconds that each of `count` answered requests spent in each stage."""
         if self._metrics is not None:
-            self._metrics.stages(parse, queue, infer, serialize)
+            self._metrics.stages(parse, queue, infer, serialize, count)
 
     def publish(self) -> None:
         """Make everything that was counted so far readable on /metrics."""

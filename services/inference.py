@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -16,15 +16,19 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from bundle.errors import ErrorCode, MlctlError
+from bundle.tensors import Signature
 from services.batcher import deadline_exceeded
 from services.batching import Answer
 from services.budget import Hold
-from services.codec import V2Codec
+from services.codec import Encoded, V2Codec
+from services.desks import Caller, Desk
 from services.encoding import IDENTITY, content_coding, inflate, pack
+from services.header import Header
 from services.host import ModelHost
 from services.lanes import Priority, parse_priority
 from services.observe.calls import HTTP, Seen, Stages
 from services.observe.ids import RequestIds
+from services.padding import Arrays
 from services.responses import Response, error_response, make_response
 from services.secure.public import failed, is_public
 from services.streaming import AnswerStream
@@ -91,6 +95,11 @@ class Inference:
         self._ids = RequestIds()
 
     @property
+    def signature(self) -> Signature:
+        """The model's."""
+        return self._host.signature
+
+    @property
     def targets(self) -> frozenset[bytes]:
         """The request targets that certainly mean this model's infer, as clients send them."""
         path = f"/v2/models/{quote(self._host.name, safe='')}"
@@ -118,6 +127,47 @@ class Inference:
     def admit(self, headers: Mapping[bytes, bytes]) -> None:
         """UNAUTHENTICATED unless the headers show a token, where one is asked for."""
         self._host.access.require(headers.get(b"authorization"))
+
+    def lasting(self, content: bytes) -> Header | None:
+        """The V2 header that `content` is, if it was met and may well come again."""
+        return self._codec.kept(content)
+
+    def join_key(self, inputs: Arrays) -> Hashable | None:
+        """See `Batching.join_key`; None as well where each request is looked at by itself."""
+        return None if self._host.observer is not None else self._host.join_key(inputs)
+
+    def take_in(self, size: int, authorization: bytes | None) -> bool:
+        """Whether a request that was met before is taken, and a body of `size` bytes then held.
+
+        It is not where it would be refused, or observed: it has to go the long way.
+        """
+        host = self._host
+        if size > host.settings.max_body_bytes or host.observer is not None:
+            return False
+        return host.access.allows(authorization) and host.inflight.take(size)
+
+    def let_go(self, size: int) -> None:
+        """A body that was taken in is held no more."""
+        self._host.inflight.used -= size
+
+    def submit_all(self, callers: Sequence[Caller], desk: Desk) -> None:
+        """See `Batching.submit_all`; UNAVAILABLE unless ready."""
+        self._host.submit_all(callers, desk)
+
+    def withdraw(self, caller: Caller) -> None:
+        """See `Batching.withdraw`."""
+        self._host.withdraw(caller)
+
+    def encode(self, request: InferRequest, outputs: Arrays) -> Encoded:
+        """An answer's body."""
+        return self._codec.encode(request, outputs)
+
+    def answered(
+        self, count: int, parse: float, queue: float, infer: float, serialize: float
+    ) -> None:
+        """Count `count` answers, each of which spent so many seconds in each stage."""
+        self._host.stages(parse, queue, infer, serialize, count)
+        self._host.count(HTTP, None, count)
 
     def open(
         self, headers: Mapping[bytes, bytes], request_id: bytes, seen: Seen | None = None
@@ -205,8 +255,7 @@ class Inference:
         start = perf_counter()
         encoded = self._codec.encode(asked.request, answer.outputs, answer.parameters)
         queue, infer = answer.queue_seconds, answer.infer_seconds
-        timing = b"queue;dur=%.3f, infer;dur=%.3f" % (queue * 1e3, infer * 1e3)
-        extra = [(b"server-timing", timing), (b"x-request-id", asked.head.request_id)]
+        extra = [(b"server-timing", timing(queue, infer)), (b"x-request-id", asked.head.request_id)]
         if encoded.header_length is not None:
             extra.append((b"inference-header-content-length", b"%d" % encoded.header_length))
         body, packing = pack(encoded.body, asked.head.accept)
@@ -275,6 +324,11 @@ def _is_heavy(head: Head, body: bytes) -> bool:
     """Whether to decode a body may keep the event loop for milliseconds."""
     json = len(body) if head.json_length is None else head.json_length
     return json > _HEAVY_JSON or head.coding != IDENTITY
+
+
+def timing(queue: float, infer: float) -> bytes:
+    """The header Server-Timing of an answer that waited and ran for so many seconds."""
+    return b"queue;dur=%.3f, infer;dur=%.3f" % (queue * 1e3, infer * 1e3)
 
 
 def too_large(limit: int) -> MlctlError:

@@ -15,16 +15,21 @@ from typing import TypeVar
 
 from services.admission import deadline_exceeded
 from services.padding import Arrays, LengthPadding
+from services.rawrows import RawRows, arrays_of, join_raw
 from services.scorer import join_rows
 
-__all__ = ["Arrays", "Outcome", "run_joined"]
-Outcome = Arrays | Exception
+__all__ = ["Arrays", "Inputs", "Outcome", "Share", "cut", "run_joined"]
+Inputs = Arrays | RawRows
+# The outputs of a run, and which of their rows are a request's: up to None, all of them. Plain,
+# as one is made for every request.
+Share = tuple[Arrays, int, int | None]
+Outcome = Share | Exception
 _T = TypeVar("_T")
 
 
 def run_joined(
     run: Callable[[Arrays], Arrays],
-    requests: Sequence[Arrays],
+    requests: Sequence[Inputs],
     rows: Sequence[int],
     lengths: LengthPadding | None = None,
     gone: Sequence[Callable[[], bool]] | None = None,
@@ -35,10 +40,11 @@ def run_joined(
     `gone` tells of each whether its caller left or was told that its time is over.
     """
     if len(requests) == 1:
-        return [_attempt(partial(run, requests[0]))]
-    answers = _attempt(lambda: _run_together(run, requests, rows, lengths))
-    if not isinstance(answers, Exception):
-        return list(answers)
+        outputs = _attempt(partial(run, arrays_of(requests[0])))
+        return [outputs if isinstance(outputs, Exception) else (outputs, 0, None)]
+    shares = _attempt(partial(_run_together, run, requests, rows, lengths))
+    if not isinstance(shares, Exception):
+        return list(shares)
     middle = len(requests) // 2
     outcomes: list[Outcome] = []
     for half in (slice(middle), slice(middle, None)):
@@ -50,24 +56,41 @@ def run_joined(
     return outcomes
 
 
+def cut(share: Share) -> Arrays:
+    """A request's own rows of the outputs."""
+    outputs, start, end = share
+    if end is None:
+        return outputs
+    return {name: array[start:end] for name, array in outputs.items()}
+
+
 def _run_together(
     run: Callable[[Arrays], Arrays],
-    requests: Sequence[Arrays],
+    requests: Sequence[Inputs],
     rows: Sequence[int],
     lengths: LengthPadding | None,
-) -> list[Arrays]:
+) -> list[Share]:
     if lengths is None:
-        return _divide(run(join_rows(list(requests))), rows)
-    levelled = lengths.level(requests)
-    answers = _divide(run(join_rows(levelled)), rows)
+        return _divide(run(_join(requests)), rows)
+    plain = [arrays_of(inputs) for inputs in requests]
+    levelled = lengths.level(plain)
+    shares = _divide(run(join_rows(levelled)), rows)
     padded = lengths.length(levelled[0])
     if padded is None:
-        return answers
-    own = [lengths.length(inputs) for inputs in requests]
+        return shares
+    own = [lengths.length(inputs) for inputs in plain]
     return [
-        answer if length is None else lengths.cut(answer, padded, length)
-        for answer, length in zip(answers, own, strict=True)
+        share if length is None else (lengths.cut(cut(share), padded, length), 0, None)
+        for share, length in zip(shares, own, strict=True)
     ]
+
+
+def _join(requests: Sequence[Inputs]) -> Arrays:
+    raw = [inputs for inputs in requests if not isinstance(inputs, dict)]
+    if len(raw) == len(requests):
+        return join_raw(raw)
+    plain = [inputs for inputs in requests if isinstance(inputs, dict)]
+    return join_rows([arrays_of(inputs) for inputs in requests] if raw else plain)
 
 
 def _attempt(work: Callable[[], _T]) -> _T | Exception:
@@ -77,9 +100,8 @@ def _attempt(work: Callable[[], _T]) -> _T | Exception:
         return error
 
 
-def _divide(outputs: Arrays, rows: Sequence[int]) -> list[Arrays]:
+def _divide(outputs: Arrays, rows: Sequence[int]) -> list[Share]:
+    for array in outputs.values():
+        array[:0]  # what cannot be divided fails here, and not when it is cut
     ends = accumulate(rows)  # plain numbers: numpy's own are slow to add and to slice with
-    return [
-        {name: array[end - count : end] for name, array in outputs.items()}
-        for count, end in zip(rows, ends, strict=True)
-    ]
+    return [(outputs, end - count, end) for count, end in zip(rows, ends, strict=True)]

@@ -68,10 +68,10 @@ class Distribution:
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
 
-    def observe(self, value: float) -> None:
-        """Count one value."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
+    def observe(self, value: float, count: int = 1) -> None:
+        """Count `count` equal values."""
+        self.counts[bisect_left(self.bounds, value)] += count
+        self.total += value * count
 
 
 class Metrics:
@@ -97,19 +97,21 @@ class Metrics:
         self._make_gauges(model, registry)
         self._exposition.touch()  # a worker is there before anyone asks it
 
-    def request(self, protocol: str, outcome: str) -> None:
-        """Count one request of `protocol` ("http", "grpc", "predict") by its outcome."""
+    def request(self, protocol: str, outcome: str, count: int = 1) -> None:
+        """Count `count` requests of `protocol` ("http", "grpc", "predict") by their outcome."""
         key = (protocol, outcome)
-        self._outcomes[key] = self._outcomes.get(key, 0) + 1
+        self._outcomes[key] = self._outcomes.get(key, 0) + count
         self._exposition.touch()
 
-    def stages(self, parse: float, queue: float, infer: float, serialize: float) -> None:
-        """Record the seconds that one answered request spent in each stage."""
-        self._parse_stage.observe(parse)
-        self._queue_stage.observe(queue)
-        self._infer_stage.observe(infer)
-        self._serialize_stage.observe(serialize)
-        self._request.observe(parse + queue + infer + serialize)
+    def stages(
+        self, parse: float, queue: float, infer: float, serialize: float, count: int = 1
+    ) -> None:
+        """Record the seconds that each of `count` answered requests spent in each stage."""
+        self._parse_stage.observe(parse, count)
+        self._queue_stage.observe(queue, count)
+        self._infer_stage.observe(infer, count)
+        self._serialize_stage.observe(serialize, count)
+        self._request.observe(parse + queue + infer + serialize, count)
 
     def batch(self, stats: BatchStats) -> None:
         """Record one finished batch."""

@@ -21,12 +21,11 @@ from bundle.errors import MlctlError
 from bundle.tensors import Datatype, Signature, TensorSpec
 from services.host import ModelHost
 from services.jsondata import decode_data
-from services.observe.calls import PREDICT, Seen, Stages
-from services.observe.ids import RequestIds
+from services.observe.calls import Stages
+from services.observe.predict_calls import take
 from services.secure.public import failed, is_public
 from services.wire import declare
 
-_IDS = RequestIds()
 logger = logging.getLogger("mlctl.predict")
 
 
@@ -74,7 +73,7 @@ async def _predict(
 ) -> Any:
     """Ask the model and count; `context` is BentoML's of the request, if it gave one."""
     failure: BaseException | None = None
-    seen = _watch(host, context)
+    seen = take(host, {} if context is None else context.request.scope)
     try:
         inputs = {name: arguments[plain] for name, plain in names.items()}
         answer = await host.infer(inputs)
@@ -94,21 +93,6 @@ async def _predict(
         host.count("predict", failure)
         if failure is not None and seen is not None and host.observer is not None:
             host.observer.ended(seen, failure)
-
-
-def _watch(host: ModelHost, context: Any) -> Seen | None:
-    """The request as observers are to know it; None if none of them wants to."""
-    if host.observer is None:
-        return None
-    scope = {} if context is None else context.request.scope
-    headers = dict(scope.get("headers", ()))
-    request_id = _IDS.of(headers.get(b"x-request-id"))
-    traceparent = headers.get(b"traceparent")
-    seen = host.observer.begin(PREDICT, request_id, traceparent, scope.get("client"))
-    length = headers.get(b"content-length", b"")
-    if seen is not None and length.isdigit():
-        seen.bytes_in = int(length)
-    return seen
 
 
 def _input_type(spec: TensorSpec) -> Any:

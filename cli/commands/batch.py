@@ -32,9 +32,10 @@ def run(
     from services.batch.base import SinkRequest, SourceRequest
     from services.batch.job import Control, Wanted, column_list, local_executor, run_job
     from services.batch.limits import ErrorLimit
+    from services.batch.locations import without_password
     from services.batch.model import find_model, lasting_name
     from services.batch.model import unit_rows as usual_unit_rows
-    from services.batch.sinks import open_sink
+    from services.batch.sinks import form_at, open_sink
     from services.batch.sources import open_source
 
     limit = ErrorLimit.parse(given["max_errors"])
@@ -45,19 +46,19 @@ def run(
         keep=column_list(given["keep"]),
         filter=given["condition"],
         partition_by=column_list(given["partition_by"]),
+        format=given["form"] or form_at(target),
         unit_rows=unit_rows or usual_unit_rows(bundle.manifest),
         forbid_nan=given["forbid_nan"],
         finite_outputs=given["finite_outputs"],
     )
     rows = open_source(SourceRequest(source, wanted.unit_rows, options))
-    form = {"format": given["form"]} if given["form"] else {}
-    sink = open_sink(SinkRequest(target, {**options, **form}))
+    sink = open_sink(SinkRequest(target, {**options, "format": wanted.format}))
     executor = local_executor(given["threads"])
     name, size = lasting_name(bento), given["batch_rows"]
     with stopping(output) as stop, watching(output) as watch:
         control = Control(limit, given["patience"], watch, stop, given["restart"])
         report = run_job(bundle, name, rows, sink, wanted, executor, control, size)
-    show_report(output, report, target)
+    show_report(output, report, without_password(target))
 
 
 @batch.command()

@@ -20,7 +20,7 @@ def _moment(_context: click.Context, _parameter: click.Parameter, text: str | No
         return None
     try:
         return datetime.fromisoformat(text).astimezone().timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         raise click.BadParameter("give a time such as 2026-05-01T14:30 or 2026-05-01") from None
 
 
@@ -41,7 +41,7 @@ def history(output: Output, name: str, moment: float | None) -> None:
         _show_all(output, name)
     else:
         rollouts = deployments.history(name)
-        _show_moment(output, name, at(moment, deployments.events(name), rollouts))
+        _show_moment(output, name, at(moment, deployments.events(name, ticks=False), rollouts))
 
 
 def _show_all(output: Output, name: str) -> None:
@@ -57,7 +57,8 @@ def _show_all(output: Output, name: str) -> None:
         runs = links(name).runs
         for document in documents:
             document["run"] = run_document(runs.get(document["id"]))
-        live = [asdict(each) for each in intervals(deployments.events(name), rollouts)]
+        known = deployments.events(name, ticks=False)
+        live = [asdict(each) for each in intervals(known, rollouts)]
         output.document({"name": name, "rollouts": documents, "live": live})
     elif not documents:
         output.note(f"{name} has had no rollout yet.")

@@ -88,7 +88,8 @@ def _show(output: Output, status: Status) -> None:
     output.line(f"{deployment.name} on {where}")
     output.line(f"  serves   {deployment.live.bento} (digest {deployment.live.digest[:12]})")
     if weights is None:
-        output.line("  traffic  the proxy does not answer; it is being restarted")
+        silent = "the cluster does not tell" if cluster else "the proxy does not answer"
+        output.line(f"  traffic  {silent}; it is tried again")
     else:
         shares = ", ".join(f"{colour.value} {weight} %" for colour, weight in weights.items())
         output.line(f"  traffic  {shares}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from cli.kubernetes_options import kubernetes_options, kubernetes_settings
 from cli.output import Output, reporting
@@ -78,14 +79,8 @@ def up(
     from cli.revisions import find_revision
     from rollout import deployments
 
-    if everything:
-        if name is not None:
-            raise click.UsageError("--all takes no NAME")
-        _show(output, *deployments.bring_back_all())
-    elif name is None:
-        raise click.UsageError("Missing argument 'NAME'.")
-    elif bento is None:
-        _show(output, deployments.bring_back(name))
+    if everything or name is None or bento is None:
+        _show(output, *_brought_back(name, everything=everything))
     else:
         settings = _settings(
             target,
@@ -100,6 +95,29 @@ def up(
         revision = find_revision(bento)
         output.note(f"Starting {name} with {revision.bento} ...")
         _show(output, deployments.up(name, revision, port, host=host, settings=settings))
+
+
+def _brought_back(name: str | None, *, everything: bool) -> tuple[Deployment, ...]:
+    from rollout import deployments
+
+    if everything and name is not None:
+        raise click.UsageError("--all takes no NAME")
+    if not everything and name is None:
+        raise click.UsageError("Missing argument 'NAME'.")
+    _refuse_settings()
+    return deployments.bring_back_all() if name is None else (deployments.bring_back(name),)
+
+
+def _refuse_settings() -> None:
+    """What comes back keeps its settings: an option that would be without effect is an error."""
+    context = click.get_current_context()
+    for option in context.command.params:
+        if not isinstance(option, click.Option) or option.name in ("everything", "as_json"):
+            continue
+        if context.get_parameter_source(str(option.name)) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(
+                f"{option.opts[0]} needs a BENTO: without one a deployment comes back as it was"
+            )
 
 
 def _settings(target: str, options: dict[str, Any], **local: Any) -> Settings:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from bundle.errors import ErrorCode, MlctlError
 from bundle.latency import SERVED_EDGES_MS
 from rollout.gate_service import session as sessions
-from rollout.gate_service.session import Result
+from rollout.gate_service.session import Result, Session
 from rollout.gate_service.store import Store, Terms
 from rollout.gates import Verdict
 from rollout.kubernetes.meter import Source, SourceMeter
@@ -53,7 +53,6 @@ class GateService:
         INVALID_INPUT, NOT_FOUND for a source that was not allowed, QUEUE_FULL.
         """
         self._check(name, terms)
-        self._store.load(name, terms)  # refuses before anything is opened
         opened = self._opened(name, terms)
         with opened.lock:
             session = self._store.load(name, terms)
@@ -66,14 +65,15 @@ class GateService:
             verdict = sessions.judge(session, terms.spec, final=final)
             if sessions.result_of(verdict) is Result.FAILURE:
                 session = replace(session, failed=verdict)
-            self._store.save(name, terms, session)
+            self._keep(name, terms, session, opened)
         return Answer(sessions.result_of(verdict), verdict, verdict.why)
 
     def forget(self, name: str) -> None:
         """Drop a session; NOT_FOUND."""
         with self._lock:
             self._open.pop(name, None)
-        if not self._store.forget(name):
+            known = self._store.forget(name)
+        if not known:
             raise MlctlError(ErrorCode.NOT_FOUND, f"there is no session {name!r}")
 
     def _check(self, name: str, terms: Terms) -> None:
@@ -92,12 +92,20 @@ class GateService:
             raise MlctlError(ErrorCode.INVALID_INPUT, f"blue and green are both {terms.blue!r}")
 
     def _opened(self, name: str, terms: Terms) -> _Open:
+        """What is kept of the session; anew if it expired. INVALID_INPUT, QUEUE_FULL."""
         with self._lock:
             known = self._store.names()
             self._open = {each: kept for each, kept in self._open.items() if each in known}
+            self._store.load(name, terms)  # refuses before anything is opened
             if name not in self._open:
                 pair = {Colour.BLUE: terms.blue, Colour.GREEN: terms.green}
                 meter = SourceMeter({c: self._sources[each] for c, each in pair.items()})
                 observer = Observer(meter, SERVED_EDGES_MS, Colour.GREEN, terms.spec)
                 self._open[name] = _Open(observer)
             return self._open[name]
+
+    def _keep(self, name: str, terms: Terms, session: Session, opened: _Open) -> None:
+        """Save what was found, unless the session was forgotten meanwhile."""
+        with self._lock:
+            if self._open.get(name) is opened:
+                self._store.save(name, terms, session)

@@ -83,8 +83,9 @@ class Store:
             return self._db.execute("delete from session where id = ?", (name,)).rowcount > 0
 
     def names(self) -> set[str]:
-        """The sessions there are."""
+        """The sessions that have not expired."""
         with self._lock:
+            self._expire()
             return {row[0] for row in self._db.execute("select id from session").fetchall()}
 
     def _put(self, name: str, terms: Terms, session: Session) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -53,10 +53,12 @@ class Cluster:
     """One namespace of a cluster.
 
     What cannot be asked now is PlaneUnavailable, also for lack of rights: nothing is known then.
+    `progress` is called after every question, answered or not.
     """
 
-    def __init__(self, reach: Reach) -> None:
+    def __init__(self, reach: Reach, progress: Callable[[], object] = lambda: None) -> None:
         self._reach = reach
+        self._progress = progress
         try:
             config = _config(reach)
             self._client = Client(config, timeout=httpx2.Timeout(_API_SECONDS))
@@ -84,13 +86,13 @@ class Cluster:
 
     def route(self, name: str) -> Json:
         """The HTTPRoute; PlaneRejected if there is none."""
-        with _asked(f"HTTPRoute {self._where(name)}"):
+        with self._asking(f"HTTPRoute {self._where(name)}"):
             found = self._client.get(_HttpRoute, name, namespace=self._reach.namespace)
         return _json(found)
 
     def patch_route(self, name: str, patch: Json) -> Json:
         """Merge `patch` into the HTTPRoute; ConflictError, PlaneRejected."""
-        with _asked(f"HTTPRoute {self._where(name)}"):
+        with self._asking(f"HTTPRoute {self._where(name)}"):
             found = self._client.patch(
                 _HttpRoute,
                 name,
@@ -103,7 +105,7 @@ class Cluster:
     def pods(self, service: str) -> tuple[Pod, ...]:
         """The endpoints of a Service, ready or not."""
         label: dict[str, Any] = {"kubernetes.io/service-name": service}
-        with _asked(f"the EndpointSlices of Service {self._where(service)}"):
+        with self._asking(f"the EndpointSlices of Service {self._where(service)}"):
             slices = list(
                 self._client.list(_EndpointSlice, namespace=self._reach.namespace, labels=label)
             )
@@ -114,7 +116,11 @@ class Cluster:
     def ask(self, pods: Sequence[Pod], path: str) -> dict[str, httpx2.Response | None]:
         """Each pod's answer to GET `path` by its uid; None from those that did not answer."""
         answers = self._threads.map(lambda pod: self._ask(pod, path), pods)
-        return {pod.uid: answer for pod, answer in zip(pods, answers, strict=True)}
+        found = {}
+        for pod, answer in zip(pods, answers, strict=True):
+            found[pod.uid] = answer
+            self._progress()
+        return found
 
     def _ask(self, pod: Pod, path: str) -> httpx2.Response | None:
         try:
@@ -128,6 +134,14 @@ class Cluster:
         except httpx2.HTTPError:
             return None
         return answer if len(answer.content) <= _LONGEST_ANSWER else None
+
+    @contextmanager
+    def _asking(self, what: str) -> Iterator[None]:
+        try:
+            with _asked(what):
+                yield
+        finally:
+            self._progress()
 
     def _where(self, name: str) -> str:
         return f"{self._reach.namespace}/{name}"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import write_atomic
+from rollout import places
 from rollout.kubernetes.target import Target
 from rollout.model import Colour
 from rollout.ports import PlaneRejected, PlaneUnavailable
@@ -58,8 +59,11 @@ class Gateway:
                 "lightkube is not installed",
                 "Install it: pip install 'mlctl[kubernetes]'.",
             ) from error
-        claim = None if self._epoch is None else Claim(self._name(), self._epoch)
-        return KubernetesPlane(self._target, claim)
+        if self._epoch is None:
+            return KubernetesPlane(self._target, None)
+        # A look at a slow cluster takes long; the daemon that waits for it is not stuck.
+        beat = places.heartbeat(self._holder.parent.name).touch
+        return KubernetesPlane(self._target, Claim(self._name(), self._epoch), progress=beat)
 
     def _require_free(self, holder: str | None) -> None:
         if holder is not None and holder != self._name():

@@ -7,7 +7,7 @@ was replaced cannot write any more, however long it stood still in between.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Self
 
 from rollout.counts import Reading
@@ -27,14 +27,22 @@ _POLL_SECONDS = 0.1
 
 
 class KubernetesPlane:
-    """The plane of `target`, written on behalf of `claim`; without one it only reads."""
+    """The plane of `target`, written on behalf of `claim`; without one it only reads.
+
+    `progress` is called after every question to the cluster.
+    """
 
     def __init__(
-        self, target: Target, claim: Claim | None, accept_seconds: float = _ACCEPT_SECONDS
+        self,
+        target: Target,
+        claim: Claim | None,
+        accept_seconds: float = _ACCEPT_SECONDS,
+        progress: Callable[[], object] = lambda: None,
     ) -> None:
         self._target = target
         self._claim = claim
         self._accept_seconds = accept_seconds
+        self._progress = progress
         self._opened: Cluster | None = None
         self._meter = SourceMeter(
             {c: ServiceSource(lambda: self.cluster, target.services[c]) for c in Colour}
@@ -52,7 +60,7 @@ class KubernetesPlane:
     def cluster(self) -> Cluster:
         """The cluster; PlaneUnavailable if there is no usable configuration."""
         if self._opened is None:
-            self._opened = Cluster(self._target.reach)
+            self._opened = Cluster(self._target.reach, self._progress)
         return self._opened
 
     @property
@@ -121,7 +129,7 @@ class KubernetesPlane:
 
     def _require_ready(self, found: Json, weights: Mapping[Colour, int]) -> None:
         """No more traffic for a colour without a ready pod, unless the other has none either."""
-        before = routes.weights_of(found, self._target) or dict.fromkeys(Colour, 0)
+        before = routes.least_of(found, self._target)
         for colour in Colour:
             if weights[colour] <= before[colour] or self._ready(colour):
                 continue

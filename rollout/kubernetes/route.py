@@ -63,13 +63,15 @@ def weights_of(route: Json, target: Target) -> dict[Colour, int] | None:
     pair = next(_pairs(route, target), None)
     if pair is None:
         raise _no_rule(target)
-    blue, green = (_weight(pair[colour]) for colour in Colour)
-    if blue + green == 0:
-        return None
-    share = round(100 * blue / (blue + green))
-    # A share that is not nothing must not look like nothing.
-    share = min(max(share, int(blue > 0)), 100 - int(green > 0))
-    return {Colour.BLUE: share, Colour.GREEN: 100 - share}
+    return _shares(pair)
+
+
+def least_of(route: Json, target: Target) -> dict[Colour, int]:
+    """The least percent that each colour has in any rule that is ours. RouteUnfitError."""
+    shares = [_shares(pair) or dict.fromkeys(Colour, 0) for pair in _pairs(route, target)]
+    if not shares:
+        raise _no_rule(target)
+    return {colour: min(each[colour] for each in shares) for colour in Colour}
 
 
 def patched(
@@ -141,6 +143,16 @@ def _pairs(route: Json, target: Target) -> Iterator[dict[Colour, Json]]:
                 "sum to 100, so that the others' share stays what it is"
             )
         yield pair
+
+
+def _shares(pair: Mapping[Colour, Json]) -> dict[Colour, int] | None:
+    blue, green = (_weight(pair[colour]) for colour in Colour)
+    if blue + green == 0:
+        return None
+    share = round(100 * blue / (blue + green))
+    # A share that is not nothing must not look like nothing.
+    share = min(max(share, int(blue > 0)), 100 - int(green > 0))
+    return {Colour.BLUE: share, Colour.GREEN: 100 - share}
 
 
 def _names(ref: Json, service: str, namespace: str) -> bool:

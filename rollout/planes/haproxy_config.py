@@ -35,6 +35,9 @@ _STREAMS = (
     "/Watch",
     "/ServerReflectionInfo",
 )
+# Over HTTP/2 a server is connected when it has spoken, which the activator does not before the
+# replica that it wakes.
+_PATIENT = ("    timeout connect 60s",)
 # As numbers, because a map holds values of one type.
 _NOBODY = 0
 _TESTED = {colour: number for number, colour in enumerate(Colour, start=1)}
@@ -83,9 +86,9 @@ def configuration(
             own = _servers(colour, protocol, slots[colour])
             covers = _trackers(colour.other, protocol, slots[colour.other])
             standby = (f"{line} backup" for line in covers)
-            sections.append(_backend(backend(colour, protocol), [*own, *standby]))
+            sections.append(_backend(backend(colour, protocol), protocol, [*own, *standby]))
             testers = _trackers(colour, protocol, slots[colour])
-            sections.append(_backend(_tester_backend(colour, protocol), [*testers]))
+            sections.append(_backend(_tester_backend(colour, protocol), protocol, [*testers]))
     return "\n".join(sections)
 
 
@@ -186,11 +189,12 @@ def _bind(ports: Ports) -> str:
     return f"{host}:{ports.listen}"
 
 
-def _backend(name: str, servers: list[str]) -> str:
+def _backend(name: str, protocol: str, servers: list[str]) -> str:
     lines = [
         f"backend {name}",
         "    balance leastconn",
         "    option allbackups",
+        *(_PATIENT if protocol == "grpc" else ()),
         # Over gRPC nothing comes for as long as a piece takes to be made.
         f"    http-request set-timeout server 5m if {{ path_end {' '.join(_STREAMS)} }}",
         *servers,

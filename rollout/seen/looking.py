@@ -17,7 +17,7 @@ from rollout.journal import Journal
 from rollout.keeping import deployment_up, ensure_daemon
 from rollout.model import Colour
 from rollout.planes import edges_of, proxy_of
-from rollout.ports import Plane, PlaneUnavailable
+from rollout.ports import Plane, PlaneRejected, PlaneUnavailable
 from rollout.records import TICK, Deployment, Event, Rollout
 from rollout.seen.told import Told
 from rollout.seen.view import Flow, ScreenState, Snapshot, screen
@@ -65,7 +65,7 @@ class Looker:
     def _ask(self) -> tuple[dict[Colour, int], dict[Colour, bool]]:
         try:
             weights, reading = self._plane.weights(), self._plane.read()
-        except PlaneUnavailable:
+        except (PlaneUnavailable, PlaneRejected):
             self._readings.clear()
             return {}, {}
         now = time.monotonic()

@@ -12,6 +12,7 @@ import hmac
 import json
 import sys
 import threading
+import time
 import traceback
 from pathlib import Path
 from types import TracebackType
@@ -191,8 +192,9 @@ class Webhooks:
         trace: TracebackType | None,
     ) -> None:
         self._stop.set()
+        deadline = time.monotonic() + _LAST_SECONDS
         for thread in self._threads:
-            thread.join(_LAST_SECONDS)
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def _run(self, url: str) -> None:
         while not self._stop.is_set():

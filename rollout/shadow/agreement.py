@@ -12,14 +12,14 @@ from dataclasses import dataclass, field, replace
 from bundle.errors import ErrorCode, MlctlError
 from rollout import eprocess
 from rollout.eprocess import Logs
-from rollout.model import RolloutSpec
+from rollout.model import Revision, RolloutSpec
 from rollout.shadow.drift import rows_needed
 from rollout.shadow.window import ShadowWindow
 from rollout.verdict import Action, Gate, Hits, Verdict, breaks, share
 
 MIN_BAD_TICKS = 3
-# Another variant of the same model answers alike; a model trained anew need not.
-ONE_SOURCE_MAX_DISAGREEMENT = 0.01
+# How much more two variants of one model may differ than what was proved of each explains.
+_SLACK = 0.01
 
 
 def _worse() -> Logs:
@@ -45,11 +45,18 @@ class ShadowEvidence:
         return self.total.disagreed, self.total.requests
 
 
-def of_one_source(spec: RolloutSpec) -> RolloutSpec:
-    """The spec of a rollout between two variants of one model: they agree unless told otherwise."""
-    if spec.max_disagreement is not None:
+def by_default(spec: RolloutSpec, live: Revision, candidate: Revision) -> RolloutSpec:
+    """The spec with a limit on disagreement where one follows from what is known.
+
+    Variants of one source model answer as it does but for what optimize found, so they differ
+    from each other by no more than both together; a model trained anew may differ by anything.
+    """
+    if spec.max_disagreement is not None or live.source != candidate.source:
         return spec
-    return replace(spec, max_disagreement=ONE_SOURCE_MAX_DISAGREEMENT)
+    if live.agreement is None or candidate.agreement is None:
+        return spec
+    explained = (1.0 - live.agreement) + (1.0 - candidate.agreement)
+    return replace(spec, max_disagreement=min(round(explained + _SLACK, 9), 0.99))
 
 
 def require_copies(spec: RolloutSpec, *, can_copy: bool) -> None:

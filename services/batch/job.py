@@ -35,6 +35,7 @@ class Wanted:
     keep: tuple[str, ...] = ()
     filter: str | None = None
     partition_by: tuple[str, ...] = ()
+    format: str = "parquet"
     unit_rows: int = 20_000
     forbid_nan: bool = False
     finite_outputs: bool = False

@@ -42,6 +42,18 @@ def scheme_of(location: str) -> str | None:
     return match[1].lower() if match else None
 
 
+def without_password(location: str) -> str:
+    """A location for messages and ledgers: of a URL's user only the name is left."""
+    scheme, separator, rest = location.partition("://")
+    place, mark, query = rest.partition("?")
+    user, at, host = place.rpartition("@")
+    shown = f"{user.partition(':')[0]}{at}{host}"
+    secret = re.sub(
+        r"([^=&]*(?:pass|secret|token)[^=&]*)=[^&]*", r"\1=...", query, flags=re.IGNORECASE
+    )
+    return f"{scheme}{separator}{shown}{mark}{secret}" if separator else location
+
+
 def form_of(
     location: str, by_scheme: Mapping[str, str], by_suffix: Mapping[str, str]
 ) -> str | None:

@@ -30,13 +30,15 @@ class Row(NamedTuple):
 class Generation:
     """Answers of one model, made together: `made_at` in seconds of the wall clock.
 
-    `flipped_at` is when it last became the live one of its digest, None if it never was.
+    One that is `sealed` is complete. `flipped_at` is when it last became the live one of its
+    digest, None if it never was.
     """
 
     number: int
     digest: str
     made_at: float
     rows: int
+    sealed: bool = False
     flipped_at: float | None = None
     live: bool = False
     previous: bool = False
@@ -73,8 +75,15 @@ class Store(Protocol):
         """Put `rows` into the live generation of `digest`, which is made if there is none."""
         ...
 
+    def seal(self, generation: int) -> None:
+        """Mark a generation as complete."""
+        ...
+
     def flip(self, generation: int, at: float) -> None:
-        """Make it the live one of its digest at once; what is older than the previous one goes."""
+        """Make it the live one of its digest at once; what is older than the previous one goes.
+
+        NOT_FOUND for a generation that is not there, NOT_READY for one that is not sealed.
+        """
         ...
 
     def drop(self, generation: int) -> None:
@@ -120,3 +129,15 @@ def surplus(generations: Sequence[Generation]) -> list[Generation]:
         if each.flipped_at is not None
         and (each.digest not in kept or not (each.live or each.previous))
     ]
+
+
+def require_sealed(generation: int, sealed: bool | None) -> None:
+    """NOT_FOUND where `sealed` is None as nothing is there, NOT_READY where it is false."""
+    if sealed is None:
+        raise MlctlError(ErrorCode.NOT_FOUND, f"there is no generation {generation}")
+    if not sealed:
+        raise MlctlError(
+            ErrorCode.NOT_READY,
+            f"generation {generation} is not complete",
+            "Run its batch job again: it goes on where it stopped.",
+        )

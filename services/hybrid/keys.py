@@ -32,6 +32,11 @@ def check_keys(parameters: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(_text(key) for key in keys)
 
 
+def is_key(text: str) -> bool:
+    """Whether every store takes `text` as a key."""
+    return 0 < len(text) <= MAX_KEY_CHARS and "\0" not in text
+
+
 def _listed(text: object) -> list[object]:
     try:
         found = orjson.loads(text) if isinstance(text, str) else None
@@ -46,7 +51,7 @@ def _text(key: object) -> str:
     """A key as it is stored; whole numbers are written as such."""
     if isinstance(key, int) and not isinstance(key, bool):
         return str(key)
-    if not isinstance(key, str) or not 0 < len(key) <= MAX_KEY_CHARS:
+    if not isinstance(key, str) or not is_key(key):
         raise invalid(
             f"entity key {shown(key)} is neither a whole number nor a string of 1 to "
             f"{MAX_KEY_CHARS} characters"

@@ -13,16 +13,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from bundle.tensors import DYNAMIC, Datatype, TensorSpec
 from services.hybrid.base import StoreError
 from services.wire import encode_raw
 
 _LENGTH = struct.Struct("<I")
 
 
-def check_storable(signature: Signature) -> None:
+def check_storable(outputs: Sequence[TensorSpec]) -> None:
     """UNSUPPORTED_MODEL for a model whose answers do not fall apart into rows of one shape."""
-    for spec in signature.outputs:
+    for spec in outputs:
         if spec.shape[0] != DYNAMIC or DYNAMIC in spec.shape[1:]:
             raise MlctlError(
                 ErrorCode.UNSUPPORTED_MODEL,
@@ -32,11 +32,11 @@ def check_storable(signature: Signature) -> None:
 
 
 class RowCodec:
-    """Encodes the rows of a model's outputs and decodes them."""
+    """Encodes the rows of a model's `outputs` and decodes them."""
 
-    def __init__(self, signature: Signature) -> None:
-        check_storable(signature)
-        self._specs = signature.outputs
+    def __init__(self, outputs: Sequence[TensorSpec]) -> None:
+        check_storable(outputs)
+        self._specs = outputs
         self._plain = all(spec.dtype is not Datatype.BYTES for spec in self._specs)
         self._kind = np.dtype([(spec.name, *_field(spec)) for spec in self._specs if self._plain])
 
@@ -45,7 +45,7 @@ class RowCodec:
         rows = len(outputs[self._specs[0].name])
         if not self._plain:
             return [
-                b"".join(encode_raw(s.dtype, outputs[s.name][row]) for s in self._specs)
+                b"".join(encode_raw(s.dtype, outputs[s.name][row : row + 1]) for s in self._specs)
                 for row in range(rows)
             ]
         table = np.empty(rows, self._kind)
@@ -53,6 +53,16 @@ class RowCodec:
             table[spec.name] = outputs[spec.name]
         content, size = table.tobytes(), self._kind.itemsize
         return [content[start : start + size] for start in range(0, rows * size, size)]
+
+    def fits(self, payload: bytes) -> bool:
+        """Whether `decode` takes `payload`."""
+        if self._plain:
+            return len(payload) == self._kind.itemsize
+        try:
+            self._decode_texts((payload,))
+        except StoreError:
+            return False
+        return True
 
     def decode(self, payloads: Sequence[bytes]) -> dict[str, np.ndarray]:
         """The outputs of rows; StoreError for bytes that are no row of this model."""

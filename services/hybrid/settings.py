@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from bundle.errors import ErrorCode, MlctlError
 from services.hybrid.base import NAME_PATTERN
 from services.hybrid.places import check_place
 
@@ -34,3 +35,12 @@ class HybridSettings(PlaceSettings):
     hybrid_ttl_s: Annotated[float, Field(gt=0)] | None = None
     hybrid_write_back: bool = False
     hybrid_timeout_ms: Annotated[float, Field(gt=0, le=60_000)] = 20.0
+
+
+def load_place() -> str | None:
+    """Where this process's environment has precomputed answers; INVALID_INPUT if nowhere."""
+    try:
+        return PlaceSettings().hybrid_store
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        raise MlctlError(ErrorCode.INVALID_INPUT, f"MLCTL_HYBRID_STORE: {first['msg']}") from error

@@ -16,16 +16,15 @@ from services.batcher import deadline_exceeded
 from services.batching import Answer
 from services.budget import Hold
 from services.inference import Asked, Head, Inference
+from services.lean.desk import RepeatDesk
 from services.lean.guard import GuardedProtocol
+from services.lean.known import Known, Memory
+from services.lean.repeat import NoEvent, RepeatCycle
 from services.observe.calls import Seen
 from services.responses import Headers, Response, render_headers, to_wire
 
-
-class _NoEvent:
-    """Stands where uvicorn wakes an ASGI application: nobody waits here."""
-
-    def set(self) -> None:
-        """Nothing to wake."""
+# So many requests in a row that repeat nothing, and a connection's are not looked at any more.
+_MOST_LESSONS = 8
 
 
 class DefaultHeaders:
@@ -46,10 +45,10 @@ class LeanCycle:
     """One request and its answer; has what uvicorn's protocol looks for in a cycle."""
 
     __slots__ = (
-        "_asked", "_body", "_end", "_head", "_hold", "_protocol", "_request_id", "_seen",
-        "_timer", "disconnected", "keep_alive", "more_body", "response_complete",
+        "_body", "_end", "_head", "_hold", "_protocol", "_request_id", "_seen", "_timer",
+        "asked", "disconnected", "keep_alive", "more_body", "response_complete",
     )  # fmt: skip
-    message_event = _NoEvent()
+    message_event = NoEvent()
     response_started = False
 
     def __init__(self, protocol: LeanProtocol, *, keep_alive: bool) -> None:
@@ -64,7 +63,7 @@ class LeanCycle:
         self._head: Head | None = None
         self._hold: Hold | None = None
         self._body: bytes | bytearray = b""
-        self._asked: Asked | None = None
+        self.asked: Asked | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, headers: dict[bytes, bytes]) -> None:
@@ -110,7 +109,7 @@ class LeanCycle:
         """The body is whole."""
         self.more_body = False
         self._stop_timer()
-        if self.response_complete or self._head is None or self._asked is not None:
+        if self.response_complete or self._head is None or self.asked is not None:
             return
         left = self._end - self._protocol.loop.time()
         try:
@@ -119,7 +118,7 @@ class LeanCycle:
             self._refuse(error)
             return
         self._body = b""
-        self._asked = asked
+        self.asked = asked
         asked.future.add_done_callback(self._on_answer)
 
     def leave(self) -> None:
@@ -127,19 +126,19 @@ class LeanCycle:
         if self.response_complete:
             return
         self.disconnected = True
-        if self._asked is not None:
-            self._asked.future.cancel()
+        if self.asked is not None:
+            self.asked.future.cancel()
         self._protocol.inference.gone(self._seen)
         self.response_complete = True
         self._let_go()
 
     def _on_answer(self, future: asyncio.Future[Answer]) -> None:
-        if self.response_complete or self._asked is None:
+        if self.response_complete or self.asked is None:
             if not future.cancelled():
                 future.exception()  # nobody else will look at it
             return
         try:
-            response = self._protocol.inference.answer(self._asked, future.result())
+            response = self._protocol.inference.answer(self.asked, future.result())
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - logged and answered
             self._refuse(error)
         else:
@@ -171,7 +170,12 @@ class LeanProtocol(GuardedProtocol):
     targets: ClassVar[frozenset[bytes]]
     cycle: Any
     # The last one here: `cycle` is a pipelined one's while this may be open still.
-    _lean: LeanCycle | None = None
+    _lean: LeanCycle | RepeatCycle | None = None
+    # What the next request may be a repetition of, and how often that was sought in vain.
+    _known: Known | None = None
+    _lessons = 0
+    desk: ClassVar[RepeatDesk]
+    memory: ClassVar[Memory]
     default_headers: ClassVar[DefaultHeaders]
 
     def on_message_begin(self) -> None:
@@ -209,9 +213,19 @@ class LeanProtocol(GuardedProtocol):
             self.cycle.ask()
 
     def data_received(self, data: bytes) -> None:
+        known = self._known
+        if known is not None and len(data) == known.size and self._repeats(known, data):
+            return
+        learns = self._lessons < _MOST_LESSONS and not (
+            self._in_head or self._in_body or self.answering
+        )
         super().data_received(data)
-        if self._in_body and type(self.cycle) is LeanCycle:
+        if type(self.cycle) is not LeanCycle:
+            return
+        if self._in_body:
             self.cycle.watch()
+        elif learns and not self._in_head:
+            self._learn(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._lean is not None:
@@ -222,21 +236,57 @@ class LeanProtocol(GuardedProtocol):
         """Write the whole answer to the open request, and go on or close."""
         if self.transport.is_closing():
             return
-        headers = self.default_headers.render(self.server_state.default_headers)
-        self.transport.write(to_wire(response, headers, close=close))
+        self.transport.write(to_wire(response, self.server_headers(), close=close))
         if close:
             self.transport.close()
         self.on_response_complete()
+
+    def send_content(self, content: bytes) -> None:
+        """Write the whole answer to the open request, of a connection that goes on."""
+        if not self.transport.is_closing():
+            self.transport.write(content)
+            self.on_response_complete()
+
+    def server_headers(self) -> bytes:
+        """The server's own header lines."""
+        return self.default_headers.render(self.server_state.default_headers)
 
     def note_refusal(self, status: int) -> None:
         """Count it."""
         self.inference.refused(status, self.client)
 
     def _abandon(self) -> None:
-        if type(self.cycle) is LeanCycle:
+        if isinstance(self.cycle, LeanCycle | RepeatCycle):
             self.cycle.leave()
         else:
             super()._abandon()
+
+    def _repeats(self, known: Known, data: bytes) -> bool:
+        """Whether `data` is a known request to an idle connection, which is answered then."""
+        if (
+            not data.startswith(known.prefix)
+            or self._in_head
+            or self._in_body
+            or self._broken
+            or self._leaving
+            or self._head_timer is not None
+            or self.answering
+            or self.flow.write_paused
+            or self.transport.is_closing()
+            or not self.inference.take_in(known.body_bytes, known.authorization)
+        ):
+            return False
+        self._lessons = 0
+        self._unset_keepalive_if_required()
+        self.cycle = self._lean = RepeatCycle(self, known, data)
+        return True
+
+    def _learn(self, data: bytes) -> None:
+        """Remember the request that `data` is, if that is all it is."""
+        self._lessons += 1
+        asked = self.cycle.asked
+        if asked is not None and self.cycle.keep_alive and data.startswith(b"POST "):
+            self._known = self.memory.learn(data, dict(self.headers), asked)
 
     def _is_lean(self) -> bool:
         return (
@@ -257,5 +307,7 @@ def lean_protocol(inference: Inference) -> type[LeanProtocol]:
         "inference": inference,
         "targets": inference.targets,
         "default_headers": DefaultHeaders(),
+        "desk": RepeatDesk(inference),
+        "memory": Memory(inference),
     }
     return type("ModelProtocol", (LeanProtocol,), attributes)

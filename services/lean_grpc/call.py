@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, NoReturn, Protocol
 
 import grpc
@@ -46,12 +46,14 @@ class Link(Protocol):
 class Call:
     """One stream of one connection, which may have ended with its headers.
 
-    A message has at most `limit` bytes, and `seconds` to come if it is the only one.
+    A message has at most `limit` bytes, and `seconds` to come if it is the only one. `refused`
+    is told of what is refused before a handler has seen it.
     """
 
     __slots__ = (
         "_arrived", "_assembler", "_end", "_ended", "_handler", "_head", "_limit", "_link",
-        "_seconds", "_started", "_status", "_task", "_timer", "_untaken", "done", "stream",
+        "_refused", "_seconds", "_started", "_status", "_task", "_timer", "_untaken", "done",
+        "stream",
     )  # fmt: skip
 
     def __init__(
@@ -64,6 +66,7 @@ class Call:
         inflight: Inflight,
         seconds: float,
         ended: bool,
+        refused: Callable[[MlctlError, Any], None],
     ) -> None:
         self.stream = stream
         self.done = False
@@ -71,6 +74,7 @@ class Call:
         self._head = head
         self._limit = limit
         self._seconds = seconds
+        self._refused = refused
         self._assembler = Assembler(limit, Hold(inflight))
         self._handler: Any = None
         self._untaken = 0
@@ -104,7 +108,7 @@ class Call:
         try:
             self._assembler.feed(data)
         except MlctlError as error:
-            self.refuse(error)
+            self._turn_away(error)
             return
         self._untaken += size
         if self._arrived is not None and self._assembler.messages:
@@ -118,11 +122,11 @@ class Call:
         if self.done:
             return
         if not self._assembler.is_whole:
-            self.refuse(invalid("the call ends within a message"))
+            self._turn_away(invalid("the call ends within a message"))
         elif self._arrived is not None:
             self._arrived.set()
         elif len(self._assembler.messages) != 1:
-            self.refuse(invalid("the call has not exactly one message"))
+            self._turn_away(invalid("the call has not exactly one message"))
         else:
             self._disarm()
             if self._end is not None:
@@ -138,8 +142,10 @@ class Call:
 
     def stop(self, reason: MlctlError) -> None:
         """End the call with the status of `reason`, whatever it does."""
-        self.refuse(reason)
-        if self._task is not None:
+        if self._task is None:
+            self._turn_away(reason)
+        else:
+            self.refuse(reason)
             self._task.cancel()
 
     def refuse(self, error: MlctlError) -> None:
@@ -182,6 +188,15 @@ class Call:
         """Send one message of several, when the client takes it."""
         if not self._send(self._serialized(message)):
             await self._link.outbox.drained(self.stream)
+
+    def _turn_away(self, error: MlctlError) -> None:
+        """Refuse what came, of which no handler knows, and end one that waits for more."""
+        if self.done:
+            return
+        self._refused(error, self)
+        self.refuse(error)
+        if self._task is not None:
+            self._task.cancel()
 
     async def _run(self) -> None:
         try:

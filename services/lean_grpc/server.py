@@ -17,6 +17,7 @@ from services.lean_grpc.call import Call, stopping
 from services.lean_grpc.connection import Connection, Times
 from services.lean_grpc.head import Head
 from services.lean_grpc.messages import CODINGS
+from services.observe.grpc_calls import GrpcCalls
 from services.secure.grpc_gate import is_admitted
 from services.secure.tokens import unauthenticated
 
@@ -39,6 +40,7 @@ class LeanServer(grpc.aio.Server):
 
     def __init__(self, host: ModelHost, times: Times | None = None) -> None:
         self._host = host
+        self._calls = GrpcCalls(host)
         self._times = times or Times()
         self._generic: list[Any] = []
         self._found: dict[str, Any] = {}
@@ -116,6 +118,7 @@ class LeanServer(grpc.aio.Server):
             inflight=self._host.inflight,
             seconds=settings.deadline_ms / 1000,
             ended=ended,
+            refused=self._calls.refused,
         )
         if head.method != b"POST":
             call.refuse_http(405)
@@ -131,7 +134,7 @@ class LeanServer(grpc.aio.Server):
     def _begin(self, call: Call, head: Head) -> None:
         if not is_admitted(self._host.access, head.path, head.authorization):
             error = unauthenticated()
-            self._host.count("grpc", error)
+            self._calls.refused(error, call)
             raise error
         handler = self._handler(head.path)
         if handler is None:

@@ -35,14 +35,32 @@ class Output(Protocol):
         """Let go of it."""
 
 
+class _Lines:
+    """Writes lines to a descriptor, and ends the one of which a full disk took only a part."""
+
+    def __init__(self) -> None:
+        self._torn = False
+
+    def write(self, descriptor: int, lines: bytes) -> None:
+        content = memoryview(b"\n" + lines if self._torn else lines)
+        written = 0
+        try:
+            while written < len(content):
+                written += os.write(descriptor, content[written:])
+        finally:
+            if written:
+                self._torn = content[written - 1] != ord("\n")
+
+
 class StandardOutput:
     """The process's own output (1) or error output (2)."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+        self._lines = _Lines()
 
     def write(self, lines: bytes) -> None:
-        _write_all(self._descriptor, lines)
+        self._lines.write(self._descriptor, lines)
 
     def close(self) -> None:
         """It is not ours to close."""
@@ -54,13 +72,15 @@ class AppendedFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor = self._open()
+        self._lines = _Lines()
 
     def write(self, lines: bytes) -> None:
         if self._was_moved():
             descriptor = self._open()
             os.close(self._descriptor)
             self._descriptor = descriptor
-        _write_all(self._descriptor, lines)
+            self._lines = _Lines()
+        self._lines.write(self._descriptor, lines)
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -177,9 +197,3 @@ def open_output(name: str) -> Output:
             f"MLCTL_ACCESS_LOG: {name} cannot be written: {error.strerror}",
             "Set it to a file in a folder that the server may write, to stdout, or to off.",
         ) from error
-
-
-def _write_all(descriptor: int, lines: bytes) -> None:
-    view = memoryview(lines)
-    while view:
-        view = view[os.write(descriptor, view) :]

@@ -94,7 +94,7 @@ class Observer:
         rows = next(iter((inputs or answer.outputs).values())).shape[0] if self._batched else 1
         seconds, at = perf_counter() - seen.started, time.time()
         self._tell(Done(seen, at, seconds, OK, stages, rows, answer.batch_rows, bytes_out))
-        if self._recorder is not None and seen.sampling is not None:
+        if self._recorder is not None and seen.sampling is not None and inputs:
             self._recorder.put(seen, seen.sampling, at, rows, inputs, answer.outputs)
 
     def ended(self, seen: Seen, error: BaseException | None, told: int | None = None) -> None:

@@ -21,6 +21,7 @@ CALLERS = frozenset(
         ErrorCode.METHOD_NOT_ALLOWED,
         ErrorCode.UNAUTHENTICATED,
         ErrorCode.NOT_PERMITTED,
+        ErrorCode.KEY_NOT_FOUND,
         ErrorCode.MODEL_NOT_FOUND,
         ErrorCode.QUEUE_FULL,
         ErrorCode.DEADLINE_EXCEEDED,

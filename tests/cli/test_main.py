@@ -38,6 +38,7 @@ def test_every_command_has_json_and_help(name: str, command: click.Command) -> N
         (("down", "shop"), 3, "shop"),
         (("status", "shop"), 3, "shop"),
         (("history", "shop"), 3, "shop"),
+        (("history", "shop", "--at", "9999-12-31T23:59-14:00"), 2, "--at"),
         (("rollback", "shop"), 3, "shop"),
         (("up", "shop", "digits"), 3, "digits"),
         (("promote", "shop", "digits", "--steps", "a,b"), 2, "percents"),

@@ -7,6 +7,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -285,6 +286,14 @@ def test_a_taken_port_is_found_before_anything_starts(port: int) -> None:
         deployments.up("shop", revision("tiny:aa"), port, settings=quick_settings())
     assert caught.value.code is ErrorCode.PORT_TAKEN
     assert running("shop") == []
+    assert deployments.status() == ()
+
+
+@pytest.mark.usefixtures("home")
+def test_requests_and_metrics_cannot_share_a_port(port: int) -> None:
+    settings = replace(quick_settings(), metrics_port=port)
+    with pytest.raises(MlctlError, match="give another for metrics"):
+        deployments.up("shop", revision("tiny:aa"), port, settings=settings)
     assert deployments.status() == ()
 
 

@@ -52,7 +52,8 @@ def test_only_whole_answers_have_a_time(running: Stage, monkeypatch: pytest.Monk
         answer = httpx.post(running.url + path, trust_env=False, timeout=30)
         assert answer.status_code == status, answer.text
     method = "/inference.GRPCInferenceService/Model{}Infer"
-    with grpc.insecure_channel(f"127.0.0.1:{running.ports.listen}") as channel:
+    target = f"127.0.0.1:{running.ports.listen}"
+    with grpc.insecure_channel(target) as channel:  # type: ignore[no-untyped-call]
         assert channel.unary_unary(method.format("Stream"))(b"pieces", timeout=30) == b"pieces"
         with pytest.raises(grpc.RpcError, match="UNAVAILABLE"):
             channel.unary_unary(method.format(""))(b"", timeout=30)

@@ -11,11 +11,12 @@ import pytest
 from bundle.clock import ManualClock
 from bundle.errors import ErrorCode, MlctlError
 from rollout import machine
+from rollout.gates import Evidence
 from rollout.journal import Journal, RequestWaitsError, StaleEpochError
 from rollout.machine import Phase, Progress, Signal
 from rollout.model import Colour, Outcome, Ports, RolloutSpec, Settings
 from rollout.processes import ProcessRef
-from rollout.schema import connect
+from rollout.schema import connect, transaction
 from rollout.wishes import Wish
 from tests.support.rollouts import revision
 from tests.support.wait import PATIENCE_SECONDS
@@ -78,7 +79,8 @@ def test_a_rollout_comes_back_with_its_position(journal: Journal, clock: ManualC
     create(journal)
     rollout = journal.rollout(journal.begin("shop", GREEN, SPEC))
     assert (rollout.colour, rollout.live, rollout.candidate) == (Colour.GREEN, BLUE, GREEN)
-    assert rollout.progress == Progress(started=clock.wall(), since=clock.wall())
+    begun = Progress(started=clock.wall(), since=clock.wall(), evidence=Evidence(seed=rollout.id))
+    assert rollout.progress == begun
     progress = machine.move(rollout.progress, Signal.LAUNCHED, 1001.0)
     journal.save(rollout, progress, "phase", {}, journal.take_over("shop"))
     assert journal.rollout(rollout.id).progress == progress
@@ -286,3 +288,37 @@ def test_only_what_is_paused_can_be_resumed(journal: Journal) -> None:
         journal.request("shop", Wish.RESUME, "by hand")
     journal.request("shop", Wish.PAUSE, "by hand")
     journal.request("shop", Wish.RESUME, "at once")  # the pause is not obeyed yet, but asked
+
+
+def test_what_is_rare_is_found_without_reading_the_ticks(journal: Journal) -> None:
+    create(journal)
+    rollout = journal.begin("shop", GREEN, SPEC)
+    journal.request("shop", Wish.PAUSE, "by hand")
+    with transaction(journal._db):
+        journal._db.executemany(
+            "insert into event (deployment, rollout, at, epoch, kind, body)"
+            " values ('shop', ?, 1.0, 1, 'tick', '{}')",
+            [(rollout,)] * 5000,
+        )
+    journal.request("shop", Wish.ABORT, "by hand")
+    steps = 0
+
+    def count() -> int:
+        nonlocal steps
+        steps += 100
+        return 0
+
+    journal._db.set_progress_handler(count, 100)
+    wishes = [request.wish for request in journal.requests(rollout)]
+    kinds = [event.kind for event in journal.events("shop", ticks=False)]
+    of_rollout = journal.events("shop", rollout=rollout, ticks=False)
+    last = journal.last_event("shop")
+    page = journal.events("shop", after=10, rollout=rollout, limit=3)
+    journal._db.set_progress_handler(None, 0)
+    assert wishes == [Wish.PAUSE, Wish.ABORT]
+    assert kinds == ["up", "requested", Wish.PAUSE, Wish.ABORT]
+    assert [event.kind for event in of_rollout] == kinds[1:]
+    assert last is not None
+    assert last.kind == Wish.ABORT
+    assert [event.seq for event in page] == [11, 12, 13]
+    assert steps < 2000, f"{steps} steps of SQLite's machine for 5000 ticks"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +11,10 @@ import pytest
 from bundle.errors import ErrorCode, MlctlError
 from rollout import processes
 from rollout.launcher import LocalLauncher, free_ports, require_free, resolve_host
-from rollout.model import Colour
+from rollout.model import Colour, Endpoint
 from rollout.ports import Probe, Served
 from tests.support.rollouts import quick_settings, revision
-from tests.support.wait import wait_until
+from tests.support.wait import PATIENCE_SECONDS, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("home")]
 
@@ -44,9 +45,9 @@ def test_another_digest_is_not_ready(launcher: LocalLauncher) -> None:
     wait_until(lambda: launcher.probe(served) is Probe.READY)
     other = replace(served, revision=revision("tiny:bb"), process=served.process)
     wrong = LocalLauncher(Path(served.log).parent, quick_settings())
-    assert wrong.probe(other) is Probe.WRONG_MODEL
+    wait_until(lambda: wrong.probe(other) is Probe.WRONG_MODEL)
     named = replace(served, revision=replace(served.revision, bento="other:aa"))
-    assert wrong.probe(named) is Probe.WRONG_MODEL
+    wait_until(lambda: wrong.probe(named) is Probe.WRONG_MODEL)
     wrong.close()
 
 
@@ -54,6 +55,21 @@ def test_a_server_that_never_gets_ready_stays_starting(launcher: LocalLauncher) 
     served = started(launcher, "tiny:aa?ready=never")
     wait_until(lambda: "starts" in processes.log_tail(Path(served.log)))
     assert launcher.probe(served) is Probe.STARTING
+
+
+def test_a_server_that_takes_a_connection_and_does_not_answer_holds_no_look_up(
+    launcher: LocalLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollout.launcher._PROBE_TIMEOUT", PATIENCE_SECONDS)
+    patient = LocalLauncher(tmp_path, quick_settings())
+    served = started(launcher, "tiny:aa?ready=never")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        loading = replace(served, endpoint=Endpoint(silent.getsockname()[1], 1))
+        begun = time.monotonic()
+        assert patient.probe(loading) is Probe.STARTING
+        assert patient.probe(loading) is Probe.STARTING
+        assert time.monotonic() - begun < PATIENCE_SECONDS / 2
+    patient.close()
 
 
 def test_a_crash_is_dead_and_leaves_a_log(launcher: LocalLauncher) -> None:
@@ -98,3 +114,19 @@ def test_a_port_is_taken_per_address_family() -> None:
         require_free("127.0.0.1", port)
         with pytest.raises(MlctlError, match=rf"\[::1\]:{port}"):
             require_free("::1", port)
+
+
+def test_own_ports_are_none_that_an_outgoing_connection_may_get() -> None:
+    ports = free_ports(20)
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert len(set(ports)) == 20
+    assert max(ports) < max(lowest, 32_768)
+
+
+def test_a_port_that_is_taken_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    (port,) = free_ports(1)
+    with socket.create_server(("127.0.0.1", port)):
+        monkeypatch.setattr("rollout.launcher._OWN_PORTS", range(port, port + 1))
+        monkeypatch.setattr("rollout.launcher._MOST_TRIED", 1)
+        with pytest.raises(MlctlError, match="fewer than 1"):
+            free_ports(1)

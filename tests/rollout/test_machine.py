@@ -177,6 +177,16 @@ def test_only_compared_copies_are_data_in_the_shadow() -> None:
     assert (held.action, held.gate, held.n) == (Action.HOLD, Gate.DATA, 0)
 
 
+def test_the_first_copies_are_not_judged_by_how_cold_the_candidate_is() -> None:
+    progress = machine.warmed(Progress(phase=Phase.WARM), SHADOWED, 100.0)
+    cold = Look(Window(Counts(100, 50, 100), Counts(900, 0, 900)))
+    for now in (100.5, 101.0, 101.5):
+        progress = machine.absorb(progress, cold, SHADOWED, now)
+    assert progress.evidence.ticks == 0
+    assert machine.judge(progress, cold, SHADOWED, 101.5).action is Action.HOLD
+    assert machine.absorb(progress, cold, SHADOWED, 102.0).evidence.ticks == 1
+
+
 def test_a_shadow_that_finds_nothing_to_compare_ends_after_a_while_unless_told_to_wait() -> None:
     patient = replace(SHADOWED, shadow_wait_seconds=60)
     progress = machine.warmed(Progress(phase=Phase.WARM), patient, 100.0)

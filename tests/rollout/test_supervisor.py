@@ -18,7 +18,7 @@ from rollout.fleet import replicas_of
 from rollout.journal import Journal
 from rollout.memory import MemoryLauncher, MemoryPlane
 from rollout.model import Colour, Endpoint, Ports, Settings
-from rollout.ports import Probe, Served
+from rollout.ports import PlaneUnavailable, Probe, Served
 from rollout.processes import ProcessRef
 from rollout.replicas import LiveReplicas
 from rollout.supervisor import PROXY, Supervisor
@@ -74,6 +74,22 @@ def test_ready_is_told_once_when_the_proxy_agrees(stage: Stage) -> None:
     stage.look(Probe.READY)
     stage.look(Probe.READY)
     assert stage.kinds == ["ready"]
+    assert stage.plane.endpoints[Colour.BLUE]
+
+
+def test_a_proxy_that_is_silent_for_a_moment_is_told_at_the_next_look(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.look(Probe.STARTING)
+
+    def silent(_colour: Colour, _endpoints: tuple[Endpoint, ...]) -> None:
+        raise PlaneUnavailable("connection refused")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stage.plane, "connect", silent)
+        stage.look(Probe.READY)
+    assert not stage.plane.endpoints
+    stage.look(Probe.READY)
     assert stage.plane.endpoints[Colour.BLUE]
 
 

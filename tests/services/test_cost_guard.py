@@ -32,14 +32,16 @@ from services.http import V2App
 from services.inference import Inference
 from services.lean.protocol import lean_protocol
 from services.settings import Settings
+from tests.support import wires
 from tests.support.bundles import make_bundle
+from tests.support.wires import Wire
 
 TARGET = "/v2/models/tiny/infer"
 FEATURES = 64
 ROW = np.linspace(0, 1, FEATURES, dtype=np.float32)[None]
 TENSOR = {"name": "x", "datatype": "FP32", "shape": [1, FEATURES]}
 # The calls that are not the server's: this file's, and the waiting of the loop's side.
-OTHERS = (__file__, asyncio.tasks.__file__)
+OTHERS = (__file__, wires.__file__, asyncio.tasks.__file__)
 TURNS = 8
 
 
@@ -61,26 +63,6 @@ def binary() -> bytes:
 def text() -> bytes:
     """The row as JSON, and so the answer."""
     return post(json.dumps({"inputs": [{**TENSOR, "data": ROW.ravel().tolist()}]}).encode())
-
-
-class Wire(asyncio.Transport):
-    """A connection without a socket: what is written lies in `sent`."""
-
-    def __init__(self) -> None:
-        super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
-        self.sent: list[bytes] = []
-
-    def write(self, data: Any) -> None:
-        self.sent.append(data)
-
-    def is_closing(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        raise AssertionError("the server closed the connection")
-
-    def resume_reading(self) -> None:
-        """Nothing is ever paused."""
 
 
 class Server:
@@ -116,6 +98,7 @@ async def ask(connections: list[tuple[Any, Wire]], request: bytes) -> None:
     for _, wire in connections:
         assert wire.sent.pop().startswith(b"HTTP/1.1 200 ")
         assert not wire.sent
+        assert not wire.closed
 
 
 Use = Callable[[Server], Awaitable[float]]
@@ -182,13 +165,14 @@ def calls_of(request: bytes, count: int, parts: tuple[str, ...] = ("",)) -> Use:
 
 @pytest.mark.parametrize(
     ("request_of", "count", "bound"),
-    [(binary, 1, 355), (binary, 64, 222), (text, 1, 425), (text, 64, 290)],
+    [(binary, 1, 262), (binary, 64, 66), (text, 1, 430), (text, 64, 290)],
 )
 def test_a_request_costs_no_more_calls(
     measure: Measure, request_of: Callable[[], bytes], count: int, bound: float
 ) -> None:
-    first = measure(calls_of(request_of(), count))
-    assert first == measure(calls_of(request_of(), count))  # else no bound would mean anything
+    first, second = (measure(calls_of(request_of(), count)) for _ in range(2))
+    # Else no bound would mean anything. Which deadline is the first is the real clock's say.
+    assert first == pytest.approx(second, abs=0.5)
     assert first <= bound
 
 

@@ -35,12 +35,12 @@ def counting(tmp_path_factory: pytest.TempPathFactory) -> VerifiedBundle:
     return make_stream_bundle(tmp_path_factory.mktemp("stream") / "bundle")
 
 
-def serve(bundle: VerifiedBundle, use: Use) -> CollectorRegistry:
+def serve(bundle: VerifiedBundle, use: Use, **settings: Any) -> CollectorRegistry:
     """Run `use` with a started server."""
     registry = CollectorRegistry()
 
     async def main() -> None:
-        host = ModelHost(bundle, Settings(), registry=registry)
+        host = ModelHost(bundle, Settings(**settings), registry=registry)
         await host.start()
         code = code_of(bundle)
         for record in (code.made, code.closed, code.gates):
@@ -158,6 +158,24 @@ def test_one_that_fails_says_whose_it_is_and_the_stream_goes_on(counting: Verifi
         assert answers[-1].infer_response.id == "good"
 
     serve(counting, use)
+
+
+def test_a_message_that_is_too_large_ends_its_stream_and_leaves_nothing(
+    counting: VerifiedBundle,
+) -> None:
+    async def use(server: GrpcServer, host: ModelHost, _code: ModuleType) -> None:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            before = len(asyncio.all_tasks())
+            stream = opened(channel)
+            await stream.write(message(1))
+            assert not (await stream.read()).error_message
+            await stream.write(bytes(20_000))
+            with pytest.raises(grpc.aio.AioRpcError, match="larger than"):
+                await stream.read()
+            await until(lambda: len(asyncio.all_tasks()) <= before)
+            assert host.inflight.used == 0
+
+    serve(counting, use, max_body_bytes=10_000)
 
 
 @pytest.mark.parametrize("hard", [False, True])

@@ -4,7 +4,7 @@ import numpy as np
 
 from bundle.errors import MlctlError
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from services.joining import Arrays, run_joined
+from services.joining import Arrays, cut, run_joined
 from services.padding import LengthPadding
 
 
@@ -26,7 +26,7 @@ class Model:
 def test_each_request_gets_its_own_rows() -> None:
     model = Model()
     outcomes = run_joined(model.run, [request(1, 2), request(3), request(4, 5)], [2, 1, 2])
-    answers = [outcome["y"].tolist() for outcome in outcomes if isinstance(outcome, dict)]
+    answers = [cut(outcome)["y"].tolist() for outcome in outcomes if isinstance(outcome, tuple)]
     assert answers == [[10, 20], [30], [40, 50]]
     assert model.batches == [[1, 2, 3, 4, 5]]
 
@@ -37,7 +37,12 @@ def test_a_bad_request_fails_alone() -> None:
     assert [isinstance(outcome, ValueError) for outcome in outcomes] == [
         False, False, True, False, False,
     ]  # fmt: skip
-    assert [o["y"].tolist() for o in outcomes if isinstance(o, dict)] == [[10], [20], [40], [50]]
+    assert [cut(o)["y"].tolist() for o in outcomes if isinstance(o, tuple)] == [
+        [10],
+        [20],
+        [40],
+        [50],
+    ]
 
 
 def test_who_left_is_not_run_again_to_find_the_bad_one() -> None:
@@ -63,7 +68,7 @@ def test_who_left_is_not_run_again_to_find_the_bad_one() -> None:
 def test_requests_that_cannot_be_joined_are_run_apart() -> None:
     wide = {"x": np.array([[6.0, 7.0]])}
     outcomes = run_joined(Model().run, [request(1), wide], [1, 1])
-    assert [o["y"].tolist() for o in outcomes if isinstance(o, dict)] == [[10], [[60, 70]]]
+    assert [cut(o)["y"].tolist() for o in outcomes if isinstance(o, tuple)] == [[10], [[60, 70]]]
 
 
 def test_a_request_alone_is_run_as_it_is() -> None:
@@ -79,6 +84,6 @@ def test_an_empty_sequence_gets_an_empty_answer_in_any_company() -> None:
     lengths = LengthPadding(Signature(inputs=(x,), outputs=(y,)), {"x": 0.0})
     requests = [{"x": np.ones((1, length))} for length in (3, 0, 2)]
     outcomes = run_joined(Model().run, requests, [1, 1, 1], lengths)
-    assert [o["y"].tolist() for o in outcomes if isinstance(o, dict)] == [
+    assert [cut(o)["y"].tolist() for o in outcomes if isinstance(o, tuple)] == [
         [[10, 10, 10]], [[]], [[10, 10]],
     ]  # fmt: skip

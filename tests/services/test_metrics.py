@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
+import pytest
 from prometheus_client import CollectorRegistry
 
 from services.metrics import BatchStats, Distribution, Metrics
+from tests.support.listening import until
 
 
 def test_requests_batches_and_depth_are_told() -> None:

@@ -18,7 +18,9 @@ from bundle.errors import MlctlError
 from rollout.gate_service.app import gate_app
 from rollout.gate_service.service import GateService
 from rollout.gate_service.sources import ServiceName, UrlSource, parse_sources
-from rollout.gate_service.store import Store
+from rollout.gate_service.store import Store, Terms
+from rollout.kubernetes.meter import Scrape
+from rollout.model import RolloutSpec
 from tests.support.kube import FakePod
 
 PAIR = {"blue": "stable", "green": "canary", "max_p99_ms": "200", "min_requests": "20"}
@@ -183,6 +185,36 @@ def test_sessions_are_bounded_and_expire(world: World) -> None:
     world.clock.advance(3601.0)
     assert client.get("/gates/uid-4", params=PAIR).status_code == 200
     assert client.get("/gates/..%2fetc", params=PAIR).status_code in (400, 404)
+
+
+def test_a_session_that_expired_begins_anew(world: World) -> None:
+    client = world.client()
+    looks(world, lambda: result(client, weight="50"), 4)
+    world.clock.advance(3601.0)
+    world.serve()
+    swapped = {**PAIR, "blue": "canary", "green": "stable"}
+    assert client.get("/gates/uid-1", params=swapped).json()["n"] == 0
+    world.pods["canary"].serve(30)
+    world.pods["stable"].serve(70)
+    assert client.get("/gates/uid-1", params=swapped).json()["n"] == 70
+
+
+def test_what_is_forgotten_during_a_look_stays_forgotten(world: World) -> None:
+    store = Store(world.path, world.clock, limit=3, expire_seconds=3600.0)
+    service = GateService(world.sources, store)
+    terms = Terms("stable", "canary", RolloutSpec())
+    service.ask("uid-1", terms, weight=None, final=False)
+    source, scrape = world.sources["canary"], world.sources["canary"].scrape
+
+    def meanwhile() -> Scrape:
+        service.forget("uid-1")
+        return scrape()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(source, "scrape", meanwhile)
+        service.ask("uid-1", terms, weight=None, final=False)
+    with pytest.raises(MlctlError, match="no session"):
+        service.forget("uid-1")
 
 
 def hook(client: TestClient, name: str, checksum: str = "7d9") -> int:

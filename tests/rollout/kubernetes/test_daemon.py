@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,14 +12,18 @@ from dataclasses import replace
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from rollout import deployments, resizing
+from rollout import deployments, places, resizing
+from rollout.daemon import DAEMON
+from rollout.journal import Journal
 from rollout.kubernetes.plane import KubernetesPlane
 from rollout.kubernetes.route import Claim
 from rollout.kubernetes.target import Target
 from rollout.listing import listing
+from rollout.machine import Phase
 from rollout.model import Colour, Settings
 from rollout.ports import Traffic
 from rollout.records import ENDED
+from rollout.seen.looking import looking
 from tests.rollout.kubernetes.conftest import BLUE_DIGEST, GREEN_DIGEST
 from tests.rollout.kubernetes.test_rollout import revision
 from tests.support.kube import FakeKube
@@ -56,6 +62,12 @@ def traffic(state: FakeKube) -> Iterator[None]:
         thread.join()
 
 
+def kill_daemon(name: str) -> None:
+    with Journal(places.journal()) as journal:
+        daemon, _ = journal.processes(name)[DAEMON]
+    os.kill(daemon.pid, signal.SIGKILL)
+
+
 def test_up_promote_down(state: FakeKube, target: Target) -> None:
     deployments.up("shop", revision(BLUE_DIGEST), 8000, settings=settings(target))
     try:
@@ -64,8 +76,13 @@ def test_up_promote_down(state: FakeKube, target: Target) -> None:
             with pytest.raises(MlctlError, match="not sticky"):
                 deployments.promote("shop", revision(GREEN_DIGEST), sticky)
             rollout = deployments.promote("shop", revision(GREEN_DIGEST), quick_spec())
-            events = list(deployments.follow("shop", rollout))
+            events = []
+            for event in deployments.follow("shop", rollout):
+                if event.kind == "phase" and event.body["phase"] == Phase.BAKE:
+                    kill_daemon("shop")
+                events.append(event)
         assert events[-1].kind == ENDED
+        assert "resumed" in {event.kind for event in events}
         assert events[-1].body["outcome"] == "promoted", story(events)
         (status,) = deployments.status("shop")
         assert status.weights == {Colour.BLUE: 0, Colour.GREEN: 100}
@@ -75,6 +92,12 @@ def test_up_promote_down(state: FakeKube, target: Target) -> None:
             resizing.scale("shop", 3)
         ((_, rows),) = listing("shop")
         assert [row.role for row in rows] == ["daemon"]
+        route = state.objects.pop(("httproutes", "web"))
+        (status,) = deployments.status("shop")
+        assert status.weights is None
+        with looking("shop") as looker:
+            assert not looker.look().answers
+        state.objects["httproutes", "web"] = route
     finally:
         deployments.down("shop")
     assert state.weights() == {"shop-blue": 0, "shop-green": 100}

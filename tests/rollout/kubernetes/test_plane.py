@@ -7,8 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from bundle.latency import SERVED_EDGES_MS
+from rollout import places
 from rollout.counts import difference
 from rollout.journal import StaleEpochError
+from rollout.kubernetes.gateway import Gateway
 from rollout.kubernetes.plane import KubernetesPlane
 from rollout.kubernetes.route import EPOCH, HOLDER, Claim
 from rollout.kubernetes.target import Target
@@ -138,6 +140,24 @@ def test_no_weight_without_a_ready_pod(state: FakeKube, plane: KubernetesPlane) 
     assert not plane.read().healthy[Colour.GREEN]
 
 
+def test_every_rule_of_ours_is_moved_and_none_to_pods_that_are_not_ready(
+    state: FakeKube, plane: KubernetesPlane
+) -> None:
+    ours = route(weights=(100, 0))
+    ours["spec"]["rules"].append(route(weights=(0, 100))["spec"]["rules"][0])
+    state.put("httproutes", ours)
+    for pod in state.pods["shop-blue"]:
+        pod.ready = False
+    with pytest.raises(PlaneUnavailable, match="shop-blue has no ready pod"):
+        plane.apply(share(0))
+    assert not state.writes
+    for pod in state.pods["shop-blue"]:
+        pod.ready = True
+    plane.apply(share(0))
+    rules = state.route()["spec"]["rules"]
+    assert rules[0]["backendRefs"] == rules[-1]["backendRefs"]
+
+
 def test_back_to_blue_even_if_nothing_is_ready(state: FakeKube, plane: KubernetesPlane) -> None:
     plane.apply(share(50))
     for pod in (*state.pods["shop-blue"], *state.pods["shop-green"]):
@@ -170,6 +190,17 @@ def test_an_api_server_that_fails_decides_nothing(
         plane.apply(share(10))
     with pytest.raises(PlaneUnavailable):
         plane.read()
+
+
+@pytest.mark.usefixtures("home")
+def test_a_daemon_that_waits_for_the_cluster_is_not_stuck(state: FakeKube, target: Target) -> None:
+    state.down = 503
+    directory, heartbeat = places.directory("shop"), places.heartbeat("shop")
+    for epoch in (None, 5):
+        assert not heartbeat.exists()
+        with Gateway(directory, target, epoch).plane() as plane, pytest.raises(PlaneUnavailable):
+            plane.weights()
+    assert heartbeat.exists()
 
 
 def test_a_route_that_is_gone(state: FakeKube, plane: KubernetesPlane) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from bundle.clock import ManualClock
 from rollout.journal import Journal
 from rollout.machine import Phase
 from rollout.model import Settings
+from rollout.seen import webhooks
 from rollout.seen.told import Told
 from rollout.seen.webhooks import MAX_AGE_SECONDS, Webhook, Webhooks, reader_of, signature
 from tests.support.played import Played
@@ -208,3 +211,22 @@ def test_a_receiver_that_is_away_holds_up_neither_the_other_nor_the_end(
         journal.retire("shop")
     # What came last is still told at the end.
     assert receiver.taken == [*PROMOTED, "deployment.down"]
+
+
+def test_many_that_hang_hold_up_the_end_no_longer_than_one(
+    journal: Journal, clock: ManualClock, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhooks, "_LAST_SECONDS", 0.5)
+    clock.advance(time.time() - clock.wall())
+    before = threading.active_count()
+    with socket.create_server(("127.0.0.1", 0), backlog=20) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        settings = Settings(webhooks=tuple(f"{url}/{number}" for number in range(20)))
+        with Webhooks("shop", settings, path):
+            Played(journal, clock, settings)
+            taken = [server.accept()[0] for _ in settings.webhooks]
+            begun = time.monotonic()
+        assert time.monotonic() - begun < 5.0
+        for connection in taken:
+            connection.close()
+    wait_until(lambda: threading.active_count() <= before, what="the threads end")

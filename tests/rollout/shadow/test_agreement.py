@@ -6,13 +6,13 @@ import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from rollout.gates import Action, Gate
-from rollout.model import RolloutSpec
+from rollout.model import Revision, RolloutSpec
 from rollout.shadow import agreement
 from rollout.shadow.agreement import (
     MIN_BAD_TICKS,
     ShadowEvidence,
+    by_default,
     fold,
-    of_one_source,
     require_copies,
 )
 from rollout.shadow.window import ShadowWindow
@@ -58,9 +58,26 @@ def test_too_much_disagreement_holds_before_it_is_proved() -> None:
     assert (held.action, held.gate, held.value) == (Action.HOLD, Gate.DISAGREEMENT, 0.02)
 
 
-def test_variants_of_one_model_have_to_agree_unless_told_otherwise() -> None:
-    assert of_one_source(RolloutSpec()).max_disagreement == 0.01
-    assert of_one_source(RolloutSpec(max_disagreement=0.2)).max_disagreement == 0.2
+def variant(source: str, agreement: float | None) -> Revision:
+    return Revision("shop:1", "0" * 64, "shop", "1", source, agreement)
+
+
+@pytest.mark.parametrize(
+    ("live", "candidate", "limit"),
+    [
+        (variant("a", 1.0), variant("a", 1.0), 0.01),
+        (variant("a", 0.995), variant("a", 0.98), 0.035),
+        (variant("a", 0.1), variant("a", 0.1), 0.99),
+        (variant("a", None), variant("a", 1.0), None),
+        (variant("a", 1.0), variant("b", 1.0), None),
+    ],
+)
+def test_variants_of_one_model_have_to_agree_as_far_as_was_proved(
+    live: Revision, candidate: Revision, limit: float | None
+) -> None:
+    assert by_default(RolloutSpec(), live, candidate).max_disagreement == limit
+    asked = RolloutSpec(max_disagreement=0.2)
+    assert by_default(asked, live, candidate) is asked
 
 
 @pytest.mark.parametrize(("percent", "can_copy"), [(20, False), (0, True)])

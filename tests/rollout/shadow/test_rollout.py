@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,15 +13,17 @@ from bundle.clock import ManualClock
 from bundle.sampling import Sampling
 from bundle.tensors import Datatype, Signature, TensorSpec
 from cli.rollouts import event_line
+from rollout import gates
 from rollout.controller import Controller, Watch, World
-from rollout.counts import Totals
-from rollout.gates import Gate
+from rollout.counts import Counts, Totals, Window
+from rollout.gates import Evidence, Gate
 from rollout.journal import Journal
 from rollout.machine import Phase
 from rollout.memory import MemoryLauncher, MemoryPlane
 from rollout.model import Colour, Outcome, Ports, Revision, RolloutSpec, Settings
-from rollout.records import ENDED, TICK, with_evidence
+from rollout.records import ENDED, TICK, Event, Rollout
 from rollout.shadow.folder import SampleFolder
+from rollout.shadow.window import ShadowWindow
 from services.observe.calls import Seen
 from services.observe.sampling import Control, Recorder
 from services.observe.segments import SegmentWriter
@@ -200,11 +203,25 @@ def test_where_nobody_can_be_told_to_record_the_shadow_is_left_out(
     assert any("without a shadow: the servers cannot be told" in line for line in told), told
 
 
+def refolded(rollout: Rollout, events: Iterable[Event]) -> Evidence:
+    """What the recorded ticks say, one after the other."""
+    evidence = Evidence(seed=rollout.id)
+    for event in events:
+        if event.kind == TICK and (shadow := event.body["shadow"]):
+            evidence = gates.fold_shadow(evidence, ShadowWindow(**shadow), rollout.spec)
+        if event.kind == TICK and event.body["judged"]:
+            window = event.body["window"]
+            counts = Counts(**window["candidate"]), Counts(**window["live"])
+            evidence = gates.fold(evidence, Window(*counts, fair=window["fair"]), rollout.spec)
+    return evidence
+
+
 def test_the_journal_alone_gives_the_same_evidence(shop: Shop) -> None:
     shop.wrong = 0.01
     for _ in range(25):
         shop.tick()
     rollout = shop.journal.rollout(shop.controller.rollout.id)
-    again = with_evidence(rollout, shop.journal.events("shop", rollout=rollout.id)).evidence
+    again = rollout.progress.evidence
     assert again == shop.controller.progress.evidence
+    assert again == refolded(rollout, shop.journal.events("shop", rollout=rollout.id))
     assert again.shadow.total.requests > 0

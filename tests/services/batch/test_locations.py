@@ -11,7 +11,7 @@ from pyarrow import parquet
 
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.base import SinkRequest, SourceRequest
-from services.batch.locations import form_of, list_files, scheme_of
+from services.batch.locations import form_of, list_files, scheme_of, without_password
 from services.batch.sinks import open_sink
 from services.batch.sources import open_source
 from tests.support import tables
@@ -127,3 +127,22 @@ def test_folders_of_a_dataset_are_columns(tmp_path: Path) -> None:
         for day, land in ((1, "DE"), (10, "A T"), (2, None))
         for _ in "abc"
     ]
+
+
+@pytest.mark.parametrize(
+    ("location", "shown"),
+    [
+        ("rows/a@b", "rows/a@b"),
+        (
+            "postgresql://me:geheim@host:5/db?table=a&key=id",
+            "postgresql://me@host:5/db?table=a&key=id",
+        ),
+        (
+            "postgresql://me:g%40h@/db?sslpassword=geheim&x=1",
+            "postgresql://me@/db?sslpassword=...&x=1",
+        ),
+        ("s3://bucket/rows", "s3://bucket/rows"),
+    ],
+)
+def test_a_location_is_shown_without_its_password(location: str, shown: str) -> None:
+    assert without_password(location) == shown

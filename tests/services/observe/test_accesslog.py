@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,24 @@ def test_a_file_that_was_moved_away_is_made_anew(tmp_path: Path) -> None:
     file.close()
     assert (tmp_path / "access.log.1").read_bytes() == b"before\none\n"
     assert path.read_bytes() == b"two\n"
+
+
+def test_a_line_of_which_a_full_disk_took_a_part_ends_before_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "access.log"
+    file = AppendedFile(path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            file.write(b"first\nsecond\n")
+        with pytest.raises(OSError, match="too large"):
+            file.write(b"third\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    file.write(b"fourth\n")
+    file.write(b"fifth\n")
+    file.close()
+    assert path.read_bytes().splitlines() == [b"first", b"se", b"fourth", b"fifth"]
 
 
 def test_two_workers_share_a_file(tmp_path: Path) -> None:

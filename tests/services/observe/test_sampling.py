@@ -104,7 +104,7 @@ def test_a_control_file_that_cannot_be_read_records_nothing(
     control = tmp_path / "control.json"
     ours = recorder(tmp_path, Sampling(share=1), ManualClock(), control)
     assert ask(ours, b"a")
-    for content in ('{"share": 1, "more": 2}', "\xff", '{"share": 7}', "[]", ""):
+    for content in ('{"share": 1, "more": 2}', "\xff", '{"share": 7}', "[]", "", "[" * 100_000):
         control.write_bytes(content.encode("latin-1"))
         ours.flush()
         assert not ask(ours, b"b")

@@ -147,8 +147,14 @@ def test_failures_are_logged_with_their_code(watched: Watched) -> None:
         ("bad-type", b"{}", {"content-type": "text/plain"}),
     ):
         httpx.post(url, content=content, headers={"x-request-id": name, **headers})
-    wait_until(lambda: {"bad-body", "bad-type"} <= set(watched.logged()))
+    predict, headers = f"{watched.server.url}/predict", {"x-request-id": "bad-arguments"}
+    assert httpx.post(predict, json={"x": "?"}, headers=headers).status_code == 400
+    assert httpx.get(predict, headers={"x-request-id": "bad-method"}).status_code == 405
+    names = {"bad-body", "bad-type", "bad-arguments", "bad-method"}
+    wait_until(lambda: names <= set(watched.logged()))
     logged = watched.logged()
+    told = [logged[name]["code"] for name in ("bad-arguments", "bad-method")]
+    assert told == ["invalid_input", "method_not_allowed"]
     assert (logged["bad-body"]["status"], logged["bad-body"]["code"]) == (400, "invalid_input")
     assert logged["bad-type"]["status"] == 415
     assert logged["bad-body"]["bytes_in"] == 1

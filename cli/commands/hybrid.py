@@ -1,0 +1,110 @@
+"""`mlctl hybrid`: precomputed answers and their generations."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cli.output import Output, reporting
+
+if TYPE_CHECKING:
+    from services.hybrid.base import Generation
+
+
+@click.group()
+def hybrid() -> None:
+    """Show and switch the precomputed answers that servers with MLCTL_HYBRID use.
+
+    `mlctl batch run ... --out hybrid://NAME` makes them. MLCTL_HYBRID_STORE says where they
+    are; unset, under $MLCTL_HOME/hybrid.
+    """
+
+
+@hybrid.command("list")
+@reporting
+def list_(output: Output) -> None:
+    """List the names of all precomputed answers."""
+    from services.hybrid import manage
+
+    found = {name: manage.generations(name) for name in manage.names()}
+    if output.as_json:
+        output.document({name: [_document(each) for each in found[name]] for name in found})
+    elif found:
+        live = {name: [each for each in found[name] if each.live] for name in found}
+        rows = [(name, _digests(live[name]), f"{_rows(live[name]):,}") for name in found]
+        output.table(("NAME", "LIVE DIGESTS", "LIVE ROWS>"), rows)
+    else:
+        output.line("Nothing is precomputed yet")
+
+
+@hybrid.command()
+@click.argument("name")
+@reporting
+def show(output: Output, name: str) -> None:
+    """Show the generations of NAME: one live for each model's digest, one to go back to."""
+    from cli.rollouts import local_time
+    from services.hybrid import manage
+
+    found = manage.generations(name)
+    if output.as_json:
+        output.document([_document(each) for each in found])
+        return
+    rows = [
+        (str(g.number), _state(g), g.digest[:12], f"{g.rows:,}", local_time(g.made_at))
+        for g in found
+    ]
+    output.table(("GENERATION", "STATE", "DIGEST", "ROWS>", "MADE"), rows)
+
+
+@hybrid.command()
+@click.argument("name")
+@click.argument("generation", type=click.IntRange(1))
+@reporting
+def flip(output: Output, name: str, generation: int) -> None:
+    """Make a complete GENERATION of NAME the live one of its digest, at once."""
+    from bundle.clock import SystemClock
+    from services.hybrid import manage
+
+    _told(output, name, manage.flip(name, generation, SystemClock().wall()))
+
+
+@hybrid.command()
+@click.argument("name")
+@click.option("--digest", help="Of which model, if several have a previous generation.")
+@reporting
+def rollback(output: Output, name: str, digest: str | None) -> None:
+    """Make the previous generation of NAME live again, at once."""
+    from bundle.clock import SystemClock
+    from services.hybrid import manage
+
+    _told(output, name, manage.rollback(name, digest, SystemClock().wall()))
+
+
+def _told(output: Output, name: str, generation: Generation) -> None:
+    if output.as_json:
+        output.document(_document(generation))
+    else:
+        digest = generation.digest[:12]
+        output.line(f"{name}: generation {generation.number} is live for {digest}")
+
+
+def _document(generation: Generation) -> dict[str, Any]:
+    return {**asdict(generation), "state": _state(generation)}
+
+
+def _state(generation: Generation) -> str:
+    if generation.live:
+        return "live"
+    if generation.previous:
+        return "previous"
+    return "complete" if generation.sealed else "being written"
+
+
+def _digests(generations: list[Generation]) -> str:
+    return ", ".join(each.digest[:12] for each in generations)
+
+
+def _rows(generations: list[Generation]) -> int:
+    return sum(each.rows for each in generations)

@@ -1,0 +1,177 @@
+"""Databases that rows are read from: a snapshot, and a query's rows in their order."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from bundle.errors import ErrorCode, MlctlError
+from services.batch.locations import without_password
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_SAMPLE = 20_000
+
+
+class Reader(Protocol):
+    """An open snapshot of a database."""
+
+    def row(self, sql: str) -> tuple[Any, ...]:
+        """The only row that a statement gives."""
+        ...
+
+    def schema(self, sql: str) -> pa.Schema:
+        """The columns that a query gives."""
+        ...
+
+    def rows(self, sql: str, count: int) -> Iterator[list[tuple[Any, ...]]]:
+        """What a query gives, `count` rows at a time, without holding all of it."""
+        ...
+
+
+def open_reader(url: str) -> AbstractContextManager[Reader]:
+    """The database of a postgresql://, sqlite:// or duckdb:// URL, only to read."""
+    scheme = url.partition("://")[0].lower()
+    readers = {"sqlite": _sqlite, "duckdb": _duckdb}
+    return readers.get(scheme, _postgres)(url)
+
+
+class _Postgres:
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def row(self, sql: str) -> tuple[Any, ...]:
+        found: tuple[Any, ...] = self._connection.execute(sql).fetchone()
+        return found
+
+    def schema(self, sql: str) -> pa.Schema:
+        import pyarrow as pa
+
+        found = self._connection.execute(f"SELECT * FROM ({sql}) AS q LIMIT 0").description
+        return pa.schema([(column.name, _postgres_type(column.type_code)) for column in found])
+
+    def rows(self, sql: str, count: int) -> Iterator[list[tuple[Any, ...]]]:
+        with self._connection.cursor("mlctl_rows", binary=True) as cursor:
+            cursor.execute(sql)
+            while found := cursor.fetchmany(count):
+                yield found
+
+
+def _postgres_type(code: int) -> Any:
+    """By the numbers of PostgreSQL's own types; what is not known here is read as text."""
+    import pyarrow as pa
+
+    plain = {
+        16: pa.bool_(), 17: pa.binary(), 20: pa.int64(), 21: pa.int16(), 23: pa.int32(),
+        700: pa.float32(), 701: pa.float64(), 1700: pa.float64(), 1082: pa.date32(),
+        1114: pa.timestamp("us"), 1184: pa.timestamp("us", "UTC"),
+    }  # fmt: skip
+    inner = {1000: 16, 1005: 21, 1007: 23, 1016: 20, 1021: 700, 1022: 701, 1231: 1700, 1009: 25}
+    if code in inner:
+        return pa.list_(plain.get(inner[code], pa.string()))
+    return plain.get(code, pa.string())
+
+
+@contextmanager
+def _postgres(url: str) -> Iterator[Reader]:
+    from services.batch.databases.postgres import CONNECTING, load_driver
+
+    psycopg = load_driver()
+    try:
+        with psycopg.connect(url, **CONNECTING) as connection:
+            connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            connection.read_only = True
+            yield _Postgres(connection)
+    except psycopg.OperationalError as error:
+        raise MlctlError(
+            ErrorCode.SINK_UNAVAILABLE, f"{without_password(url)} cannot be reached"
+        ) from error
+    except psycopg.Error as error:
+        said = error.diag.message_primary or type(error).__name__
+        raise MlctlError(ErrorCode.INVALID_INPUT, f"the query failed: {said}") from error
+
+
+class _Sqlite:
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def row(self, sql: str) -> tuple[Any, ...]:
+        found: tuple[Any, ...] = self._connection.execute(sql).fetchone()
+        return found
+
+    def schema(self, sql: str) -> pa.Schema:
+        """SQLite has no types of columns: those of the first values count."""
+        import pyarrow as pa
+
+        found = self._connection.execute(f"SELECT * FROM ({sql}) LIMIT {_SAMPLE}")
+        names = [column[0] for column in found.description]
+        columns = list(zip(*found.fetchall(), strict=True)) or [()] * len(names)
+        return pa.schema(
+            [(name, _sqlite_type(values)) for name, values in zip(names, columns, strict=True)]
+        )
+
+    def rows(self, sql: str, count: int) -> Iterator[list[tuple[Any, ...]]]:
+        cursor = self._connection.execute(sql)
+        while found := cursor.fetchmany(count):
+            yield found
+
+
+def _sqlite_type(values: Sequence[Any]) -> Any:
+    import pyarrow as pa
+
+    kinds = {type(value) for value in values} - {type(None)}
+    if kinds and kinds <= {int, float}:
+        return pa.float64() if float in kinds else pa.int64()
+    return pa.binary() if kinds == {bytes} else pa.string()
+
+
+@contextmanager
+def _sqlite(url: str) -> Iterator[Reader]:
+    path = Path(url.partition("://")[2]).resolve()
+    try:
+        connection = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, isolation_level=None)
+        try:
+            connection.execute("BEGIN")
+            yield _Sqlite(connection)
+        finally:
+            connection.close()
+    except sqlite3.Error as error:
+        raise MlctlError(ErrorCode.INVALID_INPUT, f"{url}: {error}") from error
+
+
+class _DuckDb:
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def row(self, sql: str) -> tuple[Any, ...]:
+        found: tuple[Any, ...] = self._connection.execute(sql).fetchone()
+        return found
+
+    def schema(self, sql: str) -> pa.Schema:
+        found: pa.Schema = (
+            self._connection.sql(f"SELECT * FROM ({sql}) LIMIT 0").to_arrow_table().schema
+        )
+        return found
+
+    def rows(self, sql: str, count: int) -> Iterator[list[tuple[Any, ...]]]:
+        cursor = self._connection.execute(sql)
+        while found := cursor.fetchmany(count):
+            yield found
+
+
+@contextmanager
+def _duckdb(url: str) -> Iterator[Reader]:
+    from services.batch.databases.duckdb import load_driver
+
+    duckdb = load_driver()
+    try:
+        with duckdb.connect(url.partition("://")[2], read_only=True) as connection:
+            connection.execute("SET TimeZone = 'UTC'")
+            connection.execute("BEGIN")
+            yield _DuckDb(connection)
+    except duckdb.Error as error:
+        raise MlctlError(ErrorCode.INVALID_INPUT, f"the query failed: {error}") from error

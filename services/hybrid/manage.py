@@ -1,0 +1,88 @@
+"""What an operator sees and does: names, generations, flip and rollback."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from bundle.errors import ErrorCode, MlctlError
+from services.hybrid.base import Generation, Store, StoreError
+from services.hybrid.places import list_names, open_store
+from services.hybrid.settings import load_place
+
+T = TypeVar("T")
+
+
+def names() -> list[str]:
+    """The names of all precomputed answers that are here."""
+    try:
+        return list_names(load_place())
+    except StoreError as error:
+        raise _unavailable(error) from error
+
+
+def generations(name: str) -> list[Generation]:
+    """The generations of `name`; NOT_FOUND if it has none."""
+    return _with_store(name, lambda _store, found: found)
+
+
+def flip(name: str, generation: int, at: float) -> Generation:
+    """Make `generation` the live one of its digest, at wall time `at`; NOT_FOUND, NOT_READY."""
+
+    def act(store: Store, _found: Sequence[Generation]) -> Generation:
+        store.flip(generation, at)
+        return next(each for each in store.generations() if each.number == generation)
+
+    return _with_store(name, act)
+
+
+def rollback(name: str, digest: str | None, at: float) -> Generation:
+    """Make the previous generation live again: that of the digest which begins with `digest`.
+
+    Without, the only one; INVALID_INPUT if there are several.
+    """
+
+    def act(store: Store, found: Sequence[Generation]) -> Generation:
+        ways = [each for each in found if each.previous and each.digest.startswith(digest or "")]
+        if not ways:
+            raise MlctlError(
+                ErrorCode.NOT_FOUND,
+                f"{name} has no previous generation to go back to",
+                f"`mlctl hybrid show {name}` lists what there is.",
+            )
+        if len(ways) > 1:
+            told = ", ".join(each.digest[:12] for each in ways)
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT,
+                f"{name} has previous generations of several models: {told}",
+                "Say which one with --digest.",
+            )
+        store.flip(ways[0].number, at)
+        return next(each for each in store.generations() if each.number == ways[0].number)
+
+    return _with_store(name, act)
+
+
+def _with_store(name: str, act: Callable[[Store, list[Generation]], T]) -> T:
+    store = open_store(name, load_place())
+    try:
+        found = store.generations()
+        if not found:
+            raise MlctlError(
+                ErrorCode.NOT_FOUND,
+                f"nothing is precomputed under the name {name!r}",
+                "`mlctl hybrid list` has the names.",
+            )
+        return act(store, found)
+    except StoreError as error:
+        raise _unavailable(error) from error
+    finally:
+        store.close()
+
+
+def _unavailable(error: StoreError) -> MlctlError:
+    return MlctlError(
+        ErrorCode.SINK_UNAVAILABLE,
+        f"the store of precomputed answers cannot be used: {error}",
+        "See that MLCTL_HYBRID_STORE is right and reachable.",
+    )

@@ -1,0 +1,160 @@
+"""Known requests, a turn of the event loop and a batch at a time: queued, answered, counted.
+
+What one request costs is in the loops here; all else is done once for many. The answers are,
+byte for byte, those that `Inference.answer` gives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from services.batching import Answer
+from services.encoding import PACK_FROM_BYTES
+from services.inference import Asked, Inference, timing
+from services.joining import Arrays, Share, cut
+from services.lean.known import Known, Rendered, Tails
+from services.wire import encode_raw
+
+if TYPE_CHECKING:
+    from services.desks import Told
+    from services.lean.repeat import RepeatCycle
+
+_STATUS = b"HTTP/1.1 200 OK\r\n"
+
+
+class Turn:
+    """The requests that came in one turn of the loop; to read each took `parse` seconds."""
+
+    __slots__ = ("parse",)
+
+    def __init__(self) -> None:
+        self.parse = 0.0
+
+
+class _Plan(NamedTuple):
+    """An answer to those who asked alike and waited equally, but for its id and tensors.
+
+    `pieces` are the bytes of each output of the whole batch, and how many of them a row has.
+    """
+
+    start: bytes
+    end: bytes
+    pieces: tuple[tuple[bytes, int], ...]
+
+
+class RepeatDesk:
+    """Speaks for the known requests of one model's connections."""
+
+    def __init__(self, inference: Inference) -> None:
+        self._inference = inference
+        self._arrived: list[RepeatCycle] = []
+        self._turn = Turn()
+        self._began = 0.0
+
+    def arrive(self, cycle: RepeatCycle) -> Turn:
+        """A request came; it is queued with all others of this turn, which is returned."""
+        if not self._arrived:
+            self._turn, self._began = Turn(), perf_counter()
+            asyncio.get_running_loop().call_soon(self._submit)
+        self._arrived.append(cycle)
+        return self._turn
+
+    def _submit(self) -> None:
+        arrived, self._arrived = self._arrived, []
+        waiting = [cycle for cycle in arrived if not cycle.response_complete]
+        seconds = self._inference.seconds
+        for cycle in waiting:
+            wanted = cycle.known.timeout
+            cycle.timeout = seconds if wanted is None or wanted > seconds else wanted
+        self._turn.parse = (perf_counter() - self._began) / len(arrived)
+        try:
+            self._inference.submit_all(waiting, self)
+        except Exception as error:  # noqa: BLE001 - it is logged and answered
+            for cycle in waiting:
+                if not cycle.response_complete:
+                    self._inference.withdraw(cycle)
+                    cycle.set_exception(error)
+
+    def answer(self, told: list[Told], seconds: float) -> None:
+        """See `services.desks.Desk`."""
+        before = perf_counter()
+        outputs: Arrays | None = None
+        waited, plans = 0.0, dict[Known, _Plan | None]()
+        ready: list[tuple[RepeatCycle, bytes]] = []
+        turns: dict[Turn, tuple[int, float]] = {}
+        cycle: RepeatCycle
+        state: Any = None
+        headers = b""
+        for cycle, share, wait in told:
+            if share[0] is not outputs or wait != waited:
+                outputs, waited, plans = share[0], wait, {}
+            known = cycle.known
+            if known not in plans:
+                plans[known] = self._try_plan(known, share, wait, seconds)
+            plan = plans[known]
+            if plan is None or not cycle.keep_alive:
+                self._answer_alone(cycle, share, wait, seconds)
+                continue
+            start, rest, pieces = plan
+            _, first, end = share
+            if end is None:
+                end = known.rows
+            chunks = [piece[first * size : end * size] for piece, size in pieces]
+            if cycle.protocol.server_state is not state:
+                state, headers = cycle.protocol.server_state, cycle.protocol.server_headers()
+            parts = (_STATUS, headers, start, cycle.request_id(), rest, *chunks)
+            ready.append((cycle, b"".join(parts)))
+            turns[cycle.turn] = (turns[cycle.turn][0] + 1 if cycle.turn in turns else 1, wait)
+        if ready:
+            serialize = (perf_counter() - before) / len(ready)
+            for turn, (count, wait) in turns.items():
+                self._inference.answered(count, turn.parse, wait, seconds, serialize)
+        for cycle, content in ready:
+            cycle.send(content)
+
+    def _answer_alone(self, cycle: RepeatCycle, share: Share, wait: float, seconds: float) -> None:
+        """The long way: an answer that is packed or ends its connection, or that failed."""
+        asked = Asked(cycle.known.head._replace(request_id=cycle.request_id()))
+        asked.request, asked.parse_seconds = cycle.known.request, cycle.turn.parse
+        rows = next(iter(share[0].values())).shape[0] if share[0] else 0
+        try:
+            answer = Answer(cut(share), wait, seconds, rows)
+            response = self._inference.answer(asked, answer)
+        except Exception as error:  # noqa: BLE001 - it is logged and answered
+            cycle.set_exception(error)
+        else:
+            cycle.send_response(response)
+
+    def _try_plan(self, known: Known, share: Share, wait: float, seconds: float) -> _Plan | None:
+        try:
+            return self._plan(known, share, wait, seconds)
+        except Exception:  # noqa: BLE001 - it is met again, and told, on the long way
+            return None
+
+    def _plan(self, known: Known, share: Share, wait: float, seconds: float) -> _Plan | None:
+        """None for what goes the long way."""
+        outputs, wanted = share[0], known.outputs
+        tails = tuple([outputs[name].shape[1:] for name in wanted])
+        rendered = known.rendered
+        if rendered is None or rendered.tails != tails:
+            rendered = known.rendered = self._render(known, share, tails)
+        if rendered.packs:
+            return None
+        pieces = []
+        for name, datatype in wanted.items():
+            content = encode_raw(datatype, outputs[name])
+            pieces.append((content, len(content) // outputs[name].shape[0]))
+        start = b"%bserver-timing: %b\r\nx-request-id: " % (rendered.start, timing(wait, seconds))
+        return _Plan(start, rendered.end, tuple(pieces))
+
+    def _render(self, known: Known, share: Share, tails: Tails) -> Rendered:
+        """What is the same in every answer to a request, from one that is made the long way."""
+        encoded = self._inference.encode(known.request, cut(share))
+        length = encoded.header_length or 0
+        packs = bool(known.head.accept) and len(encoded.body) >= PACK_FROM_BYTES
+        kind = encoded.content_type.encode()
+        start = b"content-type: %b\r\ncontent-length: %d\r\n" % (kind, len(encoded.body))
+        end = b"\r\ninference-header-content-length: %d\r\n\r\n" % length
+        return Rendered(tails, start, end + encoded.body[:length], packs)

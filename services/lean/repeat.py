@@ -1,0 +1,97 @@
+"""One known request and its answer on its connection."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from services.batcher import Priority
+from services.lean.desk import Turn
+from services.lean.known import Known
+from services.rawrows import Form
+from services.responses import Response
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from services.lean.protocol import LeanProtocol
+
+
+class NoEvent:
+    """Stands where uvicorn wakes an ASGI application: nobody waits here."""
+
+    def set(self) -> None:
+        """Nothing to wake."""
+
+
+class RepeatCycle:
+    """A caller of the desk; has what uvicorn's protocol looks for in a cycle.
+
+    Its body was taken in by `Inference.take_in`.
+    """
+
+    __slots__ = (
+        "_request_id", "data", "disconnected", "form", "keep_alive", "key", "known", "more_body",
+        "number", "priority", "protocol", "response_complete", "rows", "timeout", "turn",
+    )  # fmt: skip
+    message_event = NoEvent()
+    response_started = False
+    form: Form
+    data: bytes
+    rows: int
+    key: Hashable
+    timeout: float
+    priority: Priority
+    turn: Turn
+
+    def __init__(self, protocol: LeanProtocol, known: Known, data: bytes) -> None:
+        self.protocol = protocol
+        self._request_id = known.head.request_id
+        self.known = known
+        self.data = data
+        self.form = known.form
+        self.rows = known.rows
+        self.key = known.key
+        self.priority = known.priority
+        self.number = -1
+        self.keep_alive = True
+        self.disconnected = self.more_body = False
+        self.response_complete = False
+        self.turn = protocol.desk.arrive(self)
+
+    def request_id(self) -> bytes:
+        """The caller's own, or one that is made when it is asked for."""
+        if not self._request_id:
+            self._request_id = self.protocol.inference.request_id({})
+        return self._request_id
+
+    def done(self) -> bool:
+        """Whether nobody waits any more."""
+        return self.response_complete
+
+    def send(self, content: bytes) -> None:
+        """Send the whole answer."""
+        self._end()
+        self.protocol.send_content(content)
+
+    def send_response(self, response: Response) -> None:
+        """Send the answer, and close the connection if that was asked for meanwhile."""
+        self._end()
+        self.protocol.send(response, close=not self.keep_alive)
+
+    def set_exception(self, error: BaseException, /) -> None:
+        """Answer that there is no answer."""
+        self.send_response(self.protocol.inference.refuse(error, self.request_id()))
+
+    def leave(self) -> None:
+        """The client is gone: withdraw what was asked."""
+        if self.response_complete:
+            return
+        self.disconnected = True
+        self.protocol.inference.withdraw(self)
+        self.protocol.inference.gone()
+        self._end()
+
+    def _end(self) -> None:
+        self.response_complete = True
+        self.data = b""
+        self.protocol.inference.let_go(self.known.body_bytes)

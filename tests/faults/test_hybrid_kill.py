@@ -1,0 +1,56 @@
+"""SIGKILL while a generation is written: the one before is served, and the same job goes on."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from bundle.verify import verify
+from services.batch.job import Wanted
+from services.batch.sinks.hybrid import HybridSink
+from services.hybrid.places import ledger_folder, open_store
+from tests.support import tables
+from tests.support.bundles import make_bundle
+from tests.support.wait import PATIENCE_SECONDS, wait_until
+
+NAME, ROWS, UNIT = "answers", 2_000, 20
+
+
+def run_job(folder: Path) -> None:
+    place = str(folder / "store")
+    sink = HybridSink(NAME, open_store(NAME, place), ledger_folder(NAME, place))
+    sink.commit_rows = UNIT
+    wanted = Wanted(keep=("id",), unit_rows=UNIT)
+    tables.score(verify(folder / "bundle"), folder / "in.parquet", sink, wanted=wanted)
+
+
+@pytest.mark.slow
+def test_what_is_killed_leaves_the_old_answers_live(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path / "bundle")
+    tables.write_rows(tmp_path / "in.parquet", 10)
+    run_job(tmp_path)
+    tables.write_rows(tmp_path / "in.parquet", ROWS, first=5)
+    store = open_store(NAME, str(tmp_path / "store"))
+    reader = store.reader(bundle.digest, 1.0)
+
+    def written() -> int:
+        return sum(each.rows for each in store.generations() if not each.live)
+
+    context = multiprocessing.get_context("forkserver")
+    for rows in (1, 200, 1_000):
+        process = context.Process(target=run_job, args=(tmp_path,))
+        process.start()
+        wait_until(lambda most=rows: written() >= most, what="a part of it is written")  # type: ignore[misc]
+        process.kill()
+        process.join(PATIENCE_SECONDS)
+        assert process.exitcode == -9, "it ended before it was killed"
+        assert rows <= written() < ROWS
+        assert [each.rows for each in store.generations() if each.live] == [10]
+        assert [row is None for row in reader.get(["0", "5", "12"])] == [False, False, True]
+    run_job(tmp_path)
+    assert [(each.rows, each.live) for each in store.generations()] == [(10, False), (ROWS, True)]
+    assert [row is None for row in reader.get(["0", "5", "12"])] == [True, False, False]
+    reader.close()
+    store.close()

@@ -1,0 +1,267 @@
+"""Answers in tables of a real PostgreSQL, of SQLite and of DuckDB."""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import psycopg
+import pyarrow as pa
+import pytest
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.verify import verify
+from services.batch.base import BadRow, Job, QuarantineSink, SinkRequest, Totals, Unit, UnitResult
+from services.batch.database import DatabaseSink
+from services.batch.engine import Event, Phase
+from services.batch.sinks import open_sink
+from tests.support import tables
+from tests.support.bundles import make_bundle
+from tests.support.postgres import PostgresServer
+
+SCHEMA = pa.schema([("id", pa.int64()), ("y", pa.list_(pa.float32(), 2))])
+JOB = Job({"input": "a"}, SCHEMA, SCHEMA, {"bento": "b"})
+_numbers = itertools.count()
+
+
+Place = Callable[..., str]
+
+
+@pytest.fixture(params=["postgresql", "sqlite", "duckdb"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """Makes locations of a table that nobody has used, with the given parameters."""
+    table = f"scores{next(_numbers)}"
+    if request.param == "postgresql":
+        base = f"{request.getfixturevalue('server').url}&"
+    else:
+        base = f"{request.param}://{tmp_path}/out.db?"
+
+    def make(**parameters: str) -> str:
+        return base + "&".join(f"{k}={v}" for k, v in {"table": table, **parameters}.items())
+
+    return make
+
+
+def sink_at(location: str) -> DatabaseSink:
+    sink = open_sink(SinkRequest(location))
+    assert isinstance(sink, DatabaseSink)
+    assert isinstance(sink, QuarantineSink)
+    return sink
+
+
+def query(location: str, sql: str) -> list[tuple[Any, ...]]:
+    """The rows of a statement, where $T stands for the table of `location`."""
+    base, _, parameters = location.partition("?")
+    table = next(p for p in parameters.split("&") if p.startswith("table=")).partition("=")[2]
+    statement, path = sql.replace("$T", table), base.partition("://")[2]
+    if base.startswith("sqlite"):
+        connection: Any = sqlite3.connect(path)
+    elif base.startswith("duckdb"):
+        connection = duckdb.connect(path)
+    else:
+        connection = psycopg.connect(location.partition("&")[0], autocommit=True)
+    found = connection.execute(statement)
+    rows = found.fetchall() if found.description else []
+    connection.close()
+    return [tuple(row) for row in rows]
+
+
+def result(index: int, bad: tuple[BadRow, ...] = (), value: float = 0.5) -> UnitResult:
+    ids = range(index * 10, index * 10 + 10 - len(bad))
+    table = pa.table([list(ids), [[value, float(i)] for i in ids]], schema=SCHEMA)
+    return UnitResult(Unit(f"{index:08}", "f", index * 10, 10), table, bad)
+
+
+def test_answers_bad_rows_and_ledger_come_together(place: Place) -> None:
+    # PostgreSQL takes no text with a zero in it.
+    bad = (BadRow(9, "poi\0son", {"id": 9, "text": "ä?%s\0"}),)
+    location = place(create="yes")
+    with sink_at(location) as sink:
+        assert sink.begin(JOB).totals == Totals()
+        sink.commit([result(0, bad)])
+        sink.commit([result(0, bad), result(1)])  # as after a commit whose word was lost
+    with sink_at(place()) as sink:
+        progress = sink.begin(JOB)
+        assert progress.done == {"00000000", "00000001"}
+        assert progress.totals == Totals(units=2, rows=19, bad=1)
+        (held,) = sink.quarantined()
+        assert (held.unit, held.origin) == ("00000000", "f")
+        assert held.bad == replace(bad[0], reason="poison")
+        mended = replace(result(5), resolved=(("00000000", 9),))
+        sink.commit([mended])
+        assert not list(sink.quarantined())
+        sink.finish({"rows": 29})
+    with sink_at(place()) as sink:
+        job, progress = sink.stored()
+        assert (job.fingerprint, job.schema, progress.finished) == ({"input": "a"}, SCHEMA, True)
+    ids = [row[0] for row in query(location, "SELECT id FROM $T ORDER BY id")]
+    assert ids == [*range(9), *range(10, 20), *range(50, 60)]
+
+
+def test_a_table_is_only_made_if_asked(place: Place) -> None:
+    with sink_at(place()) as sink, pytest.raises(MlctlError, match="does not exist") as caught:
+        sink.begin(JOB)
+    assert caught.value.hint is not None
+    assert "CREATE TABLE" in caught.value.hint
+    with sink_at(place()) as sink, pytest.raises(MlctlError, match="holds no batch job"):
+        sink.stored()
+
+
+def test_rows_with_the_same_key_replace_each_other(place: Place) -> None:
+    location = place(create="yes", key="id")
+    with sink_at(location) as sink:
+        sink.begin(JOB)
+        sink.commit([result(0), result(1)])
+        sink.commit([replace(result(0, value=2.0), unit=Unit("2", "g", 0, 10))])
+        with pytest.raises(MlctlError, match=r"the key id is not unique .* 10 comes twice"):
+            sink.commit([replace(result(1), unit=Unit(f"{i}", "g", 0, 10)) for i in (3, 4)])
+        assert len(sink.stored()[1].done) == 3
+    assert query(location, "SELECT count(*), count(DISTINCT id) FROM $T") == [(20, 20)]
+
+
+def test_another_job_is_refused_and_restart_removes_the_old_answers(place: Place) -> None:
+    location, other = place(create="yes"), replace(JOB, fingerprint={"input": "b"})
+    with sink_at(location) as sink:
+        sink.begin(JOB)
+        sink.commit([result(0)])
+    with sink_at(location) as sink:
+        with pytest.raises(MlctlError, match="input was a, is b") as caught:
+            sink.begin(other)
+        assert caught.value.code is ErrorCode.JOB_CHANGED
+        assert sink.begin(other, restart=True).totals == Totals()
+    assert query(location, "SELECT count(*) FROM $T") == [(0,)]
+
+
+def test_rows_that_were_there_before_are_never_removed(place: Place) -> None:
+    location = place(create="yes")
+    with sink_at(location) as sink:
+        sink.begin(JOB)
+        sink.commit([result(0)])
+    for name in ("facts", "units", "quarantine"):
+        query(location, f"DROP TABLE $T_mlctl_{name}")
+    with sink_at(location) as sink:
+        sink.begin(JOB)
+        sink.commit([result(1)])
+        with pytest.raises(MlctlError, match="had rows before the job"):
+            sink.begin(replace(JOB, fingerprint={"input": "b"}), restart=True)
+    assert query(location, "SELECT count(*) FROM $T") == [(20,)]
+
+
+@pytest.mark.parametrize("place", ["postgresql", "sqlite"], indirect=True)
+def test_one_runner_at_a_time(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.batch.databases.postgres._LOCK_SECONDS", 0.2)
+    location = place(create="yes")
+    with sink_at(location), pytest.raises(MlctlError, match="another process") as caught:
+        sink_at(location).__enter__()
+    assert caught.value.code is ErrorCode.JOB_RUNNING
+    with sink_at(location) as sink:
+        assert sink.begin(JOB).totals == Totals()
+
+
+def test_a_file_of_duckdb_that_another_process_has_open_is_told(tmp_path: Path) -> None:
+    hold = "import duckdb, sys; c = duckdb.connect(sys.argv[1]); print(1, flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, tmp_path / "out.db"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"1\n"
+        with pytest.raises(MlctlError, match="another process") as caught:
+            sink_at(f"duckdb://{tmp_path}/out.db?table=scores").__enter__()
+        other.communicate(b"\n")
+    assert caught.value.code is ErrorCode.JOB_RUNNING
+
+
+def test_all_kinds_of_values_arrive(place: Place) -> None:
+    at = dt.datetime(2026, 1, 2, 3, 4, 5, 6, dt.UTC)
+    table = pa.table(
+        {
+            "a b": pa.array(["", None, 'x,"y"\n\\N']),
+            "n": pa.array([1, None, 2**62], pa.int64()),
+            "f": pa.array([float("nan"), float("-inf"), 1.5], pa.float32()),
+            "b": pa.array([True, False, None]),
+            "raw": pa.array([b"\x00\xff", None, b""]),
+            "l": pa.array([[1.5, None], None, []], pa.list_(pa.float64())),
+            "w": pa.array([["a"], None, ["b", "c"]]),
+            "at": pa.array([at, None, at], pa.timestamp("us", "UTC")),
+        }
+    )
+    location = place(create="yes")
+    with sink_at(location) as sink:
+        sink.begin(Job({"i": "a"}, table.schema, table.schema))
+        sink.commit([UnitResult(Unit("0", "f", 0, 3), table)])
+    rows = query(location, 'SELECT "a b", n, f, b, raw, l, w FROM $T')
+    assert [row[0] for row in rows] == ["", None, 'x,"y"\n\\N']
+    assert [row[1] for row in rows] == [1, None, 2**62]
+    assert [row[3] for row in rows] == [True, False, None]
+    assert [row[4] for row in rows] == [b"\x00\xff", None, b""]
+    lists = ["[1.5, null]", None, "[]"] if "sqlite" in location else [[1.5, None], None, []]
+    assert [row[5] for row in rows] == lists
+    words = ['["a"]', None, '["b", "c"]'] if "sqlite" in location else [["a"], None, ["b", "c"]]
+    assert [row[6] for row in rows] == words
+
+
+def test_a_lost_server_is_waited_for_and_loses_nothing(server: PostgresServer) -> None:
+    location = f"{server.url}&table=lost&create=yes&key=id"
+    with sink_at(location) as sink:
+        sink.begin(JOB)
+        sink.commit([result(0)])
+        sessions = query(location, "SELECT pid, application_name FROM pg_stat_activity")
+        for pid in [pid for pid, name in sessions if name == "mlctl batch"]:
+            os.kill(pid, signal.SIGKILL)
+        with pytest.raises(MlctlError, match="cannot be reached") as caught:
+            sink.commit([result(1)])
+        assert caught.value.code is ErrorCode.SINK_UNAVAILABLE
+        assert "geheim" not in str(caught.value)
+        server.crash()
+        with pytest.raises(MlctlError, match="cannot be reached"):
+            sink.commit([result(1)])
+        server.start()
+        sink.commit([result(1)])
+        assert sink.stored()[1].totals == Totals(units=2, rows=20)
+    assert query(location, "SELECT count(*), count(DISTINCT id) FROM $T") == [(20, 20)]
+
+
+def test_a_session_that_dies_before_its_commit_pauses_the_job(
+    server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_bundle(tmp_path / "tiny")
+    tables.write_rows(tmp_path / "in.parquet", 2_000)
+    location = f"{server.url}&table=cut&create=yes"
+    sink, loads = sink_at(location), itertools.count()
+    sink.commit_rows = 500
+    load = sink._db.load
+
+    def load_and_die(table: str, rows: pa.Table) -> None:
+        load(table, rows)
+        if next(loads) == 1:  # the second commit, with all its rows sent
+            ((pid,),) = sink._db.run("SELECT pg_backend_pid()")
+            os.kill(pid, signal.SIGKILL)
+
+    monkeypatch.setattr(sink._db, "load", load_and_die)
+    events: list[Event] = []
+    tables.score(verify(tmp_path / "tiny"), tmp_path / "in.parquet", sink, events=events)
+    paused = [event.detail for event in events if event.phase is Phase.PAUSED]
+    assert paused
+    assert "cannot be reached" in paused[0]
+    assert query(location, "SELECT count(*), count(DISTINCT id) FROM $T") == [(2_000, 2_000)]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "told"),
+    [("", "'' is no name"), ("?table=a;b", "is no name"), ("?table=a&create=maybe", "yes or no")],
+)
+def test_a_place_that_makes_no_sense_is_told(parameters: str, told: str) -> None:
+    with pytest.raises(MlctlError, match=told):
+        open_sink(SinkRequest(f"postgresql://host/db{parameters}"))

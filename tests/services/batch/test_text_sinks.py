@@ -1,0 +1,104 @@
+"""Answers as JSON lines and CSV: the content of parts, and a job that goes on in its form."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import csv as arrow_csv
+from pyarrow import parquet
+
+from bundle.verify import verify
+from services.batch.base import Job, SinkRequest, Unit, UnitResult
+from services.batch.job import Wanted
+from services.batch.sinks import form_at, open_sink
+from tests.support import tables
+from tests.support.bundles import make_bundle
+
+MOMENT = dt.datetime(2026, 1, 2, tzinfo=dt.UTC)
+TABLE = pa.table(
+    {
+        "id": pa.array([1, 2], pa.int64()),
+        "land": ["DE", None],
+        "y": pa.array([[0.5, float("nan")], [2.0, 3.0]], pa.list_(pa.float32(), 2)),
+        "words": [["a"], []],
+        "raw": [b"\xff", b""],
+        "at": pa.array([MOMENT, MOMENT], pa.timestamp("us", "UTC")),
+    }
+)
+
+
+def write(out: Path, form: str, by: tuple[str, ...] = ()) -> None:
+    with open_sink(SinkRequest(str(out), {"format": form})) as sink:
+        sink.begin(Job({"input": "a"}, TABLE.schema, TABLE.schema, partition_by=by))
+        sink.commit([UnitResult(Unit("0", "f", 0, 2), TABLE)])
+        sink.finish({})
+
+
+def test_json_lines(tmp_path: Path) -> None:
+    write(tmp_path, "jsonl")
+    lines = (tmp_path / "part-0.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {
+            "id": 1, "land": "DE", "y": [0.5, "nan"], "words": ["a"], "raw": "/w==",
+            "at": "2026-01-02T00:00:00+00:00",
+        },
+        {
+            "id": 2, "land": None, "y": [2.0, 3.0], "words": [], "raw": "",
+            "at": "2026-01-02T00:00:00+00:00",
+        },
+    ]  # fmt: skip
+
+
+def test_csv_has_a_column_for_each_value(tmp_path: Path) -> None:
+    write(tmp_path, "csv")
+    found = arrow_csv.read_csv(tmp_path / "part-0.csv")
+    assert found.column_names == ["id", "land", "y_0", "y_1", "words", "raw", "at"]
+    assert found["y_0"].to_pylist() == [0.5, 2.0]
+    assert found["words"].to_pylist() == ['["a"]', "[]"]
+    assert found["at"].to_pylist() == [MOMENT, MOMENT]
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_partitions(tmp_path: Path, form: str) -> None:
+    write(tmp_path, form, by=("land",))
+    assert sorted(p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("part-*")) == [
+        f"land=DE/part-0.{form}",
+        f"land=__HIVE_DEFAULT_PARTITION__/part-0.{form}",
+    ]
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_the_same_rows_have_the_same_answers_in_each_form(tmp_path: Path, form: str) -> None:
+    make_bundle(tmp_path / "tiny")
+    bundle = verify(tmp_path / "tiny")
+    tables.write_rows(tmp_path / "in.parquet", 300)
+    rows = parquet.read_table(tmp_path / "in.parquet").to_pylist()
+    if form == "jsonl":
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+    else:
+        head = "id,x_0,x_1,x_2,x_3\n"
+        text = head + "".join(f"{r['id']},{','.join(map(str, r['x']))}\n" for r in rows)
+    (tmp_path / f"in.{form}").write_text(text)
+    wanted = Wanted(keep=("id",), unit_rows=100, format=form)
+    tables.score(
+        bundle, tmp_path / "in.parquet", open_sink(SinkRequest(str(tmp_path / "p"))),
+    )  # fmt: skip
+    sink = open_sink(SinkRequest(str(tmp_path / "o"), {"format": form}))
+    tables.score(bundle, tmp_path / f"in.{form}", sink, wanted=wanted)
+    assert form_at(str(tmp_path / "o")) == form
+    expected = tables.answers(tmp_path / "p").drop_columns(["mlctl_scored_at"])
+    (part,) = (tmp_path / "o").glob("part-*")
+    if form == "jsonl":
+        found = [json.loads(line) for line in part.read_text().splitlines()]
+        keys = expected.column_names
+        assert [{key: row[key] for key in keys} for row in found] == expected.to_pylist()
+    else:
+        answers = arrow_csv.read_csv(part)
+        assert answers["id"].to_pylist() == expected["id"].to_pylist()
+        name = next(n for n in expected.column_names if n not in ("id", "mlctl_digest"))
+        first = tables.matrix(expected[name])[:, 0]
+        assert answers[f"{name}_0"].to_numpy() == pytest.approx(first, rel=1e-6)

@@ -1,0 +1,390 @@
+"""A request that repeats another is answered as if it were the first, whatever comes with it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+
+from bundle.errors import ErrorCode, MlctlError
+from services.batcher import Priority
+from services.http import V2App
+from services.lean.protocol import LeanProtocol, lean_protocol
+from services.lean.repeat import RepeatCycle
+from services.secure.tokens import Access
+from tests.services.lean.conftest import INFER, Bench
+from tests.support.bundles import make_bundle
+from tests.support.wires import Wire
+
+NEVER = 1 << 30  # so many lessons: such a connection learns nothing
+
+
+def ask(
+    *values: Sequence[float], headers: str = "", parameters: Mapping[str, Any] | None = None
+) -> bytes:
+    """Rows as binary data, and so the answer."""
+    rows = np.array(values, np.float32)
+    size = {"binary_data_size": rows.nbytes}
+    tensor = {"name": "x", "datatype": "FP32", "shape": rows.shape, "parameters": size}
+    wanted = {"binary_data_output": True, **(parameters or {})}
+    head = json.dumps({"inputs": [tensor], "parameters": wanted}).encode()
+    return post(head + rows.tobytes(), f"Inference-Header-Content-Length: {len(head)}\r\n{headers}")
+
+
+def post(body: bytes, headers: str = "") -> bytes:
+    """A request with `body`; `headers` are whole lines."""
+    length = f"Content-Length: {len(body)}\r\n"
+    return f"POST {INFER} HTTP/1.1\r\nHost: test\r\n{length}{headers}\r\n".encode() + body
+
+
+ONE = ask([1, 2, 3, 4])
+
+
+class Line:
+    """A connection to a server of `bench`; one that does not learn shows what is right."""
+
+    def __init__(self, bench: Bench, *, learns: bool = True) -> None:
+        app: Any = V2App(bench.host, bench.inference)
+        base = lean_protocol(bench.inference)
+        kind = base if learns else type("Forgetful", (base,), {"_lessons": NEVER})
+        config = Config(app, http=kind, lifespan="off", log_config=None)
+        config.load()
+        state = ServerState()
+        state.default_headers = [(b"date", b"Thu, 01 Jan 1970 00:00:00 GMT")]
+        self.wire = Wire()
+        self.protocol: LeanProtocol = kind(config=config, server_state=state, app_state={})
+        self.protocol.connection_made(self.wire)
+
+    def repeated(self) -> bool:
+        """Whether the last request was taken as a known one."""
+        return type(self.protocol.cycle) is RepeatCycle
+
+    async def answer(self, count: int = 1) -> list[bytes]:
+        """The next `count` writes, without what tells of the moment."""
+        async with asyncio.timeout(20):
+            while len(self.wire.sent) < count:  # noqa: ASYNC110 - turns of the loop, not time
+                await asyncio.sleep(0)
+        found, self.wire.sent = self.wire.sent, []
+        return [steady(content) for content in found]
+
+    def end(self) -> None:
+        """The client leaves."""
+        self.protocol.connection_lost(None)
+
+
+def steady(content: bytes) -> bytes:
+    """An answer without its timing and an id of the server's own making."""
+    head, end, body = content.partition(b"\r\n\r\n")
+    lines = []
+    for line in head.split(b"\r\n"):
+        name, _, value = line.partition(b": ")
+        own = name == b"x-request-id" and not value.startswith(b"given")
+        lines.append(name if own or name == b"server-timing" else line)
+    return b"\r\n".join(lines) + end + body
+
+
+# The model refuses what is below zero.
+VALUES = st.sampled_from([*map(float, range(24)), -1.0])
+ROWS = st.lists(st.lists(VALUES, min_size=4, max_size=4), min_size=1, max_size=3)
+HEADERS = st.sampled_from(
+    ["", "X-Request-Id: given-1\r\n", "X-Request-Id: given-2\r\n", "Mlctl-Priority: high\r\n",
+     "Accept-Encoding: gzip\r\n", "Mlctl-Priority: none\r\n", "Content-Type: text/csv\r\n"]
+)  # fmt: skip
+PARAMETERS = st.sampled_from([{}, {}, {"priority": "high"}, {"timeout": 1}, {"timeout": 10**7}])
+REQUESTS = st.one_of(
+    st.builds(
+        lambda rows, headers, parameters: ask(*rows, headers=headers, parameters=parameters),
+        ROWS, HEADERS, PARAMETERS,
+    ),
+    ROWS.map(lambda rows: ask(rows[0])),
+    ROWS.map(lambda rows: ask(rows[0])),
+    st.just(ONE[:-1] + b"?"),
+    st.just(post(b"{")),
+    st.just(post(json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4],
+                                         "data": [1, 2, 3, 4]}]}).encode())),
+    st.just(ask([1, 2, 3])),
+)  # fmt: skip
+# For each connection in turn: what it asks, in how many pieces, and whether it leaves then.
+TURNS = st.lists(
+    st.lists(
+        st.none() | st.tuples(REQUESTS, st.sampled_from([1, 1, 1, 2]), st.integers(0, 9)),
+        min_size=4,
+        max_size=4,
+    ),
+    max_size=5,
+)
+
+
+class Played:
+    """Four connections, each of which has asked twice for what is known then."""
+
+    def __init__(self, bench: Bench, *, learns: bool) -> None:
+        self.lines = {number: Line(bench, learns=learns) for number in range(4)}
+        self.answers: list[list[bytes]] = [[] for _ in self.lines]
+
+    async def play(self, turns: list[Any]) -> list[list[bytes]]:
+        """What each connection is answered."""
+        for turn in (*[[(ONE, 1, 1)] * 4] * 2, *turns):
+            steps = dict(enumerate(turn))
+            asked = [number for number in list(self.lines) if self.ask(number, steps[number])]
+            for number in asked:
+                self.answers[number] += await self.lines[number].answer()
+                if self.lines[number].wire.closed:
+                    self.lines.pop(number).end()
+        for line in self.lines.values():
+            line.end()
+        return self.answers
+
+    def ask(self, number: int, step: tuple[bytes, int, int] | None) -> bool:
+        """Send what the step says; whether there will be an answer."""
+        if step is None:
+            return False
+        content, pieces, leaves = step
+        middle = len(content) // pieces
+        for piece in (content[:middle], content[middle:]):
+            if piece:
+                self.lines[number].protocol.data_received(piece)
+        if leaves == 0:
+            self.lines.pop(number).end()
+        return leaves != 0
+
+
+@pytest.fixture
+def picky(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """A bench whose model fails for numbers below zero, and with them every batch."""
+    batching: Any = bench.host._batching
+    run = batching._model.run
+
+    def refuse(inputs: dict[str, np.ndarray]) -> Any:
+        if (inputs["x"] < 0).any():
+            raise MlctlError(ErrorCode.INTERNAL, "below zero")
+        return run(inputs)
+
+    monkeypatch.setattr(batching._model, "run", refuse)
+    return bench
+
+
+OUTCOMES = ("ok", "gone", "internal", "invalid_input", "deadline_exceeded")
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(turns=TURNS)
+def test_whatever_comes_together_is_answered_as_if_nothing_was_known(
+    picky: Bench, turns: list[Any]
+) -> None:
+    found: list[tuple[list[list[bytes]], list[float]]] = []
+    for learns in (False, True):
+        before = [picky.counted(outcome) for outcome in OUTCOMES]
+        answers = picky.runner.run(Played(picky, learns=learns).play(turns))
+        after = [picky.counted(outcome) for outcome in OUTCOMES]
+        found.append((answers, [b - a for a, b in zip(before, after, strict=True)]))
+        assert picky.host.inflight.used == 0
+    assert found[0] == found[1]
+
+
+async def learned(bench: Bench, content: bytes = ONE) -> Line:
+    """A connection that knows `content`."""
+    line = Line(bench)
+    for repeated in (False, False, True):  # a connection's first is not looked at
+        line.protocol.data_received(content)
+        assert line.repeated() is repeated
+        (answer,) = await line.answer()
+        assert answer.startswith(b"HTTP/1.1 200 ")
+    return line
+
+
+def test_what_comes_again_is_known(bench: Bench) -> None:
+    async def main() -> None:
+        line = await learned(bench)
+        line.protocol.data_received(ask([5, 6, 7, 8]))
+        assert line.repeated()
+        (answer,) = await line.answer()
+        body = answer.partition(b"\r\n\r\n")[2]
+        found = np.frombuffer(body[body.rindex(b"}") + 1 :], np.float32)
+        assert found.tolist() == [36, 38, 40, 42]
+        line.end()
+
+    bench.runner.run(main())
+
+
+def test_connections_that_repeat_nothing_are_not_looked_at_for_ever(bench: Bench) -> None:
+    async def main() -> None:
+        line = Line(bench)
+        for number in range(20):
+            line.protocol.data_received(ask([1, 2, 3, 4], headers=f"X-Request-Id: {number}\r\n"))
+            assert not line.repeated()
+            await line.answer()
+        for _ in range(2):
+            line.protocol.data_received(ONE)
+            assert not line.repeated()
+            await line.answer()
+        line.end()
+
+    bench.runner.run(main())
+
+
+@pytest.mark.parametrize("limit", ["body", "inflight", "token", "stopped"])
+def test_what_is_known_is_refused_like_the_first(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    async def main() -> None:
+        line = await learned(bench)
+        match limit:
+            case "body":
+                bench.host.settings = bench.settings.model_copy(update={"max_body_bytes": 20})
+            case "inflight":
+                monkeypatch.setattr(bench.host.inflight, "limit", 20)
+            case "token":
+                monkeypatch.setattr(bench.host, "access", Access("secret" * 8))
+            case "stopped":
+                monkeypatch.setattr(bench.host, "_hung", True)
+        other = Line(bench, learns=False)
+        for each in (line, other):
+            each.protocol.data_received(ONE)
+        found, expected = await line.answer(), await other.answer()
+        assert found == expected
+        assert not found[0].startswith(b"HTTP/1.1 200 ")
+        assert bench.host.inflight.used == 0
+        for each in (line, other):
+            each.end()
+
+    bench.runner.run(main())
+
+
+def test_a_known_request_in_bad_company_is_parsed(bench: Bench) -> None:
+    """Two at once, or the rest of another: the parser has to see all of it."""
+
+    async def main() -> None:
+        line = await learned(bench)
+        line.protocol.data_received(ONE + ONE[:10])
+        assert not line.repeated()
+        first = await line.answer()
+        line.protocol.data_received(ONE[10:])
+        assert not line.repeated()
+        assert await line.answer() == first
+        line.protocol.data_received(ONE)
+        assert line.repeated()
+        assert await line.answer() == first
+        line.end()
+
+    bench.runner.run(main())
+
+
+@pytest.mark.parametrize("begin", [ONE[:10], ONE[:-1], post(bytes(500))[:-400]])
+def test_what_looks_known_within_another_is_parsed(bench: Bench, begin: bytes) -> None:
+    async def main() -> None:
+        answers = []
+        for line in (await learned(bench), Line(bench, learns=False)):
+            last = line.protocol.cycle
+            line.protocol.data_received(begin)
+            line.protocol.data_received(ONE)
+            assert line.protocol.cycle is last or not line.repeated()
+            line.protocol.data_received(bytes(500))
+            answers.append(await line.answer())
+            line.end()
+        assert answers[0] == answers[1]
+
+    bench.runner.run(main())
+
+
+def test_an_answer_while_the_server_ends_says_so(bench: Bench) -> None:
+    async def main() -> None:
+        line = await learned(bench)
+        line.protocol.data_received(ONE)
+        assert line.repeated()
+        line.protocol.shutdown()
+        (answer,) = await line.answer()
+        assert b"\r\nconnection: close\r\n" in answer
+        assert line.wire.closed
+        line.end()
+
+    bench.runner.run(main())
+
+
+def test_an_answer_that_may_be_packed_goes_the_long_way(tmp_path: Path) -> None:
+    wide = Bench(make_bundle(tmp_path / "bundle", features=64), asyncio.new_event_loop)
+    rows = [list(range(64))] * 20
+    packed = b"\r\ncontent-encoding: gzip\r\n"
+
+    async def main() -> None:
+        for headers in ("", "Accept-Encoding: gzip\r\n"):
+            line = Line(wide)
+            for repeated in (False, False, True, True):
+                line.protocol.data_received(ask(*rows, headers=headers))
+                assert line.repeated() is repeated
+                (answer,) = await line.answer()
+                assert (packed in answer) is bool(headers)
+            line.end()
+
+    wide.runner.run(main())
+    wide.runner.run(wide.host.stop())
+    wide.runner.close()
+
+
+@pytest.mark.parametrize(
+    ("headers", "parameters"),
+    [("Mlctl-Priority: high\r\n", {"timeout": 1500}), ("", {"priority": "high"})],
+)
+def test_what_was_asked_for_is_known(
+    bench: Bench, headers: str, parameters: Mapping[str, Any]
+) -> None:
+    content = ask([1, 2, 3, 4], headers=headers, parameters=parameters)
+
+    async def main() -> None:
+        line = await learned(bench, content)
+        line.protocol.data_received(content)
+        cycle = line.protocol.cycle
+        assert cycle.priority is Priority.HIGH
+        await line.answer()
+        assert cycle.timeout == (0.0015 if "timeout" in parameters else bench.inference.seconds)
+        line.end()
+
+    bench.runner.run(main())
+
+
+def test_who_leaves_is_withdrawn(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is in a batch that runs, and who waits for the next one."""
+    batching: Any = bench.host._batching
+    gate, started, run = threading.Event(), threading.Event(), batching._model.run
+
+    def wait(inputs: dict[str, np.ndarray]) -> Any:
+        started.set()
+        assert gate.wait(20)
+        return run(inputs)
+
+    async def main() -> None:
+        lines = [await learned(bench) for _ in range(3)]
+        monkeypatch.setattr(batching, "_inline", False)
+        monkeypatch.setattr(batching._model, "run", wait)
+        try:
+            lines[0].protocol.data_received(ONE)
+            assert await asyncio.to_thread(started.wait, 20)
+            for line in lines[1:]:
+                line.protocol.data_received(ONE)
+            async with asyncio.timeout(20):
+                while bench.host.waiting_rows < 2:  # noqa: ASYNC110 - turns of the loop
+                    await asyncio.sleep(0)
+            for line in lines[:2]:
+                line.end()
+            assert bench.host.waiting_rows == 1
+        finally:
+            gate.set()
+        (answer,) = await lines[2].answer()
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert [line.wire.sent for line in lines] == [[], [], []]
+        assert bench.host.inflight.used == 0
+        lines[2].end()
+
+    before = bench.counted("gone")
+    bench.runner.run(main())
+    assert bench.counted("gone") == before + 2
