@@ -19,13 +19,14 @@ from rollout.envoy_names import (
     first_cluster,
     own_cluster,
     shadow_cluster,
+    stream_cluster,
     tester_cluster,
 )
 from rollout.envoy_routes import ROUTE_NAME, ROUTES_FILE
 from rollout.model import Colour, Endpoint, Ports
 
 INFER_SERVICE = "inference.GRPCInferenceService"
-INFER_METHOD = "ModelInfer"
+INFER_METHODS = ("ModelInfer", "ModelStreamInfer")
 
 
 def bootstrap(ports: Ports, routes: Path, endpoints: Path) -> Document:
@@ -125,7 +126,7 @@ def _grpc_stats_filter() -> Document:
     config = {
         "@type": "type.googleapis.com/envoy.extensions.filters.http.grpc_stats.v3.FilterConfig",
         "individual_method_stats_allowlist": {
-            "services": [{"name": INFER_SERVICE, "method_names": [INFER_METHOD]}]
+            "services": [{"name": INFER_SERVICE, "method_names": list(INFER_METHODS)}]
         },
     }
     return {"name": "envoy.filters.http.grpc_stats", "typed_config": config}
@@ -141,9 +142,11 @@ def _router_filter() -> Document:
 
 def _clusters(colour: Colour, protocol: str, endpoints: Path) -> tuple[Document, ...]:
     own = own_cluster(colour, protocol)
+    preferring = [own, own_cluster(colour.other, protocol)]
     return (
         _own_cluster(colour, protocol, endpoints),
-        _aggregate(first_cluster(colour, protocol), [own, own_cluster(colour.other, protocol)]),
+        _aggregate(first_cluster(colour, protocol), preferring),
+        _aggregate(stream_cluster(colour, protocol), preferring),
         _aggregate(tester_cluster(colour, protocol), [own]),
         _replicas(shadow_cluster(colour, protocol), colour, protocol, endpoints),
     )

@@ -21,6 +21,11 @@ def first_cluster(colour: Colour, protocol: str) -> str:
     return f"{colour}-first-{protocol}"
 
 
+def stream_cluster(colour: Colour, protocol: str) -> str:
+    """The name of the cluster that is as `first_cluster`, for answers in pieces."""
+    return f"{colour}-stream-{protocol}"
+
+
 def tester_cluster(colour: Colour, protocol: str) -> str:
     """The name of the cluster that counts the testers of `colour`, and falls over to nothing."""
     return f"{colour}-tester-{protocol}"

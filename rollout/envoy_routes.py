@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rollout.envoy_names import PROTOCOLS, Document, first_cluster, shadow_cluster, tester_cluster
+from rollout.envoy_names import (
+    PROTOCOLS,
+    Document,
+    first_cluster,
+    shadow_cluster,
+    stream_cluster,
+    tester_cluster,
+)
 from rollout.marks import (
     CLIENT_COOKIE,
     CLIENT_HEADER,
@@ -162,10 +169,20 @@ def _cookie_mark(name: str, value: str) -> Document:
 
 
 def _with_streams(route: Document) -> tuple[Document, Document]:
-    """`route`, and before it the same for answers in pieces."""
+    """`route`, and before it the same for answers in pieces, which are counted apart.
+
+    They are not copied: servers record no answers in pieces.
+    """
     protocol = "grpc" if "grpc" in route["match"] else "http"
     match = {name: value for name, value in route["match"].items() if name != "prefix"}
     action = {**route["route"], "timeout": "0s", "idle_timeout": _STREAM_IDLE}
+    action.pop("request_mirror_policies", None)
+    if weighted := action.get("weighted_clusters"):
+        shares = [
+            {"name": stream_cluster(colour, protocol), "weight": cluster["weight"]}
+            for colour, cluster in zip(Colour, weighted["clusters"], strict=True)
+        ]
+        action["weighted_clusters"] = {**weighted, "clusters": shares}
     streams = {"safe_regex": {"regex": _STREAMS[protocol]}, **match}
     return {**route, "match": streams, "route": action}, route
 

@@ -2,15 +2,18 @@
 
 A colour's requests are counted where the route sent them (its `first` cluster, HTTP and gRPC
 together). A request that the other colour had to rescue is an error of the colour that was
-asked: the retry counter says so. A request whose client left before any answer is counted by
-the cluster that held it (`own`), because Envoy completes it nowhere. Copies of requests have a
-cluster of their own (`shadow`); testers too, which is not read at all.
+asked: the retry counter says so. An answer in pieces is counted apart (`stream`), since its time
+is the length of a conversation: it may fail, but it is not timed. A request whose client left
+before any answer is counted by the cluster that held it (`own`), because Envoy completes it
+nowhere. Copies of requests have a cluster of their own (`shadow`); testers too, which is not
+read at all.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from rollout.counts import (
@@ -20,22 +23,28 @@ from rollout.counts import (
     Reading,
     Totals,
 )
-from rollout.envoy_config import INFER_METHOD, INFER_SERVICE
-from rollout.envoy_names import PROTOCOLS, first_cluster, own_cluster, shadow_cluster
+from rollout.envoy_config import INFER_METHODS, INFER_SERVICE
+from rollout.envoy_names import (
+    PROTOCOLS,
+    first_cluster,
+    own_cluster,
+    shadow_cluster,
+    stream_cluster,
+)
 from rollout.model import Colour
 
 _Naming = Callable[[Colour, str], str]
 
-_GRPC_PREFIX = f"grpc.{INFER_SERVICE}.{INFER_METHOD}."
+_GRPC_PREFIXES = tuple(f"grpc.{INFER_SERVICE}.{method}." for method in INFER_METHODS)
 _ERRORS = (
     "upstream_rq_5xx",
     "upstream_rq_retry",
     "upstream_rq_rx_reset",
-    *(f"{_GRPC_PREFIX}{status}" for status in GRPC_FAILURES),
+    *(f"{prefix}{status}" for prefix in _GRPC_PREFIXES for status in GRPC_FAILURES),
 )
 _CLIENT_ERRORS = (
     "upstream_rq_4xx",
-    *(f"{_GRPC_PREFIX}{status}" for status in GRPC_CLIENT_ERRORS),
+    *(f"{prefix}{status}" for prefix in _GRPC_PREFIXES for status in GRPC_CLIENT_ERRORS),
 )
 # How Envoy lets go of a request: it closes an HTTP/1 connection, resets an HTTP/2 stream, or
 # forgets what still waited for a connection.
@@ -47,11 +56,11 @@ _LET_GO = (
 
 # What one scrape asks for.
 STATS_FILTER = (
-    r"^cluster\.(blue|green)-(first-|shadow-)?(http|grpc)\."
+    r"^cluster\.(blue|green)-(first-|stream-|shadow-)?(http|grpc)\."
     r"(upstream_rq_(time|completed|5xx|4xx|retry|rx_reset|active|tx_reset|cancelled|timeout)|"
-    r"upstream_cx_destroy_local_with_active_rq|membership_healthy|"
-    + re.escape(_GRPC_PREFIX)
-    + "[0-9]+)$"
+    r"upstream_cx_destroy_local_with_active_rq|membership_healthy|("
+    + "|".join(map(re.escape, _GRPC_PREFIXES))
+    + ")[0-9]+)$"
 )
 
 
@@ -69,8 +78,12 @@ def parse_stats(document: Mapping[str, Any]) -> Reading:
     def count(cluster: _Naming) -> dict[Colour, Totals]:
         return {colour: _totals(colour, cluster, values, histograms) for colour in Colour}
 
+    pieces = count(stream_cluster)
     return Reading(
-        totals=count(first_cluster),
+        totals={
+            colour: totals.plus(_untimed(pieces[colour]))
+            for colour, totals in count(first_cluster).items()
+        },
         healthy={
             colour: all(n > 0 for n in _each(colour, "membership_healthy", values))
             for colour in Colour
@@ -112,6 +125,10 @@ def _totals(
         )
         total = total.plus(part)
     return total
+
+
+def _untimed(totals: Totals) -> Totals:
+    return replace(totals, timed=0, within=(0,) * len(LATENCY_EDGES_MS))
 
 
 def _within(histogram: Mapping[str, Any]) -> tuple[int, ...]:

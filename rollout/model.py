@@ -20,7 +20,8 @@ from rollout.kubernetes.target import Target
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-PROXIES = ("envoy", "haproxy", "kubernetes")
+LOCAL_PROXIES = ("envoy", "haproxy")
+PROXIES = (*LOCAL_PROXIES, "kubernetes")
 FAIR_WEIGHT = 50
 MAX_REPLICAS = 64
 IDLE_SECONDS = 300.0

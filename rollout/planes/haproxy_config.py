@@ -26,7 +26,7 @@ PROTOCOLS = ("http", "grpc")
 SLOTS = MAX_REPLICAS
 RING = "answers"
 # What each answer is told as; `haproxy_counts` reads it.
-LOG_FORMAT = "mlctl %b %s %ST %Ta %TR %ts %rc %[var(txn.grpc)]"
+LOG_FORMAT = "mlctl %b %s %ST %Ta %TR %ts %rc %[var(txn.grpc)] %[var(txn.stream)]"
 # The ends of the paths whose answers come in pieces.
 _STREAMS = (
     "/infer_stream",
@@ -157,6 +157,7 @@ unless {{ req.hdr({REQUEST_ID_HEADER}) -m found }}
     http-request set-var(txn.id) req.hdr({REQUEST_ID_HEADER})
     http-request set-var(txn.protocol) str(http)
     http-request set-var(txn.protocol) str(grpc) if is_grpc
+    http-request set-var(txn.stream) bool(true) if {{ path_end {" ".join(_STREAMS)} }}
     http-request set-var(txn.testers) str(testers),{asked}
     http-request set-var(txn.sticky) str(sticky),{asked}
     http-request set-var(txn.green) str(green),{asked}
@@ -196,7 +197,7 @@ def _backend(name: str, protocol: str, servers: list[str]) -> str:
         "    option allbackups",
         *(_PATIENT if protocol == "grpc" else ()),
         # Over gRPC nothing comes for as long as a piece takes to be made.
-        f"    http-request set-timeout server 5m if {{ path_end {' '.join(_STREAMS)} }}",
+        "    http-request set-timeout server 5m if { var(txn.stream) -m bool }",
         *servers,
     ]
     return "\n".join(lines) + "\n"

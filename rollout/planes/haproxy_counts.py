@@ -1,7 +1,8 @@
 """HAProxy's words as values: told answers into totals, `show stat` into health. Pure.
 
 A request is counted for the colour whose backend it was sent to. One that was sent again, or
-that the other colour's server had to answer, is an error of the colour that was asked.
+that the other colour's server had to answer, is an error of the colour that was asked. An answer
+in pieces may fail, but it is not timed: its time is the length of a conversation.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from rollout.planes.haproxy_config import PROTOCOLS, SLOTS, backend, server
 
 _COLOURS = {backend(colour, protocol): colour for colour in Colour for protocol in PROTOCOLS}
 _MARK = "mlctl"
-_FIELDS = 9
+_FIELDS = 10
 # Columns of `show stat`.
 _BACKEND, _SERVER, _ACTIVE, _STATUS = 0, 1, 4, 17
 # Columns of `show servers state`, and the bit that says: out of service by our word.
@@ -46,7 +47,7 @@ class _Tally:
         return Totals(
             self.requests,
             self.errors,
-            self.requests,
+            sum(self.by_edge),
             tuple(accumulate(self.by_edge))[:-1],
             self.client_errors,
             self.abandoned,
@@ -73,7 +74,7 @@ class Tallies:
 
 
 def _count(tally: _Tally, colour: Colour, words: list[str]) -> None:
-    _, _, server, status, total, receive, ended, retries, grpc = words
+    _, _, server, status, total, receive, ended, retries, grpc, stream = words
     if status == "-1" and ended.startswith("C"):
         tally.abandoned += 1
         return
@@ -83,6 +84,8 @@ def _count(tally: _Tally, colour: Colour, words: list[str]) -> None:
     tally.requests += 1
     tally.errors += code >= 500 or grpc_status in GRPC_FAILURES or rescued or broken
     tally.client_errors += 400 <= code < 500 or grpc_status in GRPC_CLIENT_ERRORS
+    if stream == "1":
+        return
     took = max(0, int(total.lstrip("+")) - max(0, int(receive)))
     tally.by_edge[bisect_left(LATENCY_EDGES_MS, took)] += 1
 

@@ -39,6 +39,19 @@ def test_http_and_grpc_are_counted_together() -> None:
     assert reading.totals[Colour.BLUE].requests == 0
 
 
+def test_answers_in_pieces_may_fail_but_are_not_timed() -> None:
+    reading = parse_stats(
+        stats(
+            ("cluster.green-stream-http.upstream_rq_completed", 3),
+            ("cluster.green-stream-grpc.upstream_rq_completed", 2),
+            (f"cluster.green-stream-grpc.{GRPC.replace('ModelInfer', 'ModelStreamInfer')}.13", 1),
+            histograms=(histogram("cluster.green-stream-http.upstream_rq_time", 1, 3),),
+        )
+    )
+    green = reading.totals[Colour.GREEN]
+    assert (green.requests, green.errors, green.timed, green.within[0]) == (5, 1, 0, 0)
+
+
 def test_a_protocol_that_was_never_used_adds_nothing() -> None:
     histograms = (histogram("cluster.green-first-http.upstream_rq_time", 4, 10),)
     assert parse_stats(stats(histograms=histograms)).totals[Colour.GREEN].timed == 10

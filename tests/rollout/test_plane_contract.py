@@ -18,7 +18,7 @@ import pytest
 
 from rollout.counts import LATENCY_EDGES_MS, difference
 from rollout.marks import CLIENT_HEADER, TESTER_COOKIE, TESTER_HEADER, TESTER_VALUE
-from rollout.model import PROXIES, Colour
+from rollout.model import LOCAL_PROXIES, Colour
 from rollout.ports import PlaneRejected, Traffic
 from tests.support.planes import NO_TLS, Stage, Traffickers, stage
 from tests.support.wait import wait_until
@@ -28,7 +28,7 @@ BLUE, GREEN = Colour
 KILL_LIMIT = 0.002
 
 
-@pytest.fixture(scope="module", params=PROXIES)
+@pytest.fixture(scope="module", params=LOCAL_PROXIES)
 def running(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Stage]:
@@ -88,6 +88,21 @@ def test_a_share_is_a_share_and_is_counted(both: Stage) -> None:
         assert parts is not None
         told = {BLUE: clients.answers["aa"], GREEN: clients.answers["bb"]}
         return all(parts[c].requests == parts[c].timed == told[c] for c in Colour)
+
+    wait_until(counted)
+
+
+def test_answers_in_pieces_are_counted_but_not_timed(both: Stage) -> None:
+    both.share(0)
+    before = both.plane.read()
+    with httpx.Client(trust_env=False) as client:
+        for path in ("", "_stream", "_stream"):
+            assert client.post(both.url + path).status_code == httpx.codes.OK
+
+    def counted() -> bool:
+        parts = difference(before, both.plane.read())
+        assert parts is not None
+        return (parts[GREEN].requests, parts[GREEN].timed, parts[GREEN].errors) == (3, 1, 0)
 
     wait_until(counted)
 

@@ -22,28 +22,33 @@ def told(*lines: str) -> Totals:
 
 
 def test_an_answer_is_counted_at_its_edge_without_the_time_of_its_upload() -> None:
-    green = told("green-http green1 200 150 100 -- 0 -", "green-grpc green2 200 +51 0 -- 0 0")
+    green = told("green-http green1 200 150 100 -- 0 - -", "green-grpc green2 200 +51 0 -- 0 0 -")
     assert (green.requests, green.timed, green.errors) == (2, 2, 0)
     assert green.slower_than(50.0, LATENCY_EDGES_MS) == 1
     assert green.slower_than(51.0, LATENCY_EDGES_MS) == 0
 
 
+def test_an_answer_in_pieces_may_fail_but_is_not_timed() -> None:
+    green = told("green-http green1 200 70000 0 -- 0 - 1", "green-grpc green1 200 9 0 -- 0 13 1")
+    assert (green.requests, green.timed, green.errors) == (2, 0, 1)
+
+
 def test_what_is_slower_than_every_edge_is_within_none() -> None:
-    green = told("green-http green1 200 70000 0 -- 0 -")
+    green = told("green-http green1 200 70000 0 -- 0 - -")
     assert green.slower_than(60_000.0, LATENCY_EDGES_MS) == 1
 
 
 @pytest.mark.parametrize(
     "line",
     [
-        "green-http green1 500 1 0 -- 0 -",
-        "green-http green1 502 1 0 SH 0 -",
-        "green-http <NOSRV> 503 1 0 SC 0 -",
-        "green-http green1 200 1 0 SD 0 -",
-        "green-http green1 -1 1 0 SH 0 -",
-        "green-http blue1 200 1 0 -- 0 -",
-        "green-http green2 200 1 0 -- +1 -",
-        "green-grpc green1 200 1 0 -- 0 13",
+        "green-http green1 500 1 0 -- 0 - -",
+        "green-http green1 502 1 0 SH 0 - -",
+        "green-http <NOSRV> 503 1 0 SC 0 - -",
+        "green-http green1 200 1 0 SD 0 - -",
+        "green-http green1 -1 1 0 SH 0 - -",
+        "green-http blue1 200 1 0 -- 0 - -",
+        "green-http green2 200 1 0 -- +1 - -",
+        "green-grpc green1 200 1 0 -- 0 13 -",
     ],
     ids=["5xx", "cut", "nobody", "half", "silent", "rescued", "again", "grpc"],
 )
@@ -53,7 +58,7 @@ def test_what_counts_as_an_error(line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["green-http green1 422 1 0 -- 0 -", "green-grpc green1 200 1 0 -- 0 3"]
+    "line", ["green-http green1 422 1 0 -- 0 - -", "green-grpc green1 200 1 0 -- 0 3 -"]
 )
 def test_what_blames_the_caller_is_no_error_but_counted(line: str) -> None:
     green = told(line)
@@ -61,18 +66,18 @@ def test_what_blames_the_caller_is_no_error_but_counted(line: str) -> None:
 
 
 def test_a_client_that_left_before_any_answer_abandoned_it() -> None:
-    green = told("green-http green1 -1 1 0 CH 0 -")
+    green = told("green-http green1 -1 1 0 CH 0 - -")
     assert (green.requests, green.abandoned) == (0, 1)
 
 
 def test_testers_and_refused_requests_are_counted_nowhere() -> None:
-    green = told("green-tester-http green1 500 1 0 -- 0 -", "ingress <NOSRV> 400 1 0 PR 0 -")
+    green = told("green-tester-http green1 500 1 0 -- 0 - -", "ingress <NOSRV> 400 1 0 PR 0 - -")
     assert green == Totals(within=(0,) * len(LATENCY_EDGES_MS))
 
 
 def test_dropped_answers_are_not_passed_over() -> None:
     with pytest.raises(LostAnswersError):
-        Tallies().add(["mlctl green-http green1 200 1 0 -- 0 -", "17 events were dropped"])
+        Tallies().add(["mlctl green-http green1 200 1 0 -- 0 - -", "17 events were dropped"])
 
 
 def row(backend: str, server: str, active: int, status: str) -> str:
