@@ -6,7 +6,6 @@ name; only then do its units enter the ledger. What is not in the ledger is remo
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -19,18 +18,14 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.files import fsync_directory, write_atomic
 from services.batch.base import Job, Progress, Quarantined, UnitResult
 from services.batch.ledger import Ledger
+from services.batch.locking import lock_job
+from services.batch.partitions import Parts
 
 STATE = "_mlctl"
 SUCCESS = "_SUCCESS"
 SUMMARY = "summary.json"
 QUARANTINE = "quarantine.jsonl"
 _PREFIX = "part-"
-
-# Gives the files of a commit, from results, the stem of their names, and the columns to part them
-# by: names below the folder, and what writes the content of each.
-Parts = Callable[
-    [Sequence[UnitResult], str, tuple[str, ...]], Mapping[str, Callable[[IO[bytes]], None]]
-]
 
 
 class FolderSink:
@@ -51,16 +46,9 @@ class FolderSink:
     def __enter__(self) -> Self:
         try:
             self._state.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self._state / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+            self._lock = lock_job(self._state / "lock", str(self.root))
         except (FileExistsError, NotADirectoryError) as error:
             raise MlctlError(ErrorCode.INVALID_INPUT, f"{self.root} is not a folder") from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(self._lock)
-            raise MlctlError(
-                ErrorCode.JOB_RUNNING, f"another process writes to {self.root}"
-            ) from error
         return self
 
     def __exit__(self, *_exc_info: object) -> None:

@@ -95,7 +95,9 @@ def _postgres(url: str) -> Iterator[Reader]:
         raise MlctlError(ErrorCode.INVALID_INPUT, f"the query failed: {said}") from error
 
 
-class _Sqlite:
+class _Embedded:
+    """What SQLite and DuckDB have in common."""
+
     def __init__(self, connection: Any) -> None:
         self._connection = connection
 
@@ -103,6 +105,13 @@ class _Sqlite:
         found: tuple[Any, ...] = self._connection.execute(sql).fetchone()
         return found
 
+    def rows(self, sql: str, count: int) -> Iterator[list[tuple[Any, ...]]]:
+        cursor = self._connection.execute(sql)
+        while found := cursor.fetchmany(count):
+            yield found
+
+
+class _Sqlite(_Embedded):
     def schema(self, sql: str) -> pa.Schema:
         """SQLite has no types of columns: those of the first values count."""
         import pyarrow as pa
@@ -113,11 +122,6 @@ class _Sqlite:
         return pa.schema(
             [(name, _sqlite_type(values)) for name, values in zip(names, columns, strict=True)]
         )
-
-    def rows(self, sql: str, count: int) -> Iterator[list[tuple[Any, ...]]]:
-        cursor = self._connection.execute(sql)
-        while found := cursor.fetchmany(count):
-            yield found
 
 
 def _sqlite_type(values: Sequence[Any]) -> Any:
@@ -143,24 +147,12 @@ def _sqlite(url: str) -> Iterator[Reader]:
         raise MlctlError(ErrorCode.INVALID_INPUT, f"{url}: {error}") from error
 
 
-class _DuckDb:
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-
-    def row(self, sql: str) -> tuple[Any, ...]:
-        found: tuple[Any, ...] = self._connection.execute(sql).fetchone()
-        return found
-
+class _DuckDb(_Embedded):
     def schema(self, sql: str) -> pa.Schema:
         found: pa.Schema = (
             self._connection.sql(f"SELECT * FROM ({sql}) LIMIT 0").to_arrow_table().schema
         )
         return found
-
-    def rows(self, sql: str, count: int) -> Iterator[list[tuple[Any, ...]]]:
-        cursor = self._connection.execute(sql)
-        while found := cursor.fetchmany(count):
-            yield found
 
 
 @contextmanager

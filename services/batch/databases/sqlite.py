@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.base import SinkRequest
 from services.batch.database import DatabaseSink
 from services.batch.databases.base import Place, column_list, quoted
+from services.batch.locking import lock_job
 from services.batch.values import as_json
 
 if TYPE_CHECKING:
@@ -44,19 +45,12 @@ class Sqlite:
 
     def open(self) -> None:
         try:
-            lock = os.open(f"{self._path}-mlctl-lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+            lock = lock_job(Path(f"{self._path}-mlctl-lock"), self._place.shown)
         except OSError as error:
             raise MlctlError(
                 ErrorCode.INVALID_INPUT, f"{self._path} cannot be opened: {error.strerror}"
             ) from error
         self._stack.callback(os.close, lock)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            self._stack.close()
-            raise MlctlError(
-                ErrorCode.JOB_RUNNING, f"another process writes to {self._place.shown}"
-            ) from error
         with self._translated():
             self._db = sqlite3.connect(self._path, isolation_level=None, timeout=30)
             self._stack.callback(self._db.close)

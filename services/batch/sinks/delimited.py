@@ -6,14 +6,13 @@ A list of fixed size is as many columns, `name_0`, `name_1`, ...; any other one 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from services.batch.base import SinkRequest, UnitResult
+from services.batch.base import SinkRequest
 from services.batch.folder import FolderSink
-from services.batch.partitions import partitioned
+from services.batch.partitions import text_parts
 from services.batch.values import as_json
 
 if TYPE_CHECKING:
@@ -22,20 +21,7 @@ if TYPE_CHECKING:
 
 def open_sink(request: SinkRequest) -> FolderSink:
     """The folder at `request.location`."""
-    return FolderSink(Path(request.location.removeprefix("file://")), _parts)
-
-
-def _parts(
-    results: Sequence[UnitResult], stem: str, by: tuple[str, ...]
-) -> Mapping[str, Callable[[IO[bytes]], None]]:
-    import pyarrow as pa
-
-    table = pa.concat_tables([result.table for result in results])
-    return {
-        f"{folder}{stem}.csv": partial(_write, part)
-        for folder, part in partitioned(table, by)
-        if part.num_rows
-    }
+    return FolderSink(Path(request.location.removeprefix("file://")), text_parts(".csv", _write))
 
 
 def _write(table: pa.Table, file: IO[bytes]) -> None:

@@ -6,7 +6,6 @@ ledger, so that to put a unit again after a kill changes nothing.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,6 +31,7 @@ from services.batch.base import (
     UnitResult,
 )
 from services.batch.ledger import Ledger
+from services.batch.locking import lock_job
 from services.hybrid.base import Row, Store, StoreError, check_name
 from services.hybrid.keys import MAX_KEY_CHARS, is_key
 from services.hybrid.places import ledger_folder, open_store
@@ -92,14 +92,7 @@ class HybridSink:
     def __enter__(self) -> Self:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = self._folder.with_suffix(".lock")
-        self._lock = os.open(lock, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(self._lock)
-            raise MlctlError(
-                ErrorCode.JOB_RUNNING, f"another process writes to hybrid://{self._name}"
-            ) from error
+        self._lock = lock_job(lock, f"hybrid://{self._name}")
         return self
 
     def __exit__(self, *_exc_info: object) -> None:
