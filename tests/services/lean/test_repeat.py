@@ -62,7 +62,9 @@ class Line:
         state = ServerState()
         state.default_headers = [(b"date", b"Thu, 01 Jan 1970 00:00:00 GMT")]
         self.wire = Wire()
-        self.protocol: LeanProtocol = kind(config=config, server_state=state, app_state={})
+        self.protocol: LeanProtocol = kind(
+            config=config, server_state=state, app_state={}, _loop=bench.runner.get_loop()
+        )
         self.protocol.connection_made(self.wire)
 
     def repeated(self) -> bool:
