@@ -55,6 +55,8 @@ class ErrorCode(StrEnum):
     JOB_RUNNING = "job_running"
     TOO_MANY_BAD_ROWS = "too_many_bad_rows"
     SINK_UNAVAILABLE = "sink_unavailable"
+    BROKER_UNAVAILABLE = "broker_unavailable"
+    TOO_MANY_DEAD_LETTERS = "too_many_dead_letters"
     QUEUE_FULL = "queue_full"
     DEADLINE_EXCEEDED = "deadline_exceeded"
     UNAVAILABLE = "unavailable"
@@ -353,6 +355,21 @@ ERROR_TABLE: Mapping[ErrorCode, ErrorSpec] = MappingProxyType(
             12,
             503,
             "UNAVAILABLE",
+        ),
+        ErrorCode.BROKER_UNAVAILABLE: ErrorSpec(
+            "A stream's broker did not answer, even after waiting.",
+            "Once it is reachable again, run the same command: it goes on after the last commit.",
+            12,
+            503,
+            "UNAVAILABLE",
+        ),
+        ErrorCode.TOO_MANY_DEAD_LETTERS: ErrorSpec(
+            "More of a stream's messages could not be answered than --max-dead-rate allows.",
+            "Look at their reasons with `mlctl stream peek`, mend the senders or the model, then "
+            "run it again: nothing after the last commit was taken.",
+            14,
+            500,
+            "FAILED_PRECONDITION",
         ),
         ErrorCode.QUEUE_FULL: ErrorSpec(
             "The server has as much work waiting as it accepts.",

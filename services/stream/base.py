@@ -1,0 +1,287 @@
+"""The seams of a stream: where messages come from, where answers go, and what bytes mean.
+
+A consumer's process has one thread that talks to the broker: everything of a link is called
+from it. Offsets are the broker's own; the engine only keeps the order in which they came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple, Protocol, Self, runtime_checkable
+from urllib.parse import parse_qsl
+
+import numpy as np
+
+Headers = tuple[tuple[str, bytes], ...]
+
+
+class Guarantee(StrEnum):
+    """What a killed, cut off or restarted consumer can do to the answers.
+
+    Whatever it says, no message is lost. `DEDUPLICATED`: an answer may be sent twice, and the
+    broker drops the second one while it remembers the first.
+    """
+
+    EXACTLY_ONCE = "exactly once"
+    DEDUPLICATED = "at least once, duplicates dropped by the broker"
+    AT_LEAST_ONCE = "at least once"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A stream's address: `scheme://address?options#topic`, or `-` for the standard streams."""
+
+    scheme: str
+    address: str = ""
+    topic: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str) -> Place:
+        """The place that a user wrote; a plain path is a file of JSON lines."""
+        if text == "-":
+            return cls("-")
+        scheme, separator, rest = text.partition("://")
+        if not separator:
+            return cls("file", text)
+        rest, _, topic = rest.partition("#")
+        address, _, query = rest.partition("?")
+        return cls(scheme.lower(), address, topic, dict(parse_qsl(query, keep_blank_values=True)))
+
+    def named(self, topic: str) -> Place:
+        """The place of another topic at the same address."""
+        return Place(self.scheme, self.address, topic, self.options)
+
+    def shown(self) -> str:
+        """For messages and headers: without the password and the options."""
+        if self.scheme == "-":
+            return "-"
+        user, at, host = self.address.rpartition("@")
+        who = f"{user.partition(':')[0]}{at}"
+        return f"{self.scheme}://{who}{host}{'#' if self.topic else ''}{self.topic}"
+
+
+class Message(NamedTuple):
+    """A message as it came. A tuple, since hundreds of thousands are made in a second.
+
+    `offset` is its place in `partition`: text or a number, as the broker has it. `time_ms` is
+    when it was sent, in milliseconds since 1970; 0 if the broker does not say.
+    """
+
+    partition: str
+    offset: int | str
+    value: bytes
+    key: bytes | None = None
+    headers: Headers = ()
+    time_ms: int = 0
+
+
+class Outgoing(NamedTuple):
+    """A message to send. `identity` is the same each time that it is made of the same source."""
+
+    value: bytes
+    key: bytes | None = None
+    headers: Headers = ()
+    identity: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What became of some messages, to be made durable as one step where the broker can.
+
+    `done` are all of them in the order of the poll, also those that have no answer. `dead` go
+    to the dead letters: they are the sources' own key, value and headers, and why.
+    """
+
+    done: Sequence[Message]
+    answers: Sequence[Outgoing] = ()
+    dead: Sequence[Outgoing] = ()
+
+
+class LostPartitionsError(Exception):
+    """The messages to commit belong to another consumer by now: they must be forgotten here."""
+
+
+class Link(Protocol):
+    """One consumer of a group, with the places that its answers and dead letters go to.
+
+    BROKER_UNAVAILABLE from any method is worth another try; other errors end the run.
+    """
+
+    guarantee: Guarantee
+
+    def poll(self, limit: int, wait_s: float) -> Sequence[Message]:
+        """At most `limit` messages that follow the last poll's, as soon as there are some.
+
+        Waits at most `wait_s` for the first one, and not at all for more. Must be called at
+        least each second, with a limit of 0 when there is no room: it keeps the membership of
+        the group, and calls the listener of a rebalance.
+        """
+        ...
+
+    def commit(self, batch: Commit) -> None:
+        """Make answers, dead letters and the position durable; after an error it may be repeated.
+
+        Batches are committed in the order of their polls. LostPartitionsError: see there.
+        """
+        ...
+
+    def lag(self) -> Mapping[str, int]:
+        """By partition of this consumer, how many messages are behind the last commit."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Leave the group; what was not committed comes again."""
+        ...
+
+
+class Consumer(Protocol):
+    """The half of a link that reads, for answers that go to another broker."""
+
+    def poll(self, limit: int, wait_s: float) -> Sequence[Message]: ...
+
+    def acknowledge(self, done: Sequence[Message]) -> None:
+        """As Link.commit, of the position alone."""
+        ...
+
+    def lag(self) -> Mapping[str, int]: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exc_info: object) -> None: ...
+
+
+class Producer(Protocol):
+    """The half of a link that writes, and what `mlctl stream send` writes with."""
+
+    def publish(self, messages: Sequence[Outgoing]) -> None:
+        """Returns when all of them are durable."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exc_info: object) -> None: ...
+
+
+class RebalanceListener(Protocol):
+    """Told from inside poll() that partitions go to another consumer."""
+
+    def revoked(self, partitions: Sequence[str]) -> None:
+        """They are still ours until this returns: the last moment to commit."""
+        ...
+
+    def lost(self, partitions: Sequence[str]) -> None:
+        """They are someone else's already: a commit would be refused or, worse, accepted."""
+        ...
+
+
+@runtime_checkable
+class Rebalancing(Protocol):
+    """A link or consumer whose partitions move between the members of a group."""
+
+    def listen(self, listener: RebalanceListener) -> None: ...
+
+
+@runtime_checkable
+class Pausable(Protocol):
+    """A link or consumer that the broker's client fills ahead of poll()."""
+
+    def pause(self) -> None:
+        """Fetch no more until resume(); poll() still keeps the membership."""
+        ...
+
+    def resume(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRequest:
+    """What `mlctl stream run` asks of a transport. `source` is of its scheme, as are the others.
+
+    `group` names the consumers that share the work; `start` is where a new group begins:
+    "earliest" or "latest". `exactly_once` asks for the broker's transactions. With `ordered`
+    messages of one key keep their order across retries and consumers.
+    """
+
+    source: Place
+    group: str
+    answers: Place | None = None
+    dead: Place | None = None
+    start: str = "earliest"
+    exactly_once: bool = False
+    ordered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What a broker says of a place: for `doctor`, `lag` and people.
+
+    `messages` is how many it holds and `lag` how many of them the group has not committed, by
+    partition; None where the broker cannot say.
+    """
+
+    guarantee: Guarantee
+    server: str
+    messages: int | None = None
+    lag: Mapping[str, int] | None = None
+    remarks: tuple[str, ...] = ()
+
+
+class Transport(Protocol):
+    """One kind of broker."""
+
+    def open_link(self, request: LinkRequest) -> Link:
+        """A link whose answers and dead letters live at the same address as the source."""
+        ...
+
+    def open_consumer(self, request: LinkRequest) -> Consumer: ...
+
+    def open_producer(self, place: Place) -> Producer: ...
+
+
+@runtime_checkable
+class Browsable(Protocol):
+    """A transport whose streams can be looked at without taking part."""
+
+    def browse(self, place: Place, *, last: int | None = None) -> Iterator[Message]:
+        """The messages that are there now, oldest first: all, or only the `last` ones."""
+        ...
+
+    def follow(self, place: Place, wait_s: float) -> Iterator[Message | None]:
+        """Messages from now on, and None whenever `wait_s` seconds brought none."""
+        ...
+
+    def examine(self, place: Place, group: str) -> Examined:
+        """What the broker says of `place`; BROKER_UNAVAILABLE, NOT_FOUND."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """Messages as rows of tensors. `rows[i]` of them are of the i-th message that decoded.
+
+    Inputs are arrays [sum of rows, ...]; `kept` are the indices of those messages, and
+    `rejected` say by index why the others are none.
+    """
+
+    inputs: Mapping[str, np.ndarray]
+    kept: Sequence[int]
+    rows: Sequence[int]
+    rejected: Mapping[int, str] = field(default_factory=dict)
+
+
+class Payload(Protocol):
+    """One form of payload, for one model's signature."""
+
+    name: str
+
+    def decode(self, values: Sequence[bytes]) -> Sequence[Decoded]:
+        """The messages as tensors: several items only where shapes differ between messages."""
+        ...
+
+    def encode(self, outputs: Mapping[str, np.ndarray], rows: Sequence[int]) -> Sequence[bytes]:
+        """A value for each message, from the outputs [sum of rows, ...] in its order."""
+        ...

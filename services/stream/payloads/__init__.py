@@ -1,0 +1,1 @@
+"""What a message's bytes mean: one module for each form of payload."""
