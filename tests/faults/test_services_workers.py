@@ -190,8 +190,9 @@ def test_a_worker_that_is_killed_takes_only_what_it_was_doing_with_it(server: Se
         wait_until(fresh, what="the new one answers")
     retryable = {"http RemoteProtocolError", "http ReadError", "http WriteError"}
     assert set(seen.failures) <= retryable | {"grpc UNAVAILABLE"}
-    # Each client has one request open at a time.
-    assert while_replaced == len(seen.failures) <= len(CLIENTS)
+    # Each client has one request open at a time, and its next connection may reach the socket
+    # of the process that the kernel is still taking down.
+    assert while_replaced == len(seen.failures) <= 2 * len(CLIENTS)
     assert metric(server, "mlctl_queue_rows") >= 0
     (folder,) = {psutil.Process(pid).environ()["MLCTL_COUNTS_DIR"] for pid in workers(server)}
     gauges = {int(path.stem.rpartition("_")[2]) for path in Path(folder).glob("gauge_live*")}
