@@ -13,7 +13,7 @@ demo: .venv/.demo ## Walk one real model through the whole chain
 	$(BIN)/mlctl demo
 
 test: .venv/.dev ## Run the whole test suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 check: .venv/.dev ## Format, lint and type checks; changes nothing
 	$(BIN)/ruff format --check .

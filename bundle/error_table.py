@@ -55,6 +55,7 @@ class ErrorCode(StrEnum):
     JOB_RUNNING = "job_running"
     TOO_MANY_BAD_ROWS = "too_many_bad_rows"
     SINK_UNAVAILABLE = "sink_unavailable"
+    CLUSTER_UNAVAILABLE = "cluster_unavailable"
     BROKER_UNAVAILABLE = "broker_unavailable"
     TOO_MANY_DEAD_LETTERS = "too_many_dead_letters"
     QUEUE_FULL = "queue_full"
@@ -352,6 +353,13 @@ ERROR_TABLE: Mapping[ErrorCode, ErrorSpec] = MappingProxyType(
         ErrorCode.SINK_UNAVAILABLE: ErrorSpec(
             "Answers could not be written, even after waiting.",
             "Once the place is reachable again, run the same command: finished work is kept.",
+            12,
+            503,
+            "UNAVAILABLE",
+        ),
+        ErrorCode.CLUSTER_UNAVAILABLE: ErrorSpec(
+            "The cluster that scores a batch did not answer, or lost the same work repeatedly.",
+            "Once it is well again, run the same command: finished work is kept.",
             12,
             503,
             "UNAVAILABLE",

@@ -1,4 +1,4 @@
-"""The options of `mlctl batch run` and `redrive`, in the order in which their help lists them."""
+"""The options of `mlctl batch`, in the order in which their help lists them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,21 @@ from functools import reduce
 from typing import Any
 
 import click
+
+_OPTION = click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="For one form of input or output only.",
+)
+
+_KEEP = click.option(
+    "--keep",
+    multiple=True,
+    metavar="COLUMN[,COLUMN...]",
+    help="Columns kept beside the answers.",
+)
 
 _ROWS = (
     click.option(
@@ -23,16 +38,30 @@ _ROWS = (
     click.option("--forbid-nan", is_flag=True, help="A NaN in an input makes its row a bad one."),
 )
 
+_PRICE = click.FloatRange(0, min_open=True)
+
+_PRICES = (
+    click.option(
+        "--seconds",
+        type=click.FloatRange(0.1, 3600),
+        default=10.0,
+        show_default=True,
+        help="How long to measure.",
+    ),
+    click.option("--cpu-hour", type=_PRICE, help="What a core of a batch costs an hour."),
+    click.option("--online-hour", type=_PRICE, help="What a server costs an hour."),
+    click.option(
+        "--online-rps",
+        type=_PRICE,
+        help="How many rows a second that server answers; `mlctl bench` tells.",
+    ),
+)
+
 _ANSWERS = (
     click.option(
         "--out", "target", required=True, metavar="PLACE", help="Folder or URL of answers."
     ),
-    click.option(
-        "--keep",
-        multiple=True,
-        metavar="COLUMN[,COLUMN...]",
-        help="Columns kept beside the answers.",
-    ),
+    _KEEP,
     click.option(
         "--partition-by",
         multiple=True,
@@ -40,13 +69,7 @@ _ANSWERS = (
         help="Columns whose values make folders.",
     ),
     click.option("--format", "form", help="What a folder's parts are.  [default: parquet]"),
-    click.option(
-        "--option",
-        "options",
-        multiple=True,
-        metavar="NAME=VALUE",
-        help="For one form of input or output only.",
-    ),
+    _OPTION,
     click.option(
         "--finite-outputs",
         is_flag=True,
@@ -71,17 +94,29 @@ _SIZES = (
     ),
     click.option(
         "--executor",
-        type=click.Choice(["local"]),
+        type=click.Choice(["local", "ray"]),
         default="local",
         show_default=True,
-        help="Who scores.",
+        help="Who scores: threads here, or actors of a Ray cluster.",
+    ),
+    click.option(
+        "--ray-address",
+        metavar="ADDRESS",
+        help="The Ray cluster: ray://HOST:10001, HOST:6379, auto.  [default: one started here]",
+    ),
+    click.option(
+        "--ray-actors",
+        type=click.IntRange(1),
+        help="Actors that score.  [default: one for each core, or GPU]",
     ),
 )
 
+_THREADS = click.option(
+    "--threads", type=click.IntRange(1), help="Threads that score.  [default: all cores]"
+)
+
 _WORK = (
-    click.option(
-        "--threads", type=click.IntRange(1), help="Threads that score.  [default: all cores]"
-    ),
+    _THREADS,
     click.option(
         "--patience",
         type=click.FloatRange(0),
@@ -95,6 +130,11 @@ _WORK = (
 def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add all options of a run to `command`."""
     return _added((*_ROWS, *_ANSWERS, *_SIZES, *_WORK), command)
+
+
+def estimate_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add all options of an estimate to `command`."""
+    return _added((*_ROWS, _KEEP, _OPTION, *_PRICES, *_SIZES[:2], _THREADS), command)
 
 
 def work_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -20,6 +20,7 @@ from cli.commands.hybrid import hybrid
 from cli.commands.logs import logs
 from cli.commands.models import models
 from cli.commands.optimize import optimize
+from cli.commands.parity import parity
 from cli.commands.pause import pause
 from cli.commands.promote import promote
 from cli.commands.ps import ps
@@ -29,12 +30,13 @@ from cli.commands.rollback import rollback
 from cli.commands.scale import scale
 from cli.commands.serve import serve
 from cli.commands.status import status
+from cli.commands.stream import stream
 from cli.commands.up import up
 from cli.commands.why import why
 
 COMMANDS = (
-    doctor, demo, models, optimize, pull, build, serve, batch, hybrid, bench, up, scale, promote,
-    pause, resume, abort, rollback, status, ps, logs, history, why, gate, down,
+    doctor, demo, models, optimize, pull, build, serve, batch, stream, hybrid, bench, parity, up,
+    scale, promote, pause, resume, abort, rollback, status, ps, logs, history, why, gate, down,
 )  # fmt: skip
 
 

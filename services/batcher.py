@@ -156,7 +156,7 @@ class Batcher:
         self._turn_of_long = not long
         self._forecast.between = self._step_seconds if long or self._shifts.waiting else 0.0
         self._running = {ticket.number: ticket for ticket in batch}
-        rows = sum(ticket.rows for ticket in batch)
+        rows = sum([ticket.rows for ticket in batch])
         self._forecast.started(min(rows, self.limits.max_rows) if long else rows, now)
         self._busy = True
         return batch

@@ -25,6 +25,7 @@ from services.grpc_health import HEALTH_SERVICE, Health
 from services.grpc_status import abort
 from services.grpc_stream import StreamInfer
 from services.host import ModelHost, require_model
+from services.lean_grpc.desk import InferDesk
 from services.lean_grpc.server import LeanServer
 from services.observe.calls import Seen, Stages
 from services.observe.grpc_calls import GrpcCalls
@@ -50,6 +51,10 @@ class GrpcServer:
         self._calls = GrpcCalls(host)
         self._health = Health(host, SERVICE)
         self._server = _make_server(host)
+        self._desk: InferDesk | None = None
+        if isinstance(self._server, LeanServer):
+            self._desk = InferDesk(host, self._codec, self._methods["ModelInfer"].response)
+            self._server.add_desk(self._desk)
         self._server.add_generic_rpc_handlers((self._handlers(),))
         health_pb2_grpc.add_HealthServicer_to_server(  # type: ignore[no-untyped-call]
             self._health, self._server
@@ -134,10 +139,13 @@ class GrpcServer:
     async def _repository_unload(self, _request: Any, _context: Any) -> Any:
         refuse_change("unload")
 
-    async def _infer(self, request: Any, context: Any, seen: Seen | None) -> Any:
+    async def _infer(self, message: bytes, context: Any, seen: Seen | None) -> Any:
         start = perf_counter()
+        request = _parse(self._methods["ModelInfer"], message)
         require_model(self._host, request.model_name, request.model_version)
         decoded = self._codec.decode(request)
+        if self._desk is not None:
+            self._desk.learn(message, request, decoded)
         parse = perf_counter() - start
         limits = [
             limit for limit in (context.time_remaining(), decoded.timeout) if limit is not None
@@ -170,8 +178,7 @@ class GrpcServer:
         try:
             with Hold(self._host.inflight) as hold:
                 hold.grow(len(message))
-                request = _parse(self._methods["ModelInfer"], message)
-                return await self._infer(request, context, seen)
+                return await self._infer(message, context, seen)
         except BaseException as error:
             failure = error
             self._calls.ended(seen, error)

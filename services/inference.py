@@ -93,6 +93,7 @@ class Inference:
         # One at a time: they would only take turns, and hold more memory.
         self._decoder = ThreadPoolExecutor(1, "mlctl-decode")
         self._ids = RequestIds()
+        self.new_id = self._ids.make
 
     @property
     def signature(self) -> Signature:
@@ -158,6 +159,12 @@ class Inference:
         """See `Batching.withdraw`."""
         self._host.withdraw(caller)
 
+    def decode(self, head: Head, body: bytes) -> InferRequest:
+        """The request in a body; INVALID_INPUT or PAYLOAD_TOO_LARGE if there is none."""
+        if head.coding != IDENTITY:
+            body = inflate((body,), head.coding, self._host.settings.max_body_bytes)
+        return self._codec.decode(body, head.json_length)
+
     def encode(self, request: InferRequest, outputs: Arrays) -> Encoded:
         """An answer's body."""
         return self._codec.encode(request, outputs)
@@ -219,7 +226,7 @@ class Inference:
             loop = asyncio.get_running_loop()
             asked.future = loop.create_task(self._infer_apart(asked, body, timeout))
             return asked
-        request = asked.request = self._decode(head, body)
+        request = asked.request = self.decode(head, body)
         asked.parse_seconds = perf_counter() - start
         limit = timeout if request.timeout is None else min(timeout, request.timeout)
         asked.future = self._host.ask(request, limit, head.priority or request.priority)
@@ -232,7 +239,7 @@ class Inference:
         if _is_heavy(head, body):
             request = await self._decode_apart(head, body)
         else:
-            request = self._decode(head, body)
+            request = self.decode(head, body)
         if binary := [name for name, wanted in request.outputs.items() if wanted]:
             raise MlctlError(
                 ErrorCode.INVALID_INPUT,
@@ -312,12 +319,7 @@ class Inference:
 
     async def _decode_apart(self, head: Head, body: bytes) -> InferRequest:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._decoder, self._decode, head, body)
-
-    def _decode(self, head: Head, body: bytes) -> InferRequest:
-        if head.coding != IDENTITY:
-            body = inflate((body,), head.coding, self._host.settings.max_body_bytes)
-        return self._codec.decode(body, head.json_length)
+        return await loop.run_in_executor(self._decoder, self.decode, head, body)
 
 
 def _is_heavy(head: Head, body: bytes) -> bool:

@@ -30,6 +30,8 @@ from services.tensorrt.session import open_engine
 _PROVIDERS: Mapping[str, str] = MappingProxyType(
     {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 )
+_ALIGNMENT = 16
+_COPIED_BYTES = 1 << 14
 
 
 class Session(Protocol):
@@ -144,9 +146,9 @@ def _unavailable(wanted: str, reason: str) -> MlctlError:
 
 
 def _to_runtime(name: str, array: np.ndarray) -> np.ndarray:
-    """ONNX strings are UTF-8 text; everything else goes through as it is."""
+    """ONNX strings are UTF-8 text; numbers go through as they are, from an even address."""
     if array.dtype != object:
-        return array
+        return array if array.flags.owndata else _aligned(array)
     try:
         texts = [value.decode() for value in array.flat]
     except UnicodeDecodeError:
@@ -154,6 +156,18 @@ def _to_runtime(name: str, array: np.ndarray) -> np.ndarray:
             ErrorCode.INVALID_INPUT, f"tensor {name!r}: an element is not UTF-8 text"
         ) from None
     return np.array(texts, dtype=object).reshape(array.shape)
+
+
+def _aligned(array: np.ndarray) -> np.ndarray:
+    """The same values at an address that is a multiple of 16, as all that numpy allocates has.
+
+    ONNX Runtime takes any address, but from an odd one some of its kernels add in another order:
+    the last bits of an answer would depend on where in a request's body its tensor lies.
+    """
+    # The address of a small array takes longer to ask for than a copy.
+    if array.nbytes > _COPIED_BYTES and array.ctypes.data % _ALIGNMENT == 0:
+        return array
+    return array.copy()
 
 
 def _from_runtime(value: Any) -> np.ndarray:

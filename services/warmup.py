@@ -99,11 +99,16 @@ def _compare(
             raise _failed(name, "it differs", of)
         return
     wide_want, wide_have = want.astype(np.float64), have.astype(np.float64)
-    noise = _FLOAT_NOISE * float(np.abs(wide_want).max(initial=0.0))
-    limit = _SLACK * evidence.max_abs_error + noise
+    limit = tolerance(want, evidence)
     error = float(np.abs(wide_have - wide_want).max(initial=0.0))
     if not error <= limit:  # also when it is NaN
         raise _failed(name, f"it differs by {error:.3g}, more than {limit:.3g}", of)
+
+
+def tolerance(want: np.ndarray, evidence: Evidence) -> float:
+    """By how much an output may differ from the numbers `want`."""
+    noise = _FLOAT_NOISE * float(np.abs(want.astype(np.float64)).max(initial=0.0))
+    return _SLACK * evidence.max_abs_error + noise
 
 
 def _failed(name: str, reason: str, of: str = _GOLDEN) -> MlctlError:

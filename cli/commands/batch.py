@@ -8,12 +8,16 @@ import click
 
 from cli.batch_options import run_options, work_options
 from cli.batches import json_line, pairs, show_report, stopping, watching
+from cli.commands.batch_estimate import estimate
 from cli.output import Output, reporting
 
 
 @click.group()
 def batch() -> None:
     """Score tables with a Bento's model, each row exactly once, whatever kills it."""
+
+
+batch.add_command(estimate)
 
 
 @batch.command()
@@ -30,7 +34,8 @@ def run(
     redrive` scores those again.
     """
     from services.batch.base import SinkRequest, SourceRequest
-    from services.batch.job import Control, Wanted, column_list, local_executor, run_job
+    from services.batch.executors import choose_executor
+    from services.batch.job import Control, Wanted, column_list, run_job
     from services.batch.limits import ErrorLimit
     from services.batch.locations import without_password
     from services.batch.model import find_model, lasting_name
@@ -53,7 +58,9 @@ def run(
     )
     rows = open_source(SourceRequest(source, wanted.unit_rows, options))
     sink = open_sink(SinkRequest(target, {**options, "format": wanted.format}))
-    executor = local_executor(given["threads"])
+    executor = choose_executor(
+        given["executor"], given["threads"], given["ray_address"], given["ray_actors"]
+    )
     name, size = lasting_name(bento), given["batch_rows"]
     with stopping(output) as stop, watching(output) as watch:
         control = Control(limit, given["patience"], watch, stop, given["restart"])

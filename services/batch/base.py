@@ -155,6 +155,10 @@ class Source(Protocol):
 class SplittableSource(Source, Protocol):
     """A source whose units can be read on their own, in any order, by other processes too."""
 
+    def check(self, columns: Sequence[str]) -> None:
+        """INVALID_INPUT if `columns` cannot be read, or not everywhere in the same types."""
+        ...
+
     def units(self) -> Iterator[Unit]:
         """All units in order."""
         ...
@@ -207,6 +211,13 @@ class QuarantineSink(Sink, Protocol):
     def quarantined(self) -> Iterator[Quarantined]:
         """The rows that have no answer yet, in order of their keys."""
         ...
+
+
+@runtime_checkable
+class TextSink(Sink, Protocol):
+    """A sink that may have no place for text with a NUL character: such a row is a bad one."""
+
+    forbids_nul: bool
 
 
 @dataclass(frozen=True, slots=True)

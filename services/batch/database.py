@@ -35,6 +35,7 @@ class DatabaseSink:
 
     def __init__(self, database: Database, place: Place, commit_rows: int = 50_000) -> None:
         self.commit_rows = commit_rows
+        self.forbids_nul = database.forbids_nul
         self._db = database
         self._place = place
         self._key = place.key
@@ -93,6 +94,7 @@ class DatabaseSink:
 
     def finish(self, summary: Mapping[str, object]) -> None:
         with self._db.transaction():
+            self._check_all_there()
             self._write(_STATE, {"finished": "1", "summary": json.dumps(summary)})
 
     def stored(self) -> tuple[Job, Progress]:
@@ -152,6 +154,20 @@ class DatabaseSink:
                 f"the key {', '.join(self._key)} is not unique in the input: "
                 f"{', '.join(map(str, twice[0]))} comes twice",
                 "Take a key that is, or none: each row is then added once.",
+            )
+
+    def _check_all_there(self) -> None:
+        """A key that came again in a later commit replaced an answer, which nobody is to miss."""
+        if not self._key or "ours" not in self._facts(_STATE):
+            return
+        ((count,),) = self._db.run(f"SELECT count(*) FROM {self._table}")
+        answers = self._progress().totals.rows
+        if count < answers:
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT,
+                f"{self._place.shown} has {count} rows after {answers} answers: the key "
+                f"{', '.join(self._key)} is not unique in the input, or somebody removed rows",
+                "Take a key that is, or none, and begin anew with --restart.",
             )
 
     def _check_key(self, schema: pa.Schema) -> None:

@@ -11,11 +11,19 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
-from services.batch.base import Chunk, Progress, Sink, Totals, UnitResult
+from services.batch.base import (
+    Chunk,
+    Progress,
+    Sink,
+    SplittableSource,
+    Totals,
+    Unit,
+    UnitResult,
+)
 from services.batch.bisect import TooManyError
 from services.batch.limits import ErrorLimit
 
@@ -50,11 +58,24 @@ class Event:
     detail: str = ""
 
 
-class Executor(Protocol):
-    """Who scores."""
+Work = TypeVar("Work")
+Work_contra = TypeVar("Work_contra", contravariant=True)
 
-    def results(self, chunks: Iterable[Chunk]) -> Generator[UnitResult, None, None]:
-        """A result for each chunk, in any order; closed before its end if the job is."""
+
+class Executor(Protocol[Work_contra]):
+    """Who scores: chunks, or units that it reads itself."""
+
+    def results(self, work: Iterable[Work_contra], /) -> Generator[UnitResult, None, None]:
+        """A result for each item, in any order; closed before its end if the job is."""
+        ...
+
+
+@runtime_checkable
+class ReadingExecutor(Executor[Chunk], Protocol):
+    """One whose scorers can read a source themselves, so that its rows take the shortest way."""
+
+    def reading(self, source: SplittableSource, columns: Sequence[str]) -> Executor[Unit]:
+        """The same executor for units of `source`, with those `columns`."""
         ...
 
 
@@ -81,14 +102,14 @@ class Run:
         self.totals = self.progress.totals
         self._since = self.clock.monotonic()
 
-    def go(self, chunks: Iterator[Chunk], executor: Executor) -> Totals:
-        """Score and commit all `chunks`.
+    def go(self, work: Iterator[Work], executor: Executor[Work]) -> Totals:
+        """Score and commit all `work`.
 
         TOO_MANY_BAD_ROWS, INTERRUPTED, DISK_FULL and SINK_UNAVAILABLE leave what is committed.
         """
         self._tell(Phase.STARTED)
         self._check()
-        feed = _Feed(chunks, self.stop)
+        feed = _Feed(work, self.stop)
         try:
             with closing(executor.results(feed)) as results:
                 for group in grouped(results, self.sink.commit_rows, self.clock):
@@ -178,21 +199,21 @@ def grouped(results: Iterable[UnitResult], rows: int, clock: Clock) -> Iterator[
         yield group
 
 
-class _Feed:
-    """Chunks until `stop` is set; `exhausted` once the last one was given."""
+class _Feed(Generic[Work]):
+    """Work until `stop` is set; `exhausted` once the last item was given."""
 
-    def __init__(self, chunks: Iterator[Chunk], stop: threading.Event) -> None:
-        self._chunks = chunks
+    def __init__(self, work: Iterator[Work], stop: threading.Event) -> None:
+        self._work = work
         self._stop = stop
         self.exhausted = False
 
-    def __iter__(self) -> Iterator[Chunk]:
+    def __iter__(self) -> Iterator[Work]:
         while not self._stop.is_set():
-            chunk = next(self._chunks, None)
-            if chunk is None:
+            item = next(self._work, None)
+            if item is None:
                 self.exhausted = True
                 return
-            yield chunk
+            yield item
 
 
 def _passing(error: Exception) -> MlctlError | None:

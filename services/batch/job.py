@@ -6,14 +6,23 @@ import json
 import os
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
-from services.batch.base import Job, Progress, Sink, Source, Totals
-from services.batch.engine import Event, Executor, Run
+from services.batch.base import (
+    Chunk,
+    Job,
+    Progress,
+    Sink,
+    Source,
+    SplittableSource,
+    TextSink,
+    Totals,
+)
+from services.batch.engine import Event, Executor, ReadingExecutor, Run
 from services.batch.feeds import find_feeds, parse_map
 from services.batch.filters import Filter
 from services.batch.limits import ErrorLimit
@@ -24,7 +33,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 # Makes the executor that scores; called only if there is something to score.
-MakeExecutor = Callable[["Scoring"], Executor]
+MakeExecutor = Callable[["Scoring"], Executor[Chunk]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +127,11 @@ def make_recipe(bundle: VerifiedBundle, schema: pa.Schema, wanted: Wanted) -> Re
     return Recipe(feeds, keep, condition, wanted.forbid_nan, wanted.finite_outputs)
 
 
+def fitted(recipe: Recipe, sink: Sink) -> Recipe:
+    """The recipe with what `sink` has no place for."""
+    return replace(recipe, forbid_nul=isinstance(sink, TextSink) and sink.forbids_nul)
+
+
 def make_job(
     bundle: VerifiedBundle, source: Source, recipe: Recipe, wanted: Wanted, bento: str
 ) -> Job:
@@ -153,15 +167,25 @@ def run_job(
             return Report(progress.totals, 0, 0.0, bundle.digest)
         total = source.total_rows()
         most = None if total is None else control.limit.most(total, 0)
-        scoring = Scoring(bundle, recipe, job.schema, most, batch_rows)
+        scoring = Scoring(bundle, fitted(recipe, sink), job.schema, most, batch_rows)
         run = start(sink, progress, total, control)
-        executor = make_executor(scoring)
-        run.go(source.scan(recipe.columns, progress.done), executor)
+        _go(run, source, recipe.columns, make_executor(scoring))
         report = Report(
             run.totals, run.totals.seen - progress.totals.seen, run.seconds, bundle.digest
         )
         run.finish(report.as_dict())
         return report
+
+
+def _go(run: Run, source: Source, columns: Sequence[str], executor: Executor[Chunk]) -> None:
+    """Score what is left; the executor reads the rows itself if both sides can do that."""
+    done = run.progress.done
+    if isinstance(source, SplittableSource) and isinstance(executor, ReadingExecutor):
+        source.check(columns)
+        left = (unit for unit in source.units() if unit.id not in done)
+        run.go(left, executor.reading(source, columns))
+    else:
+        run.go(source.scan(columns, done), executor)
 
 
 def start(sink: Sink, progress: Progress, total: int | None, control: Control) -> Run:
@@ -182,12 +206,16 @@ def local_executor(threads: int | None) -> MakeExecutor:
     """Threads on one session: as many as cores, but one where the model takes no more."""
     from services.batch.executors.local import LocalExecutor
 
-    def make(scoring: Scoring) -> Executor:
+    def make(scoring: Scoring) -> Executor[Chunk]:
         scorer = scoring.open()
-        count = threads or len(os.sched_getaffinity(0))
-        return LocalExecutor(scorer.score, count if scorer.scorer.shared else 1)
+        return LocalExecutor(scorer.score, usual_threads(scorer, threads))
 
     return make
+
+
+def usual_threads(scorer: UnitScorer, wanted: int | None) -> int:
+    """How many threads score here: one where a model takes no more."""
+    return (wanted or len(os.sched_getaffinity(0))) if scorer.scorer.shared else 1
 
 
 def column_list(texts: Sequence[str]) -> tuple[str, ...]:

@@ -13,7 +13,16 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
 from services.batch.base import Chunk, Quarantined, QuarantineSink, Sink, Unit, UnitResult
 from services.batch.engine import Executor
-from services.batch.job import Control, MakeExecutor, Report, Scoring, Wanted, make_recipe, start
+from services.batch.job import (
+    Control,
+    MakeExecutor,
+    Report,
+    Scoring,
+    Wanted,
+    fitted,
+    make_recipe,
+    start,
+)
 from services.batch.limits import ErrorLimit
 from services.batch.scoring import result_schema
 from services.batch.values import rows_from_json
@@ -64,8 +73,9 @@ def redrive(
         run = start(sink, progress, None, limited)
         if rows:
             keys: dict[str, list[tuple[str, int]]] = {}
+            scoring = Scoring(bundle, fitted(recipe, sink), job.schema)
             chunks = _chunks(rows, job.input_schema, int(control.clock.wall() * 1e6), keys)
-            run.go(chunks, _Resolving(make_executor(Scoring(bundle, recipe, job.schema)), keys))
+            run.go(chunks, _Resolving(make_executor(scoring), keys))
         passed = progress.totals.bad - run.totals.bad
         report = Report(run.totals, passed, run.seconds, bundle.digest)
         run.finish(report.as_dict())
@@ -78,7 +88,7 @@ class _Resolving:
     `keys` are those of each unit's rows, in their order.
     """
 
-    def __init__(self, inner: Executor, keys: dict[str, list[tuple[str, int]]]) -> None:
+    def __init__(self, inner: Executor[Chunk], keys: dict[str, list[tuple[str, int]]]) -> None:
         self._inner = inner
         self._keys = keys
 

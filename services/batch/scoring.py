@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +24,15 @@ from services.batch.bisect import Scored, score_rows
 from services.batch.feeds import Feed
 from services.batch.filters import Filter
 from services.batch.tensors import Reasons, Tensors, to_tensors
-from services.batch.values import row_as_json
+from services.batch.values import row_as_json, with_nul
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from services.scorer import Scorer
+
+
+_NUL = "has a NUL character, for which the output has no place"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,7 @@ class Recipe:
     filter: Filter | None = None
     forbid_nan: bool = False
     finite_outputs: bool = False
+    forbid_nul: bool = False
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -73,7 +77,7 @@ def result_schema(signature: Signature, source: pa.Schema, keep: Sequence[str]) 
     return pa.schema(
         [
             *(source.field(name) for name in keep),
-            *(pa.field(spec.name, _column_type(spec)) for spec in signature.outputs),
+            *(pa.field(spec.name, column_type(spec)) for spec in signature.outputs),
             pa.field(DIGEST_COLUMN, pa.dictionary(pa.int32(), pa.string())),
             pa.field(SCORED_AT_COLUMN, pa.timestamp("us", tz="UTC")),
         ]
@@ -100,7 +104,8 @@ class UnitScorer:
         if picked is not None:
             table = table.take(picked)
         groups, reasons = to_tensors(table, self.recipe.feeds, forbid_nan=self.recipe.forbid_nan)
-        pieces = [self._run(group, reasons) for group in groups]
+        unfit = with_nul(table.select(self.recipe.keep)) if self.recipe.forbid_nul else {}
+        pieces = [self._run(group, reasons, unfit) for group in groups]
         answers = self._answers(table, [piece for piece in pieces if len(piece.rows)])
         bad = [
             BadRow(
@@ -114,14 +119,22 @@ class UnitScorer:
         skipped = chunk.table.num_rows - table.num_rows
         return UnitResult(chunk.unit, answers, tuple(bad), skipped)
 
-    def _run(self, group: Tensors, reasons: Reasons) -> Scored:
-        """One group's answers, with rows counted in the table; adds to `reasons`."""
+    def _run(self, group: Tensors, reasons: Reasons, unfit: Mapping[int, str]) -> Scored:
+        """One group's answers, with rows counted in the table; adds to `reasons`.
+
+        `unfit` are the rows of the table for which there is no place, with the column at fault.
+        """
         scored = score_rows(self._call, group.arrays, self.most_bad)
         rows = group.rows[scored.rows]
         reasons |= {int(group.rows[index]): why for index, why in scored.reasons.items()}
         if scored.outputs is None:
             return Scored(None, rows, {})
-        wrong = _unusable(scored.outputs, finite=self.recipe.finite_outputs)
+        wrong = _unusable(
+            scored.outputs, finite=self.recipe.finite_outputs, nul=not self.recipe.forbid_nul
+        )
+        if unfit:
+            told = ((index, unfit.get(row)) for index, row in enumerate(rows.tolist()))
+            wrong |= {index: f"column {name!r} {_NUL}" for index, name in told if name}
         if not wrong:
             return Scored(scored.outputs, rows, {})
         reasons |= {int(rows[index]): why for index, why in wrong.items()}
@@ -160,7 +173,7 @@ class UnitScorer:
         if count != table.num_rows:
             kept = kept.take(piece.rows)
         outputs = [
-            _column(spec, piece.outputs[spec.name]) for spec in self.scorer.signature.outputs
+            output_column(spec, piece.outputs[spec.name]) for spec in self.scorer.signature.outputs
         ]
         digest = pa.DictionaryArray.from_arrays(
             np.zeros(count, np.int32), pa.array([self.scorer.digest])
@@ -170,7 +183,8 @@ class UnitScorer:
         return pa.table([*kept.columns, *outputs, digest, scored_at], schema=self.schema)
 
 
-def _column_type(spec: TensorSpec) -> Any:
+def column_type(spec: TensorSpec) -> Any:
+    """Arrow's type of an output: a list where a row has several values."""
     import pyarrow as pa
 
     value = (
@@ -185,11 +199,11 @@ def _column_type(spec: TensorSpec) -> Any:
     return value if width == 1 else pa.list_(value, width)
 
 
-def _column(spec: TensorSpec, array: np.ndarray) -> Any:
+def output_column(spec: TensorSpec, array: np.ndarray) -> Any:
     """The output as a column: flat in row-major order where a row has several values."""
     import pyarrow as pa
 
-    kind = _column_type(spec)
+    kind = column_type(spec)
     flat = np.ascontiguousarray(array).reshape(-1)
     if spec.dtype is Datatype.BYTES:
         texts = [value.decode() for value in flat.tolist()]
@@ -205,7 +219,7 @@ def _column(spec: TensorSpec, array: np.ndarray) -> Any:
     return pa.ListArray.from_arrays(pa.array(offsets), values)
 
 
-def _unusable(outputs: dict[str, np.ndarray], *, finite: bool) -> Reasons:
+def _unusable(outputs: dict[str, np.ndarray], *, finite: bool, nul: bool) -> Reasons:
     """By index the rows whose answer cannot be stored, or is not `finite` if it must be."""
     found: Reasons = {}
     for name, array in outputs.items():
@@ -216,6 +230,9 @@ def _unusable(outputs: dict[str, np.ndarray], *, finite: bool) -> Reasons:
         elif array.dtype == object:
             wrong = [index for index, row in enumerate(flat) if not all(map(_is_text, row))]
             found |= dict.fromkeys(wrong, f"the answer {name!r} is not UTF-8 text")
+            if not nul:
+                wrong = [index for index, row in enumerate(flat) if b"\0" in b"".join(row)]
+                found |= dict.fromkeys(wrong, f"the answer {name!r} {_NUL}")
     return found
 
 

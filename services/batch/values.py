@@ -7,6 +7,7 @@ What JSON cannot say is written as text: NaN and the infinities by their names, 
 from __future__ import annotations
 
 import base64
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,29 @@ def row_as_json(table: pa.Table, index: int) -> dict[str, object]:
     """Row `index` of `table` by column."""
     row = table.slice(index, 1).to_pylist()[0]
     return {str(name): as_json(value) for name, value in row.items()}
+
+
+def with_nul(table: pa.Table) -> dict[int, str]:
+    """By index the rows whose text has a NUL character, with the first column that has it."""
+    found: dict[int, str] = {}
+    for name in reversed(table.schema.names):
+        rows = [index for index, has in enumerate(_has_nul(table.column(name))) if has]
+        found |= dict.fromkeys(rows, str(name))
+    return found
+
+
+def _has_nul(column: Any) -> list[bool | None]:
+    from pyarrow import compute, types
+
+    kind = column.type
+    if types.is_dictionary(kind):
+        column, kind = column.cast(kind.value_type), kind.value_type
+    if types.is_string(kind) or types.is_large_string(kind):
+        has: list[bool | None] = compute.match_substring(column, "\0").to_pylist()
+        return has
+    if types.is_nested(kind) and not types.is_primitive(getattr(kind, "value_type", kind)):
+        return ["\\u0000" in json.dumps(as_json(value)) for value in column.to_pylist()]
+    return []
 
 
 def rows_from_json(rows: Sequence[Mapping[str, object]], schema: pa.Schema) -> pa.Table:

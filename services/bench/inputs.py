@@ -41,11 +41,7 @@ def given_rows(signature: Signature, path: Path, rows: int) -> Iterator[Arrays]:
 
     INVALID_INPUT if an input is missing or does not fit the signature.
     """
-    arrays = _read(path)
-    missing = [spec.name for spec in signature.inputs if spec.name not in arrays]
-    if missing:
-        raise invalid(f"{path.name} has no rows for the input {missing[0]!r}")
-    inputs = {spec.name: _cast(spec, arrays[spec.name]) for spec in signature.inputs}
+    inputs = all_rows(signature, path)
     count = min(len(array) for array in inputs.values())
     if count < rows:
         raise invalid(f"{path.name} has {count} rows, fewer than the {rows} of a request")
@@ -57,10 +53,19 @@ def given_rows(signature: Signature, path: Path, rows: int) -> Iterator[Arrays]:
         yield part
 
 
-def http_request(
-    signature: Signature, inputs: Arrays, path: str, headers: Mapping[str, str], *, binary: bool
-) -> bytes:
-    """The bytes of a POST with `inputs`, whose outputs come back as they were sent."""
+def all_rows(signature: Signature, path: Path) -> dict[str, np.ndarray]:
+    """All that a `.npz` file has for the inputs; shapes are not looked at."""
+    arrays = _read(path)
+    missing = [spec.name for spec in signature.inputs if spec.name not in arrays]
+    if missing:
+        raise invalid(f"{path.name} has no rows for the input {missing[0]!r}")
+    return {spec.name: _cast(spec, arrays[spec.name]) for spec in signature.inputs}
+
+
+def infer_body(
+    signature: Signature, inputs: Arrays, *, binary: bool
+) -> tuple[bytes, dict[str, str]]:
+    """A V2 request with `inputs`, whose outputs come back as they were sent, and its headers."""
     tail = b""
     tensors: list[dict[str, Any]] = []
     for spec in signature.inputs:
@@ -84,7 +89,15 @@ def http_request(
     fields = {"Content-Type": "application/octet-stream" if binary else "application/json"}
     if binary:
         fields["Inference-Header-Content-Length"] = str(len(head))
-    return post(path, head + tail, {**fields, **headers})
+    return head + tail, fields
+
+
+def http_request(
+    signature: Signature, inputs: Arrays, path: str, headers: Mapping[str, str], *, binary: bool
+) -> bytes:
+    """The bytes of a POST of `infer_body`."""
+    body, fields = infer_body(signature, inputs, binary=binary)
+    return post(path, body, {**fields, **headers})
 
 
 def post(path: str, body: bytes, headers: Mapping[str, str]) -> bytes:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from services.batching import Answer
-from services.encoding import PACK_FROM_BYTES
-from services.inference import Asked, Inference, timing
+from services.inference import Asked, Inference
 from services.joining import Arrays, Share, cut
-from services.lean.known import Known, Rendered, Tails
-from services.wire import encode_raw
+from services.lean.known import Known
+from services.lean.plans import Plan, make_plan
+from services.lean.texts import read_all
 
 if TYPE_CHECKING:
     from services.desks import Told
@@ -31,17 +31,6 @@ class Turn:
 
     def __init__(self) -> None:
         self.parse = 0.0
-
-
-class _Plan(NamedTuple):
-    """An answer to those who asked alike and waited equally, but for its id and tensors.
-
-    `pieces` are the bytes of each output of the whole batch, and how many of them a row has.
-    """
-
-    start: bytes
-    end: bytes
-    pieces: tuple[tuple[bytes, int], ...]
 
 
 class RepeatDesk:
@@ -64,6 +53,10 @@ class RepeatDesk:
     def _submit(self) -> None:
         arrived, self._arrived = self._arrived, []
         waiting = [cycle for cycle in arrived if not cycle.response_complete]
+        texts = [cycle for cycle in waiting if cycle.texts]
+        if texts:
+            read_all(texts, self._inference)
+            waiting = [cycle for cycle in waiting if not cycle.response_complete]
         seconds = self._inference.seconds
         for cycle in waiting:
             wanted = cycle.known.timeout
@@ -81,7 +74,7 @@ class RepeatDesk:
         """See `services.desks.Desk`."""
         before = perf_counter()
         outputs: Arrays | None = None
-        waited, plans = 0.0, dict[Known, _Plan | None]()
+        waited, plans = 0.0, dict[Known, Plan | None]()
         ready: list[tuple[RepeatCycle, bytes]] = []
         turns: dict[Turn, tuple[int, float]] = {}
         cycle: RepeatCycle
@@ -97,13 +90,15 @@ class RepeatDesk:
             if plan is None or not cycle.keep_alive:
                 self._answer_alone(cycle, share, wait, seconds)
                 continue
-            start, rest, pieces = plan
-            _, first, end = share
-            if end is None:
-                end = known.rows
-            chunks = [piece[first * size : end * size] for piece, size in pieces]
+            start, rest, pieces, text = plan
+            first = share[1]
             if cycle.protocol.server_state is not state:
                 state, headers = cycle.protocol.server_state, cycle.protocol.server_headers()
+            end = first + known.rows
+            if text is None:
+                chunks = [piece[first * size : end * size] for piece, size in pieces]
+            else:
+                start, chunks = text.parts(first, end)
             parts = (_STATUS, headers, start, cycle.request_id(), rest, *chunks)
             ready.append((cycle, b"".join(parts)))
             turns[cycle.turn] = (turns[cycle.turn][0] + 1 if cycle.turn in turns else 1, wait)
@@ -127,34 +122,8 @@ class RepeatDesk:
         else:
             cycle.send_response(response)
 
-    def _try_plan(self, known: Known, share: Share, wait: float, seconds: float) -> _Plan | None:
+    def _try_plan(self, known: Known, share: Share, wait: float, seconds: float) -> Plan | None:
         try:
-            return self._plan(known, share, wait, seconds)
+            return make_plan(self._inference, known, share, wait, seconds)
         except Exception:  # noqa: BLE001 - it is met again, and told, on the long way
             return None
-
-    def _plan(self, known: Known, share: Share, wait: float, seconds: float) -> _Plan | None:
-        """None for what goes the long way."""
-        outputs, wanted = share[0], known.outputs
-        tails = tuple([outputs[name].shape[1:] for name in wanted])
-        rendered = known.rendered
-        if rendered is None or rendered.tails != tails:
-            rendered = known.rendered = self._render(known, share, tails)
-        if rendered.packs:
-            return None
-        pieces = []
-        for name, datatype in wanted.items():
-            content = encode_raw(datatype, outputs[name])
-            pieces.append((content, len(content) // outputs[name].shape[0]))
-        start = b"%bserver-timing: %b\r\nx-request-id: " % (rendered.start, timing(wait, seconds))
-        return _Plan(start, rendered.end, tuple(pieces))
-
-    def _render(self, known: Known, share: Share, tails: Tails) -> Rendered:
-        """What is the same in every answer to a request, from one that is made the long way."""
-        encoded = self._inference.encode(known.request, cut(share))
-        length = encoded.header_length or 0
-        packs = bool(known.head.accept) and len(encoded.body) >= PACK_FROM_BYTES
-        kind = encoded.content_type.encode()
-        start = b"content-type: %b\r\ncontent-length: %d\r\n" % (kind, len(encoded.body))
-        end = b"\r\ninference-header-content-length: %d\r\n\r\n" % length
-        return Rendered(tails, start, end + encoded.body[:length], packs)

@@ -1,8 +1,9 @@
 """What a request means whose every byte but its tensors came before: nothing of it is parsed again.
 
 A client sends the same HTTP head and the same V2 header again and again, before tensors of a
-fixed size. All that is checked of such a request but its token and the room that there is for
-it follows from those bytes, so it is remembered with them.
+fixed size, or around the numbers of its JSON. All that is checked of such a request but its
+token, its numbers and the room that there is for it follows from those bytes, so it is
+remembered with them.
 """
 
 from __future__ import annotations
@@ -10,18 +11,24 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import NamedTuple
 
-from bundle.tensors import Datatype
+import numpy as np
+
+from bundle.errors import MlctlError
+from bundle.tensors import Datatype, TensorSpec
 from services.batcher import Priority
 from services.encoding import IDENTITY
-from services.header import Header
 from services.inference import Asked, Head, Inference
+from services.lean.frames import Frame, fill, find_frame
 from services.rawrows import Form
-from services.wire import InferRequest
+from services.wire import InferRequest, declare
 
 _KEPT = 256
 _KEPT_BYTES = 4096
 # What their bytes say has to be looked at in each request, or is of no fixed size.
 _LOOKED_AT = frozenset({Datatype.BOOL, Datatype.BYTES})
+# What JSON has as numbers, in which each input of a frame's probe can have another.
+_NO_NUMBERS = frozenset({*_LOOKED_AT, Datatype.BF16})
+_MOST_INPUTS = 100
 
 
 Tails = tuple[tuple[int, ...], ...]
@@ -30,44 +37,54 @@ Tails = tuple[tuple[int, ...], ...]
 class Rendered(NamedTuple):
     """An answer but for its timing, its id and its tensors; `tails` are its rows' shapes.
 
-    `start` goes up to the content's length, `end` from the header after the id to the JSON's
-    end. One that `packs` may have to be compressed.
+    `start` goes up to the content's length and, if that is always the same, has it; `end` goes
+    from after the id to the first tensor, and text has `others` after each of its tensors.
+    `fixed` is how much of text is no tensor; one that `packs` may have to be compressed, if
+    it is text only where it is long.
     """
 
     tails: Tails
     start: bytes
     end: bytes
+    others: tuple[bytes, ...]
+    fixed: int
     packs: bool
 
 
 class Known:
-    """A request but for its tensors. `prefix` are the bytes before them, `size` is all of it."""
+    """A request but for its tensors.
+
+    `prefix` are the bytes before binary ones, `size` is all of it and `body_size` its body;
+    those in JSON have a `frame`. The tensors of the answer are `binary`, or else all in its JSON.
+    """
 
     __slots__ = (
-        "authorization", "body_bytes", "form", "head", "key", "outputs", "prefix", "priority",
-        "rendered", "request", "rows", "size", "timeout",
+        "authorization", "binary", "body_size", "form", "frame", "head", "key", "outputs",
+        "prefix", "priority", "rendered", "request", "rows", "size", "timeout",
     )  # fmt: skip
 
     def __init__(
         self,
-        prefix: bytes,
+        source: bytes | Frame,
         head: Head,
-        header: Header,
+        request: InferRequest,
         form: Form,
         key: Hashable,
-        outputs: Mapping[str, Datatype],
+        outputs: Mapping[str, TensorSpec],
     ) -> None:
-        self.prefix = prefix
+        self.frame = source if isinstance(source, Frame) else None
+        self.prefix = b"" if isinstance(source, Frame) else source
         self.size = max(place.stop for place in form.places.values())
-        self.body_bytes = 0
+        self.body_size = self.size - self.prefix.find(b"\r\n\r\n") - 4
         self.head = head
-        self.request = InferRequest("", {}, header.outputs, header.timeout, header.priority)
+        self.request = request._replace(inputs={})
         self.form = form
-        self.rows = header.parts[0].declared.shape[0]
-        self.outputs = outputs
+        self.rows = next(iter(form.declared.values())).shape[0]
+        self.outputs = {name: outputs[name] for name in request.outputs}
+        self.binary = any(request.outputs.values())
         self.key = key
-        self.timeout = header.timeout
-        self.priority: Priority = head.priority or header.priority
+        self.timeout = request.timeout
+        self.priority: Priority = head.priority or request.priority
         self.authorization: bytes | None = None
         self.rendered: Rendered | None = None
 
@@ -79,54 +96,80 @@ class Memory:
         signature = inference.signature
         self._inference = inference
         self._inputs = {spec.name: spec for spec in signature.inputs}
-        self._fit = _LOOKED_AT.isdisjoint(spec.dtype for spec in signature.inputs)
+        types = {spec.dtype for spec in signature.inputs}
+        self._fits_raw = types.isdisjoint(_LOOKED_AT)
+        self._fits_text = types.isdisjoint(_NO_NUMBERS) and len(self._inputs) <= _MOST_INPUTS
         self._outputs = {
-            spec.name: spec.dtype for spec in signature.outputs if spec.dtype is not Datatype.BYTES
+            spec.name: spec for spec in signature.outputs if spec.dtype is not Datatype.BYTES
         }
-        self._kept: dict[bytes, Known] = {}
+        self._kept: dict[Hashable, Known] = {}
 
     def learn(self, data: bytes, headers: Mapping[bytes, bytes], asked: Asked) -> Known | None:
-        """What to expect of the next request that begins as `data` does; None if nothing.
+        """What to expect of the next request that is like `data`; None if nothing.
 
         `data` is one whole request, of which the rest was made; it was found to be right.
         """
-        head = asked.head
-        length, declared = head.json_length, headers.get(b"content-length")
-        if not self._fit or not length or declared is None or head.coding != IDENTITY:
-            return None
+        head, declared = asked.head, headers.get(b"content-length")
         body = data.find(b"\r\n\r\n") + 4
-        prefix = data[: body + length]
-        if len(prefix) > _KEPT_BYTES or body + int(declared) != len(data):
+        if declared is None or head.coding != IDENTITY or body + int(declared) != len(data):
             return None
-        known = self._kept.get(prefix)
-        if known is None and (known := self._make(prefix, length, asked)) is not None:
-            known.body_bytes = int(declared)
+        source = self._source(data, body, head)
+        if source is None:
+            return None
+        name = source.key if isinstance(source, Frame) else source
+        known = self._kept.get(name)
+        if known is None and (known := self._make(source, asked)) is not None:
             known.authorization = headers.get(b"authorization")
             given = headers.get(b"x-request-id")
             known.head = head._replace(request_id=given if head.request_id == given else b"")
             if len(self._kept) >= _KEPT:
                 self._kept.clear()
-            self._kept[prefix] = known
+            self._kept[name] = known
         return known
 
-    def _make(self, prefix: bytes, length: int, asked: Asked) -> Known | None:
-        header = self._inference.lasting(prefix[len(prefix) - length :])
-        if header is None or not self._is_plain(header):
-            return None
-        key = self._inference.join_key(asked.request.inputs)
-        if key is None:
-            return None
-        places, start = {}, len(prefix)
-        for part in header.parts:
-            end = start + (part.size or 0)
-            places[part.declared.spec.name] = slice(start, end)
-            start = end
-        form = Form({part.declared.spec.name: part.declared for part in header.parts}, places)
-        outputs = {name: self._outputs[name] for name in header.outputs}
-        return Known(prefix, asked.head, header, form, key, outputs)
+    def _source(self, data: bytes, body: int, head: Head) -> bytes | Frame | None:
+        """What would be there again: all before the binary data, or around the numbers."""
+        if head.json_length is None:
+            return find_frame(data, body) if self._fits_text else None
+        end = body + head.json_length
+        return data[:end] if self._fits_raw and head.json_length and end <= _KEPT_BYTES else None
 
-    def _is_plain(self, header: Header) -> bool:
-        """Whether all is binary, and nothing is empty."""
-        return all(part.size for part in header.parts) and all(
-            binary and name in self._outputs for name, binary in header.outputs.items()
+    def _make(self, source: bytes | Frame, asked: Asked) -> Known | None:
+        request = asked.request
+        inputs, wanted = request.inputs, request.outputs
+        if request.keys or not wanted.keys() <= self._outputs.keys():
+            return None
+        if len(set(wanted.values())) > 1 or not all(array.size for array in inputs.values()):
+            return None
+        key = self._inference.join_key(inputs)
+        if key is None or not self._is_whole(source, asked):
+            return None
+        places, start = {}, 0 if isinstance(source, Frame) else len(source)
+        for name, array in inputs.items():
+            places[name] = slice(start, start + array.nbytes)
+            start += array.nbytes
+        declared = {
+            name: declare(self._inputs, name, self._inputs[name].dtype.value, array.shape)
+            for name, array in inputs.items()
+        }
+        return Known(source, asked.head, request, Form(declared, places), key, self._outputs)
+
+    def _is_whole(self, source: bytes | Frame, asked: Asked) -> bool:
+        """Whether all tensors are binary, or all in the arrays of the frame, in their order."""
+        if not isinstance(source, Frame):
+            length = asked.head.json_length or 0
+            header = self._inference.lasting(source[len(source) - length :])
+            return header is not None and all(part.size for part in header.parts)
+        inputs = asked.request.inputs
+        if len(inputs) != len(source.others):
+            return False
+        values = [
+            b",".join([b"%d" % number] * array.size) for number, array in enumerate(inputs.values())
+        ]
+        try:
+            probe = self._inference.decode(asked.head, fill(source, values))
+        except MlctlError:
+            return False
+        return [*probe.inputs] == [*inputs] and all(
+            np.all(array == number) for number, array in enumerate(probe.inputs.values())
         )

@@ -9,6 +9,7 @@ which asks the same `Inference`.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from bundle.errors import MlctlError
@@ -174,6 +175,8 @@ class LeanProtocol(GuardedProtocol):
     # What the next request may be a repetition of, and how often that was sought in vain.
     _known: Known | None = None
     _lessons = 0
+    # When it was answered, on the loop's clock.
+    _rested = 0.0
     desk: ClassVar[RepeatDesk]
     memory: ClassVar[Memory]
     default_headers: ClassVar[DefaultHeaders]
@@ -214,7 +217,7 @@ class LeanProtocol(GuardedProtocol):
 
     def data_received(self, data: bytes) -> None:
         known = self._known
-        if known is not None and len(data) == known.size and self._repeats(known, data):
+        if known is not None and self._repeats(known, data):
             return
         learns = self._lessons < _MOST_LESSONS and not (
             self._in_head or self._in_body or self.answering
@@ -243,9 +246,26 @@ class LeanProtocol(GuardedProtocol):
 
     def send_content(self, content: bytes) -> None:
         """Write the whole answer to the open request, of a connection that goes on."""
-        if not self.transport.is_closing():
-            self.transport.write(content)
+        if self.transport.is_closing():
+            return
+        self.transport.write(content)
+        flow = self.flow
+        if self.timeout_keep_alive_task is None or flow.write_paused or flow.read_paused:
             self.on_response_complete()
+        else:
+            self.server_state.total_requests += 1
+            self._rested = self.loop.time()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close an idle connection; a known request does not stop this timer, which is dear."""
+        left = self._rested + self.timeout_keep_alive - self.loop.time()
+        if self.answering:
+            self.timeout_keep_alive_task = None
+        elif left > 0:
+            later = self.loop.call_later(left, self.timeout_keep_alive_handler)
+            self.timeout_keep_alive_task = later
+        else:
+            super().timeout_keep_alive_handler()
 
     def server_headers(self) -> bytes:
         """The server's own header lines."""
@@ -263,9 +283,18 @@ class LeanProtocol(GuardedProtocol):
 
     def _repeats(self, known: Known, data: bytes) -> bool:
         """Whether `data` is a known request to an idle connection, which is answered then."""
+        texts: Sequence[bytes] = ()
+        if known.frame is not None:
+            cut = known.frame.cut(data)
+            if cut is None:
+                return False
+            size, texts = cut
+        elif len(data) != known.size or not data.startswith(known.prefix):
+            return False
+        else:
+            size = known.body_size
         if (
-            not data.startswith(known.prefix)
-            or self._in_head
+            self._in_head
             or self._in_body
             or self._broken
             or self._leaving
@@ -273,12 +302,11 @@ class LeanProtocol(GuardedProtocol):
             or self.answering
             or self.flow.write_paused
             or self.transport.is_closing()
-            or not self.inference.take_in(known.body_bytes, known.authorization)
+            or not self.inference.take_in(size, known.authorization)
         ):
             return False
         self._lessons = 0
-        self._unset_keepalive_if_required()
-        self.cycle = self._lean = RepeatCycle(self, known, data)
+        self.cycle = self._lean = RepeatCycle(self, known, data, size, texts)
         return True
 
     def _learn(self, data: bytes) -> None:

@@ -11,7 +11,7 @@ from services.rawrows import Form
 from services.responses import Response
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Sequence
 
     from services.lean.protocol import LeanProtocol
 
@@ -26,12 +26,14 @@ class NoEvent:
 class RepeatCycle:
     """A caller of the desk; has what uvicorn's protocol looks for in a cycle.
 
-    Its body was taken in by `Inference.take_in`.
+    Its body of `held` bytes was taken in by `Inference.take_in`. If its tensors came as text,
+    `texts` are those of each, and `data` is the request until they are read.
     """
 
     __slots__ = (
-        "_request_id", "data", "disconnected", "form", "keep_alive", "key", "known", "more_body",
-        "number", "priority", "protocol", "response_complete", "rows", "timeout", "turn",
+        "_request_id", "data", "disconnected", "form", "held", "keep_alive", "key", "known",
+        "more_body", "number", "priority", "protocol", "response_complete", "rows", "texts",
+        "timeout", "turn",
     )  # fmt: skip
     message_event = NoEvent()
     response_started = False
@@ -43,11 +45,20 @@ class RepeatCycle:
     priority: Priority
     turn: Turn
 
-    def __init__(self, protocol: LeanProtocol, known: Known, data: bytes) -> None:
+    def __init__(
+        self,
+        protocol: LeanProtocol,
+        known: Known,
+        data: bytes,
+        held: int,
+        texts: Sequence[bytes] = (),
+    ) -> None:
         self.protocol = protocol
         self._request_id = known.head.request_id
         self.known = known
         self.data = data
+        self.held = held
+        self.texts = texts
         self.form = known.form
         self.rows = known.rows
         self.key = known.key
@@ -61,7 +72,7 @@ class RepeatCycle:
     def request_id(self) -> bytes:
         """The caller's own, or one that is made when it is asked for."""
         if not self._request_id:
-            self._request_id = self.protocol.inference.request_id({})
+            self._request_id = self.protocol.inference.new_id()
         return self._request_id
 
     def done(self) -> bool:
@@ -94,4 +105,4 @@ class RepeatCycle:
     def _end(self) -> None:
         self.response_complete = True
         self.data = b""
-        self.protocol.inference.let_go(self.known.body_bytes)
+        self.protocol.inference.let_go(self.held)

@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, NoReturn, Protocol
 
 import grpc
-from h2.errors import ErrorCodes
 
 from bundle.errors import ErrorCode, MlctlError
 from services.admission import deadline_exceeded
@@ -161,7 +160,8 @@ class Call:
         self._let_go()
         self.done = True
         fields = ((b":status", b"%d" % status),)
-        self._link.outbox.end(self.stream, fields, refuse_rest=not self._ended)
+        outbox, refuse_rest = self._link.outbox, not self._ended
+        outbox.end(self.stream, fields, refuse_rest=refuse_rest, seconds=self._seconds)
 
     # What follows is the context.
 
@@ -290,15 +290,9 @@ class Call:
         # Without an answer before them the trailers are its headers, too.
         fields = ending if self._started else HEADERS + ending
         outbox = self._link.outbox
-        outbox.end(self.stream, fields, refuse_rest=not self._ended)
-        if outbox.is_parked(self.stream):
-            self._timer = asyncio.get_running_loop().call_later(self._seconds, self._give_up)
+        refuse_rest = not self._ended
+        outbox.end(self.stream, fields, refuse_rest=refuse_rest, seconds=self._seconds)
         self._link.over(self)
-
-    def _give_up(self) -> None:
-        """Nobody has taken the answer."""
-        if self._link.outbox.is_parked(self.stream):
-            self._link.outbox.reset(self.stream, ErrorCodes.CANCEL)
 
     def _take(self) -> None:
         if self._untaken and not self._ended and not self.done:

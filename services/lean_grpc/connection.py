@@ -1,6 +1,6 @@
 """One connection of gRPC clients: HTTP/2's events to calls, with limits on what a client can hold.
 
-The protocol's own rules (frames, streams, windows, header compression) are h2's.
+The protocol's own rules (frames, streams, windows, header compression) are the core's.
 """
 
 from __future__ import annotations
@@ -12,24 +12,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from h2 import events
-from h2.connection import ConnectionState
-from h2.errors import ErrorCodes
-from h2.exceptions import ProtocolError
-from hyperframe.frame import GoAwayFrame
-
 from bundle.errors import MlctlError
 from services.lean_grpc.call import Call
-from services.lean_grpc.core import CONNECTION_WINDOW_BYTES, MAX_STREAMS, make_core
+from services.lean_grpc.core import Core
+from services.lean_grpc.desk import InferCall, InferDesk
+from services.lean_grpc.events import Asked, Left, Noise, Opened, Parted, Ponged, Sent, Whole
+from services.lean_grpc.frames import MAX_STREAM, BrokenError, Reason
 from services.lean_grpc.guard import Bucket
-from services.lean_grpc.head import Head, MalformedError, fields_of, parse_head
+from services.lean_grpc.head import Head
+from services.lean_grpc.known import Known
 from services.lean_grpc.outbox import Outbox
 
-_LAST_STREAM = (1 << 31) - 1
 _DRAIN_PING = b"mlctlend"
 _ALIVE_PING = b"mlctlpng"
-# A window's update is much of what an honest client sends.
-_UPDATE_DROPS = 0.125
+# While so much of what was answered waits for a client that does not take it, it asks no more.
+_PARKED_BYTES = 16 << 20
 logger = logging.getLogger("mlctl.grpc")
 
 
@@ -58,7 +55,7 @@ OpenCall = Callable[["Connection", int, Head, bool], Call]
 class Connection(asyncio.Protocol):
     """One connection. `open_call` makes and begins a call: of which stream, whether that ended.
 
-    `connections` has all that are open, of which there may be `most`.
+    `connections` has all that are open, of which there may be `most`. `desk` is asked first.
     """
 
     transport: asyncio.Transport
@@ -69,33 +66,32 @@ class Connection(asyncio.Protocol):
         connections: set[Connection],
         most: int,
         times: Times,
+        desk: InferDesk | None = None,
     ) -> None:
         self._open_call = open_call
         self._connections = connections
         self._most = most
         self._times = times
-        self._core = make_core()
+        self._desk = desk
+        self.known: Known | None = None
+        self._core = Core()
         self.gone = asyncio.get_running_loop().create_future()
         self.outbox = Outbox(self._core, self._wake)
         self.peer = ""
-        self._calls: dict[int, Call] = {}
-        self._credit = 0
+        self._calls: dict[int, Call | InferCall] = {}
         self._waking = False
         self._closed = False
-        self._greeted = False
         self._draining = False
         self._told_last = False
         self._handlers: Mapping[type, Callable[[Any], None]] = {
-            events.RequestReceived: self._on_request,
-            events.DataReceived: self._on_data,
-            events.StreamEnded: self._on_end,
-            events.StreamReset: self._on_reset,
-            events.WindowUpdated: self._on_window,
-            events.RemoteSettingsChanged: self._on_settings,
-            events.PingReceived: self._on_noise,
-            events.PriorityUpdated: self._on_noise,
-            events.PingAckReceived: self._on_ping_ack,
-            events.ConnectionTerminated: self._on_goaway,
+            Whole: self._on_whole,
+            Asked: self._on_asked,
+            Sent: self._on_sent,
+            Left: self._on_left,
+            Opened: self._on_opened,
+            Noise: self._on_noise,
+            Ponged: self._on_ponged,
+            Parted: self._on_parted,
         }
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -125,21 +121,20 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._closed:
             return
-        self._write()  # h2 forgets what it has to send when the client says goodbye
         self._heard = self._loop.time()
         self._asked = False
         try:
-            for event in self._core.receive_data(data):
-                handle = self._handlers.get(type(event))
-                if handle is not None and not self._closed:
-                    handle(event)
-            self._wake()
-        except ProtocolError as error:
-            logger.info("a connection broke HTTP/2's rules: %s", type(error).__name__)
-            self._end()
+            for event in self._core.receive(data):
+                self._handlers[type(event)](event)
+                if self.transport.is_closing():
+                    return
+            self._write()
+        except BrokenError as error:
+            logger.info("a connection broke HTTP/2's rules: %s", error)
+            self._break(error.reason)
         except Exception:
             logger.exception("a connection failed")
-            self._end()
+            self._break(Reason.INTERNAL_ERROR)
 
     def pause_writing(self) -> None:
         """The client reads too slowly: it is not read from, either."""
@@ -157,16 +152,14 @@ class Connection(asyncio.Protocol):
     def consumed(self, stream: int, size: int) -> None:
         """Let the client send so many bytes more on the stream."""
         if not self._closed:
-            self._core.increment_flow_control_window(size, stream)
+            self._core.give(stream, size)
             self._wake()
 
-    def over(self, call: Call) -> None:
+    def over(self, call: Call | InferCall) -> None:
         """Forget the call."""
         self._bucket.answered()
-        if self._calls.pop(call.stream, None) is not None and not self._calls:
-            self._called = self._loop.time()
-            if self._told_last:
-                self._loop.call_soon(self._end_if_done)
+        if self._calls.pop(call.stream, None) is not None:
+            self._note_called()
 
     def drain(self) -> None:
         """Ask the client to send its next calls elsewhere; end when those on the way are answered.
@@ -177,7 +170,7 @@ class Connection(asyncio.Protocol):
         if self._closed or self._draining:
             return
         self._draining = True
-        self._goaway(_LAST_STREAM)
+        self._core.goaway(MAX_STREAM)
         self._core.ping(_DRAIN_PING)
         self._wake()
         self._loop.call_later(self._times.farewell, self._tell_last)
@@ -188,95 +181,90 @@ class Connection(asyncio.Protocol):
             call.stop(reason)
         self._end()
 
-    def _on_request(self, event: events.RequestReceived) -> None:
-        stream = event.stream_id
-        assert stream is not None
-        if self._told_last or len(self._calls) >= MAX_STREAMS:
-            self.outbox.reset(stream, ErrorCodes.REFUSED_STREAM)  # the client may ask again
+    def _on_whole(self, event: Whole) -> None:
+        if not self._takes(event.stream):
             return
-        try:
-            head = parse_head(fields_of(event.headers or ()))
-        except MalformedError:
-            self.outbox.reset(stream, ErrorCodes.PROTOCOL_ERROR)
+        if self._desk is not None and (known := self._desk.take(self, event)) is not None:
+            self._calls[event.stream] = known
             return
-        call = self._open_call(self, stream, head, event.stream_ended is not None)
+        call = self._open_call(self, event.stream, event.head, True)
         if not call.done:
-            self._calls[stream] = call
-
-    def _on_data(self, event: events.DataReceived) -> None:
-        size = event.flow_controlled_length or 0
-        self._credit += size
-        if self._credit > CONNECTION_WINDOW_BYTES // 4:
-            self._core.increment_flow_control_window(self._credit)
-            self._credit = 0
-        ended = event.stream_ended is not None
-        stream = event.stream_id or 0
-        call = self._calls.get(stream)
-        if not event.data and not ended:
-            self._note(1.0)
-        if call is not None:
-            call.feed(event.data or b"", size, ended=ended)
-        elif not ended:
-            self.outbox.refuse_rest(stream)
-
-    def _on_end(self, event: events.StreamEnded) -> None:
-        stream = event.stream_id or 0
-        call = self._calls.get(stream)
-        if call is not None:
+            self._calls[event.stream] = call
+            call.feed(event.data, len(event.data), ended=True)
             call.end()
-        else:
-            self.outbox.ended(stream)
 
-    def _on_reset(self, event: events.StreamReset) -> None:
-        stream = event.stream_id or 0
-        self.outbox.forget(stream)
-        call = self._calls.pop(stream, None)
+    def _on_asked(self, event: Asked) -> None:
+        if not self._takes(event.stream):
+            return
+        call = self._open_call(self, event.stream, event.head, event.ended)
+        if not call.done:
+            self._calls[event.stream] = call
+            if event.ended:
+                call.end()
+
+    def _takes(self, stream: int) -> bool:
+        """Whether a call is taken; one that is not may be asked again, elsewhere or later."""
+        if self._told_last or self.outbox.size > _PARKED_BYTES:
+            self._core.refuse(stream)
+            return False
+        return True
+
+    def _on_sent(self, event: Sent) -> None:
+        call = self._calls.get(event.stream)
+        if isinstance(call, Call):
+            call.feed(event.data, event.size, ended=event.ended)
+            if event.ended:
+                call.end()
+        elif event.ended:
+            self.outbox.ended(event.stream)
+        else:
+            self.outbox.refuse_rest(event.stream)
+
+    def _on_left(self, event: Left) -> None:
+        self.outbox.forget(event.stream)
+        call = self._calls.pop(event.stream, None)
         if call is not None:
             call.leave()
-        self._note(1.0)
+            self._note_called()
 
-    def _on_window(self, _event: events.WindowUpdated) -> None:
-        self._note(_UPDATE_DROPS)
+    def _on_opened(self, _event: Opened) -> None:
         if not self.outbox.is_empty:
             self.outbox.resume()
 
-    def _on_settings(self, _event: events.RemoteSettingsChanged) -> None:
-        self._greeted = True
-        self._note(1.0)
-        self.outbox.resume()
+    def _on_noise(self, event: Noise) -> None:
+        if not self._bucket.add(self._heard, event.drops):
+            logger.warning("a client floods its connection, which is closed")
+            self._break(Reason.ENHANCE_YOUR_CALM)
 
-    def _on_noise(self, _event: events.PingReceived | events.PriorityUpdated) -> None:
-        self._note(1.0)
-
-    def _on_ping_ack(self, event: events.PingAckReceived) -> None:
-        if event.ping_data == _DRAIN_PING:
+    def _on_ponged(self, event: Ponged) -> None:
+        if event.data == _DRAIN_PING:
             self._tell_last()
 
-    def _on_goaway(self, event: events.ConnectionTerminated) -> None:
-        """The client begins nothing more. It still waits for what it asked, which h2 forbids."""
-        if event.error_code != ErrorCodes.NO_ERROR:
+    def _on_parted(self, event: Parted) -> None:
+        """The client begins nothing more. It still waits for what it asked."""
+        if event.reason != Reason.NO_ERROR:
             self._end()
             return
-        self._core.state_machine.state = ConnectionState.SERVER_OPEN
         self._draining = self._told_last = True
         self._end_if_done()
-
-    def _note(self, drops: float) -> None:
-        if not self._bucket.add(self._heard, drops) and not self._closed:
-            logger.warning("a client floods its connection, which is closed")
-            self._core.close_connection(ErrorCodes.ENHANCE_YOUR_CALM)
-            self._end()
 
     def _tell_last(self) -> None:
         if not self._closed and not self._told_last:
             self._told_last = True
-            self._goaway(self._core.highest_inbound_stream_id)
+            self._core.goaway(self._core.last_stream)
+            self._wake()
             self._end_if_done()
 
-    def _goaway(self, last_stream: int) -> None:
-        # Not by h2: after its own it sends nothing more.
-        self._write()
-        self.transport.write(GoAwayFrame(0, last_stream_id=last_stream).serialize())
+    def _break(self, reason: Reason) -> None:
+        if not self._closed:
+            self._core.goaway(self._core.last_stream, reason)
+            self._end()
+
+    def _note_called(self) -> None:
+        if not self._calls:
+            self._called = self._loop.time()
+            if self._told_last:
+                self._loop.call_soon(self._end_if_done)
 
     def _end_if_done(self) -> None:
         if not self._calls and self.outbox.is_empty:
@@ -303,9 +291,10 @@ class Connection(asyncio.Protocol):
     def _wake(self) -> None:
         if not self._waking:
             self._waking = True
-            asyncio.get_running_loop().call_soon(self._flush)
+            self._loop.call_soon(self.flush)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Send what there is."""
         self._waking = False
         if self._closed:
             return
@@ -314,14 +303,15 @@ class Connection(asyncio.Protocol):
             self._end_if_done()
 
     def _write(self) -> None:
-        data = self._core.data_to_send()
-        if data:
-            self.transport.write(data)
+        out = self._core.out
+        if out:
+            self.transport.write(b"".join(out))
+            out.clear()
 
     def _tick(self) -> None:
         times, now = self._times, self._loop.time()
         self._timer = self._loop.call_later(times.tick, self._tick)
-        if self._is_stuck(now) or (not self._greeted and now - self._made >= times.preface):
+        if self._is_stuck(now) or (not self._core.greeted and now - self._made >= times.preface):
             self._abort()
         if self._closed:
             return

@@ -6,15 +6,16 @@ import math
 import re
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from urllib.parse import quote_from_bytes
 
 from services.grpc_status import Trailer
-from services.lean_grpc.hpack import Fields
+from services.lean_grpc.messages import CODINGS
 from services.wire import invalid
 
+Fields = tuple[tuple[bytes, bytes], ...]
 CONTENT_TYPE = b"application/grpc"
 HEADERS: Fields = (
     (b":status", b"200"),
@@ -45,7 +46,10 @@ class MalformedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A call's headers. `timeout_text` is as the caller wrote it."""
+    """A call's headers. `timeout_text` is as the caller wrote it.
+
+    It is `plain` if all of them are right for a message that is not packed.
+    """
 
     method: bytes
     path: str
@@ -54,6 +58,7 @@ class Head:
     encoding: bytes
     authorization: bytes | None
     fields: Fields
+    plain: bool = False
 
     @property
     def is_grpc(self) -> bool:
@@ -97,7 +102,7 @@ def parse_head(fields: Fields) -> Head:
         seen[name] = value
     if not seen.keys() >= _REQUIRED or seen.get(b"te", b"trailers") != b"trailers":
         raise MalformedError
-    return Head(
+    head = Head(
         seen[b":method"],
         seen[b":path"].decode("latin-1"),
         seen.get(b"content-type", b""),
@@ -106,6 +111,13 @@ def parse_head(fields: Fields) -> Head:
         seen.get(b"authorization"),
         fields,
     )
+    return replace(head, plain=_is_plain(head))
+
+
+def _is_plain(head: Head) -> bool:
+    text = head.timeout_text
+    timed = text is None or _TIMEOUT.fullmatch(text) is not None
+    return head.method == b"POST" and head.is_grpc and head.encoding in CODINGS and timed
 
 
 def make_trailers(number: int, message: str, metadata: Iterable[Trailer] = ()) -> Fields:
@@ -133,8 +145,3 @@ def _value(name: bytes, value: bytes) -> Trailer:
         return key, b64decode(value + b"=" * (math.ceil(len(value) / 4) * 4 - len(value)))
     except (Base64Error, ValueError):
         raise invalid(f"the metadata {key} is not base64") from None
-
-
-def fields_of(headers: Sequence[tuple[bytes, bytes]]) -> Fields:
-    """The headers that an HTTP/2 core decoded, in a form that can be looked up."""
-    return tuple(headers)

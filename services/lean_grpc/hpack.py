@@ -1,63 +1,79 @@
 """Header compression that remembers: a client's calls begin with the same bytes, ours end so.
 
-Both are the library's own classes. What is kept is bounded, and belongs to one connection
-where it depends on the connection's table.
+What clients send is decoded by the library. What is kept of it is bounded, and belongs to one
+connection, as it depends on the connection's table. What we send uses no table at all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from functools import lru_cache
 
-from hpack import Decoder, Encoder
+from hpack import Decoder, Encoder, HPACKError
+from hpack.table import HeaderTable
 
-Fields = tuple[tuple[bytes, bytes], ...]
+from services.lean_grpc.frames import BrokenError, Reason
+from services.lean_grpc.head import Fields, Head, parse_head
+
+# Says that our table is empty and stays so, RFC 7541 (6.3): whatever size the client allows.
+NO_TABLE = b"\x20"
 _MAX_BLOCKS = 64
-_MAX_BLOCK_BYTES = 256
+_MAX_BLOCK_BYTES = 512
 
 
-class RememberingDecoder(Decoder):
-    """Decodes a block of nothing but references to the table only once.
+class _Table(HeaderTable):
+    """Knows whether it was changed since that was last asked."""
 
-    Such a block, all of whose bytes have the highest bit set, leaves the table as it is.
-    Any other may change it, and then all that is remembered is forgotten.
-    """
+    changed = False
+
+    def add(self, name: bytes, value: bytes) -> None:
+        self.changed = True
+        super().add(name, value)
+
+    @property
+    def maxsize(self) -> int:
+        return self._maxsize
+
+    @maxsize.setter
+    def maxsize(self, newmax: int) -> None:
+        self.changed = True
+        HeaderTable.maxsize.__set__(self, newmax)  # type: ignore[attr-defined]
+
+
+class HeadReader:
+    """Decodes one connection's header blocks, those that left the table as it was only once."""
 
     def __init__(self, max_header_list_size: int) -> None:
-        super().__init__(max_header_list_size)
-        self._known: dict[bytes, Any] = {}
+        self._decoder = Decoder(max_header_list_size)
+        self._table = self._decoder.header_table = _Table()
+        self._known: dict[bytes, Head] = {}
 
-    def decode(self, data: bytes, raw: bool = False) -> Any:
-        found = self._known.get(data)
+    def read(self, block: bytes) -> Head:
+        """The head of a call. Raises BrokenError, and MalformedError if only the call is broken."""
+        found = self._known.get(block)
         if found is not None:
             return found
-        headers = super().decode(data, raw)
-        if len(data) > _MAX_BLOCK_BYTES or min(data, default=0) < 0x80:
+        head = parse_head(self.decode(block))
+        if not self._table.changed and len(block) <= _MAX_BLOCK_BYTES:
+            if len(self._known) >= _MAX_BLOCKS:
+                self._known.clear()
+            self._known[block] = head
+        return head
+
+    def decode(self, block: bytes) -> Fields:
+        """The fields of any block, also of one that nobody wants: the table is for all."""
+        table = self._table
+        table.changed = False
+        try:
+            fields = tuple(self._decoder.decode(block, raw=True))
+        except HPACKError:
+            raise BrokenError(Reason.COMPRESSION_ERROR, "a header block is broken") from None
+        if table.changed:  # what other blocks say may be something else now
             self._known.clear()
-        elif len(self._known) < _MAX_BLOCKS:
-            self._known[bytes(data)] = headers
-        return headers
+        return fields
 
 
-class ConstantEncoder(Encoder):
-    """Encodes without a table of its own, so that the same fields are always the same bytes.
-
-    `constants` are the fields that are sent again and again.
-    """
-
-    def __init__(self, constants: Iterable[Fields]) -> None:
-        super().__init__()
-        self._constants = {fields: _encode(fields) for fields in constants}
-
-    def encode(self, headers: Any, huffman: bool = True) -> bytes:
-        # A table that the client changed the size of must be told of in the next block.
-        fields = tuple(headers)
-        if not self.header_table.resized:
-            found = self._constants.get(fields)
-            if found is not None:
-                return found
-        return super().encode([(name, value, True) for name, value in fields], huffman)
-
-
-def _encode(fields: Fields) -> bytes:
-    return Encoder().encode([(name, value, True) for name, value in fields])
+@lru_cache(maxsize=64)
+def encode(fields: Fields) -> bytes:
+    """A block that adds nothing to any table: the same bytes for the same fields."""
+    encoder = Encoder()
+    return bytes(encoder.encode([(name, value, True) for name, value in fields]))

@@ -10,32 +10,38 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from h2.connection import H2Connection
-from h2.errors import ErrorCodes
-
-from services.lean_grpc.hpack import Fields
+from services.lean_grpc.frames import Reason
+from services.lean_grpc.head import HEADERS, OK_TRAILERS, Fields
+from services.lean_grpc.sending import Sending
 
 
 class _Parked:
     """The rest of one stream."""
 
-    __slots__ = ("drained", "ending", "pieces")
+    __slots__ = ("drained", "ending", "pieces", "timer")
 
     def __init__(self) -> None:
         self.pieces: deque[memoryview] = deque()
         self.ending: tuple[Fields, bool] | None = None
         self.drained: asyncio.Future[None] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+
+    def stop_timer(self) -> None:
+        """Nothing waits any more."""
+        if self.timer is not None:
+            self.timer.cancel()
 
 
 class Outbox:
     """The sending half of one connection; `wake` is called when there is something to write."""
 
-    def __init__(self, core: H2Connection, wake: Callable[[], None]) -> None:
+    def __init__(self, core: Sending, wake: Callable[[], None]) -> None:
         self._core = core
         self._wake = wake
         self._parked: dict[int, _Parked] = {}
         self._refused: set[int] = set()
         self.paused = False
+        self.size = 0  # in bytes, of what is parked
 
     @property
     def is_empty(self) -> bool:
@@ -50,26 +56,39 @@ class Outbox:
     def message(self, stream: int, data: bytes) -> bool:
         """Send a message, or what the windows allow of it; whether that was all."""
         core = self._core
-        if stream not in self._parked and not self.paused:
-            size = len(data)
-            if size <= core.max_outbound_frame_size and (
-                size <= core.local_flow_control_window(stream)
-            ):
-                core.send_data(stream, data)
-                self._wake()
-                return True
+        free = stream not in self._parked and not self.paused
+        if free and len(data) <= core.may_send(stream):
+            core.send_data(stream, data)
+            self._wake()
+            return True
         parked = self._parked.setdefault(stream, _Parked())
         parked.pieces.append(memoryview(data))
+        self.size += len(data)
         self._push(stream, parked)
         return stream not in self._parked
 
-    def end(self, stream: int, trailers: Fields, *, refuse_rest: bool) -> None:
-        """End an answer, or answer with trailers alone; `refuse_rest` of what is asked still."""
+    def answer(self, stream: int, message: bytes, seconds: float) -> None:
+        """Send a whole answer of one message, in any number of frames."""
+        if self.paused or not self._core.answer(stream, message):
+            self.start(stream, HEADERS)
+            self.message(stream, message)
+            self.end(stream, OK_TRAILERS, refuse_rest=False, seconds=seconds)
+
+    def end(self, stream: int, trailers: Fields, *, refuse_rest: bool, seconds: float) -> None:
+        """End an answer, or answer with trailers alone; `refuse_rest` of what is asked still.
+
+        What is not taken within `seconds` is dropped.
+        """
         parked = self._parked.get(stream)
         if parked is not None:
             parked.ending = trailers, refuse_rest
+            loop = asyncio.get_running_loop()
+            parked.timer = loop.call_later(seconds, self.reset, stream, Reason.CANCEL)
             return
-        self._core.send_headers(stream, trailers, end_stream=True)
+        self._end(stream, trailers, refuse_rest=refuse_rest)
+
+    def _end(self, stream: int, trailers: Fields, *, refuse_rest: bool) -> None:
+        self._core.send_headers(stream, trailers, end=True)
         if refuse_rest:
             self._refused.add(stream)
         self._wake()
@@ -81,7 +100,7 @@ class Outbox:
         of what they still send for their call's failure.
         """
         if stream in self._refused:
-            self.reset(stream, ErrorCodes.NO_ERROR)
+            self.reset(stream, Reason.NO_ERROR)
 
     def refuse_rests(self) -> None:
         """The same for all that were answered and neither ended nor reset since."""
@@ -92,18 +111,21 @@ class Outbox:
         """The client sends no more of the stream."""
         self._refused.discard(stream)
 
-    def reset(self, stream: int, code: ErrorCodes) -> None:
+    def reset(self, stream: int, reason: Reason) -> None:
         """End a stream at once, and drop what is parked."""
         self.forget(stream)
-        self._core.reset_stream(stream, code)
+        self._core.send_reset(stream, reason)
         self._wake()
 
     def forget(self, stream: int) -> None:
         """The stream is no more: drop what is parked."""
         self._refused.discard(stream)
         parked = self._parked.pop(stream, None)
-        if parked is not None and parked.drained is not None:
-            parked.drained.cancel()
+        if parked is not None:
+            self.size -= sum(map(len, parked.pieces))
+            parked.stop_timer()
+            if parked.drained is not None:
+                parked.drained.cancel()
 
     def clear(self) -> None:
         """The connection is gone."""
@@ -134,10 +156,11 @@ class Outbox:
         core = self._core
         while parked.pieces and not self.paused:
             piece = parked.pieces[0]
-            room = min(core.local_flow_control_window(stream), core.max_outbound_frame_size)
+            room = core.may_send(stream)
             if room <= 0:
                 return
             core.send_data(stream, piece[:room])
+            self.size -= min(room, len(piece))
             self._wake()
             if len(piece) <= room:
                 parked.pieces.popleft()
@@ -146,8 +169,9 @@ class Outbox:
         if parked.pieces:
             return
         del self._parked[stream]
+        parked.stop_timer()
         if parked.drained is not None and not parked.drained.done():
             parked.drained.set_result(None)
         if parked.ending is not None:
             trailers, refuse_rest = parked.ending
-            self.end(stream, trailers, refuse_rest=refuse_rest)
+            self._end(stream, trailers, refuse_rest=refuse_rest)

@@ -15,6 +15,7 @@ from bundle.errors import MlctlError
 from services.host import ModelHost
 from services.lean_grpc.call import Call, stopping
 from services.lean_grpc.connection import Connection, Times
+from services.lean_grpc.desk import InferDesk
 from services.lean_grpc.head import Head
 from services.lean_grpc.messages import CODINGS
 from services.observe.grpc_calls import GrpcCalls
@@ -48,6 +49,11 @@ class LeanServer(grpc.aio.Server):
         self._servers: list[asyncio.Server] = []
         self._connections: set[Connection] = set()
         self._stopped = asyncio.Event()
+        self._desk: InferDesk | None = None
+
+    def add_desk(self, desk: InferDesk) -> None:
+        """Let it answer the calls that it knows."""
+        self._desk = desk
 
     def add_generic_rpc_handlers(self, generic_rpc_handlers: Sequence[Any]) -> None:
         """Answer the calls that these handlers know."""
@@ -105,7 +111,7 @@ class LeanServer(grpc.aio.Server):
 
     def _connect(self) -> Connection:
         most = self._host.settings.max_connections
-        return Connection(self._open, self._connections, most, self._times)
+        return Connection(self._open, self._connections, most, self._times, self._desk)
 
     def _open(self, connection: Connection, stream: int, head: Head, ended: bool) -> Call:
         """The call of a new stream, which has begun or is answered."""

@@ -20,4 +20,8 @@ class RequestIds:
         """`given`, if it is 1 to 128 printable characters without spaces, else a new one."""
         if given is not None and _FIT.fullmatch(given):
             return given
+        return self.make()
+
+    def make(self) -> bytes:
+        """A new one."""
         return b"%b%x" % (self._process, next(self._numbers))

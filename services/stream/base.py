@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple, Protocol, Self, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 from urllib.parse import parse_qsl
 
 import numpy as np
+
+from bundle.errors import ErrorCode, MlctlError
 
 Headers = tuple[tuple[str, bytes], ...]
 
@@ -101,7 +103,23 @@ class Commit:
 
 
 class LostPartitionsError(Exception):
-    """The messages to commit belong to another consumer by now: they must be forgotten here."""
+    """Some messages to commit belong to another consumer by now, so nothing was committed.
+
+    Whoever gets it forgets all that it has not committed. The link's next polls give again
+    what follows the last commit in the partitions that are still its own.
+    """
+
+
+class RefusedAnswersError(MlctlError):
+    """The broker can never take some answers, so nothing was committed.
+
+    `refused` says why, by index in Commit.answers. Without them, as dead letters of their
+    sources, the batch may be committed.
+    """
+
+    def __init__(self, refused: Mapping[int, str]) -> None:
+        super().__init__(ErrorCode.PAYLOAD_TOO_LARGE, next(iter(refused.values())))
+        self.refused = refused
 
 
 class Link(Protocol):
@@ -197,6 +215,16 @@ class Pausable(Protocol):
     def resume(self) -> None: ...
 
 
+@runtime_checkable
+class Ending(Protocol):
+    """A link or consumer whose source may come to an end, as a pipe does."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether poll() has given all there will ever be: the run ends once it is committed."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class LinkRequest:
     """What `mlctl stream run` asks of a transport. `source` is of its scheme, as are the others.
@@ -264,13 +292,15 @@ class Decoded:
     """Messages as rows of tensors. `rows[i]` of them are of the i-th message that decoded.
 
     Inputs are arrays [sum of rows, ...]; `kept` are the indices of those messages, and
-    `rejected` say by index why the others are none.
+    `rejected` say by index why the others are none. `carried[i]` is what the i-th message's
+    answer needs of it, for encode(); it is empty where answers need nothing.
     """
 
     inputs: Mapping[str, np.ndarray]
     kept: Sequence[int]
     rows: Sequence[int]
     rejected: Mapping[int, str] = field(default_factory=dict)
+    carried: Sequence[Any] = ()
 
 
 class Payload(Protocol):
@@ -282,6 +312,13 @@ class Payload(Protocol):
         """The messages as tensors: several items only where shapes differ between messages."""
         ...
 
-    def encode(self, outputs: Mapping[str, np.ndarray], rows: Sequence[int]) -> Sequence[bytes]:
-        """A value for each message, from the outputs [sum of rows, ...] in its order."""
+    def encode(
+        self, outputs: Mapping[str, np.ndarray], rows: Sequence[int], carried: Sequence[Any] = ()
+    ) -> Sequence[bytes]:
+        """A value for each message, from the outputs [sum of rows, ...] in its order.
+
+        `carried` is of the same messages as `rows`, or empty as in Decoded. MlctlError if the
+        payload cannot say one of the answers, such as a NaN in JSON: asked for each message
+        alone it tells which.
+        """
         ...

@@ -104,3 +104,23 @@ def test_what_cannot_be_is_told_before_anything_is_written(
     assert (done.returncode, done.stdout) == (code, "")
     assert told in done.stderr
     assert not (mlctl.home / "out").exists()
+
+
+def test_an_estimate_says_what_a_job_takes_and_costs(mlctl: Mlctl) -> None:
+    tables.write_rows(mlctl.home / "in.parquet", 3_000)
+    command = (
+        "batch", "estimate", "tiny", "--in", "in.parquet", "--unit-rows", "100",
+        "--seconds", "0.2", "--online-hour", "0.36", "--online-rps", "1000",
+    )  # fmt: skip
+    found = mlctl.json(*command, "--cpu-hour", "0.04")
+    assert found["total_rows"] == 3_000
+    assert found["job_seconds"]["middle"] == pytest.approx(found["seconds"]["middle"] * 0.003)
+    assert found["job_cost"]["middle"] > 0
+    assert found["online_cost"] == pytest.approx(0.1)
+    told = mlctl.run(*command)
+    assert "Cost of a million rows online, never idle: 0.1" in told.stdout
+    assert "in a batch" not in told.stdout
+    assert sorted(path.name for path in mlctl.home.glob("*.parquet")) == ["in.parquet"]
+    half = mlctl.run("batch", "estimate", "tiny", "--in", "in.parquet", "--online-rps", "5")
+    assert half.returncode == 2
+    assert "--online-hour and --online-rps need each other" in half.stderr

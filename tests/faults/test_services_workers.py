@@ -8,8 +8,9 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -220,24 +221,34 @@ def test_a_worker_whose_model_hangs_ends_and_is_replaced(server: Server) -> None
 
 def test_a_stop_answers_what_is_in_flight_over_connections_that_were_kept(server: Server) -> None:
     """The last one here: it ends the server."""
-    with ThreadPoolExecutor(12) as pool, httpx.Client() as client:
+    with ThreadPoolExecutor(12) as pool, ExitStack() as connections:
         channels = [open_channel(server) for _ in range(4)]
         for channel in channels:
+            connections.callback(channel.close)
             ask_grpc(channel, "one")
-        kept = [httpx.Client() for _ in range(6)]
+        client, *kept = [connections.enter_context(httpx.Client()) for _ in range(7)]
         for each in kept:
             assert ask_http(each, server, "one").status_code == 200
         lasting = pool.submit(ask_until_closed, client, server)
-        slow = [pool.submit(ask_grpc, channel, "slow") for channel in channels]
-        slow += [pool.submit(ask_http, each, server, "slow") for each in kept]
+        enough = threading.Event()
+        connections.callback(enough.set)
+
+        def ask_slowly(ask: Callable[[], Any]) -> list[Any]:
+            answers = [ask()]
+            while not enough.is_set():
+                answers.append(ask())
+            return answers
+
+        asks = [partial(ask_grpc, channel, "slow") for channel in channels]
+        asks += [partial(ask_http, each, server, "slow") for each in kept]
+        slow = [pool.submit(ask_slowly, ask) for ask in asks]
         wait_until(lambda: metric(server, "mlctl_queue_rows") > 0, what="they wait for the model")
+        enough.set()
         server.process.send_signal(signal.SIGTERM)
-        for answer in slow:
-            found = answer.result(PATIENCE_SECONDS)
-            assert not isinstance(found, httpx.Response) or found.status_code == 200
+        for asking in slow:
+            for answer in asking.result(PATIENCE_SECONDS):
+                assert not isinstance(answer, httpx.Response) or answer.status_code == 200
         assert lasting.result(PATIENCE_SECONDS) > 0
-        for closing in (*channels, *kept):
-            closing.close()
     assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
 
 

@@ -70,3 +70,14 @@ def test_text_is_bytes_on_our_side(tmp_path: Path) -> None:
 def test_the_twin_runs_a_function() -> None:
     session = FunctionSession(lambda inputs: {"y": inputs["x"] + 1})
     assert session.run({"x": np.ones(2)})["y"].tolist() == [2, 2]
+
+
+def test_the_address_of_an_input_does_not_change_the_answer(bundle: VerifiedBundle) -> None:
+    session = open_session(bundle.path(MODEL_NAME))
+    for rows in (8, 2000):
+        x = np.random.default_rng(3).normal(size=(rows, 4)).astype(np.float32)
+        want = session.run({"x": x})["y"]
+        for offset in range(1, 17):
+            body = memoryview(b"-" * offset + x.tobytes())
+            moved = np.frombuffer(body[offset:], np.float32).reshape(x.shape)
+            assert session.run({"x": moved})["y"].tobytes() == want.tobytes()

@@ -65,6 +65,8 @@ class Database(Protocol):
 
     # Whether ON CONFLICT replaces a row with the same key; else the old one is deleted before.
     replaces: bool
+    # Whether text with a NUL character is refused.
+    forbids_nul: bool
 
     def open(self) -> None:
         """Connect and take the lock of the table; JOB_RUNNING if another process has it."""

@@ -41,6 +41,7 @@ class DuckDb:
 
     # Within a transaction its unique indexes refuse what was just deleted, so there is none.
     replaces = False
+    forbids_nul = False
 
     def __init__(self, place: Place) -> None:
         self._driver = load_driver()

@@ -52,6 +52,7 @@ class Postgres:
     """A session that comes back after it was lost; for one thread."""
 
     replaces = True
+    forbids_nul = True
 
     def __init__(self, place: Place) -> None:
         self._driver = load_driver()

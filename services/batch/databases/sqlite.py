@@ -36,6 +36,7 @@ class Sqlite:
     """An open file; for one thread."""
 
     replaces = True
+    forbids_nul = False
 
     def __init__(self, place: Place) -> None:
         self._place = place

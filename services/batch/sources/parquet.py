@@ -87,7 +87,7 @@ class ParquetSource:
                 index += 1
 
     def scan(self, columns: Sequence[str], done: Container[str]) -> Iterator[Chunk]:
-        self._check(columns)
+        self.check(columns)
         try:
             for unit in self.units():
                 if unit.id not in done:
@@ -105,6 +105,13 @@ class ParquetSource:
         table = cursor.take(unit.start, unit.rows)
         return Chunk(unit, self._with_keys(table, unit.origin, columns))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Other processes can be sent it, but no open file."""
+        return {name: value for name, value in vars(self).items() if name != "_local"}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state, _local=threading.local())
+
     def _close(self) -> None:
         """Close the file that this thread has open."""
         cursor: _Cursor | None = getattr(self._local, "cursor", None)
@@ -120,7 +127,7 @@ class ParquetSource:
     def _by_name(self) -> dict[str, _Planned]:
         return {planned.file.name: planned for planned in self._plans}
 
-    def _check(self, columns: Sequence[str]) -> None:
+    def check(self, columns: Sequence[str]) -> None:
         """Every file has the columns, in the same types: told before the first row is read."""
         for planned in self._plans:
             for name in columns:

@@ -30,7 +30,7 @@ def transport_of(place: Place) -> Transport:
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
             f"there is no transport for {place.scheme!r}",
-            f"Give a place such as sqlite:///events.db#orders; known are: {', '.join(BY_SCHEME)}.",
+            f"Give a place such as sqlite://events.db#orders; known are: {', '.join(BY_SCHEME)}.",
         )
     transport: Transport = importlib.import_module(name).transport
     return transport

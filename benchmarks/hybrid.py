@@ -1,0 +1,165 @@
+"""What a precomputed answer costs inside of a server: SQLite, Redis and PostgreSQL.
+
+`python -m benchmarks.hybrid [KEYS]`: a generation of a million answers of eight FP32 each, then
+random keys, one or a hundred at once, through the very objects that a worker asks: `lookup` is
+what the metric mlctl_hybrid_lookup_seconds counts, `answer` is a request from its keys to its
+tensors, without HTTP. One worker and one caller; servers on this machine. About two minutes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from prometheus_client import CollectorRegistry
+from rich.console import Console
+from rich.table import Table
+
+from bundle.clock import SystemClock
+from bundle.tensors import DYNAMIC, Datatype, TensorSpec
+from services.hybrid.base import Row, Store
+from services.hybrid.finding import Finder
+from services.hybrid.lookup import Hybrid
+from services.hybrid.meter import HybridMeter
+from services.hybrid.places import open_store
+from services.hybrid.rows import RowCodec
+from services.lanes import Priority
+from services.streaming import Answer
+from services.wire import InferRequest
+from tests.services.hybrid.servers import redis_server
+from tests.support.postgres import PostgresServer
+
+KEYS = 1_000_000
+REQUESTS = 20_000
+MANY = 100
+DIGEST = "d" * 64
+_PUT = 50_000
+_TIMEOUT = 1.0
+_OUTPUT = TensorSpec(name="y", dtype=Datatype.FP32, shape=(DYNAMIC, 8))
+_WARM = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One store: keys written per second, and microseconds of one key and of a hundred."""
+
+    written: float
+    lookup: np.ndarray
+    answer: np.ndarray
+    many: np.ndarray
+
+
+def fill(store: Store, keys: int) -> float:
+    """Write a generation and make it live; rows per second."""
+    codec, now = RowCodec((_OUTPUT,)), time.time()
+    number = store.create(DIGEST, now)
+    values = np.random.default_rng(0)
+    since = time.monotonic()
+    for start in range(0, keys, _PUT):
+        count = min(_PUT, keys - start)
+        payloads = codec.encode({"y": values.normal(size=(count, 8)).astype(np.float32)})
+        rows = [Row(_key(start + i), now, payload) for i, payload in enumerate(payloads)]
+        store.put(number, rows)
+    store.seal(number)
+    store.flip(number, now)
+    return keys / (time.monotonic() - since)
+
+
+async def measure(store: Store, written: float, keys: int) -> Figures:
+    """Ask random keys, all of which are there."""
+    generator = np.random.default_rng(1)
+    picked = [_key(each) for each in generator.integers(0, keys, REQUESTS + MANY).tolist()]
+    finder = Finder(store.reader(DIGEST, _TIMEOUT), _TIMEOUT, SystemClock())
+    async with _hybrid(finder) as hybrid:
+        ones = [picked[index : index + 1] for index in range(REQUESTS)]
+        lookup = await _lookups(finder, ones)
+        answer = await _answers(hybrid, ones)
+        step = max(1, REQUESTS // 1000)
+        many = [picked[index : index + MANY] for index in range(0, REQUESTS, step)]
+        return Figures(written, lookup, answer, await _lookups(finder, many))
+
+
+async def _lookups(finder: Finder, requests: Sequence[Sequence[str]]) -> np.ndarray:
+    seconds = []
+    for keys in requests:
+        start = time.perf_counter()
+        found = finder.find(keys) if finder.quick else await finder.find_apart(keys)
+        seconds.append(time.perf_counter() - start)
+        assert None not in found.rows, "a key that was written was not found in time"
+    return np.array(seconds[_WARM if len(seconds) > 10 * _WARM else 0 :]) * 1e6
+
+
+async def _answers(hybrid: Hybrid, requests: Sequence[Sequence[str]]) -> np.ndarray:
+    seconds = []
+    for keys in requests:
+        request = InferRequest("", {}, {"y": True}, keys=tuple(keys))
+        start = time.perf_counter()
+        answer = await hybrid.ask(request, _TIMEOUT, Priority.NORMAL)
+        seconds.append(time.perf_counter() - start)
+        assert answer.outputs["y"].shape == (len(keys), 8)
+    return np.array(seconds[_WARM:]) * 1e6
+
+
+@asynccontextmanager
+async def _hybrid(finder: Finder) -> AsyncIterator[Hybrid]:
+    def submit(*_request: object) -> asyncio.Future[Answer]:
+        raise AssertionError("every key is there, so the model is not asked")
+
+    meter = HybridMeter("bench", CollectorRegistry())
+    hybrid = Hybrid(RowCodec((_OUTPUT,)), finder, submit, meter, SystemClock())
+    try:
+        yield hybrid
+    finally:
+        await hybrid.drain()
+
+
+def _key(number: int) -> str:
+    return f"customer-{number:09}"
+
+
+def table(folder: Path, keys: int) -> Table:
+    """All three stores, one after the other."""
+    shown = Table(title=f"{keys:,} keys, microseconds")
+    columns = ("Store", "keys/s written", "lookup p50", "p99", "answer p50", "p99", "100 keys p50")
+    for name in columns:
+        shown.add_column(name, justify="left" if name == "Store" else "right")
+    with ExitStack() as stack:
+        postgres = PostgresServer()
+        stack.callback(postgres.close)
+        places = {
+            "SQLite": str(folder / "stores"),
+            "Redis": stack.enter_context(redis_server(folder)).url,
+            "PostgreSQL": postgres.url,
+        }
+        for name, place in places.items():
+            store = open_store("bench", place)
+            figures = asyncio.run(measure(store, fill(store, keys), keys))
+            store.close()
+            shown.add_row(name, f"{figures.written:,.0f}", *_cells(figures))
+    return shown
+
+
+def _cells(figures: Figures) -> list[str]:
+    pairs = [np.percentile(each, (50, 99)) for each in (figures.lookup, figures.answer)]
+    numbers = [*pairs[0], *pairs[1], np.median(figures.many)]
+    return [f"{number:,.1f}" for number in numbers]
+
+
+def main() -> None:
+    """Print the table."""
+    keys = int(sys.argv[1]) if len(sys.argv) > 1 else KEYS
+    with tempfile.TemporaryDirectory(prefix="mlctl-bench-") as folder:
+        os.environ["MLCTL_HOME"] = folder
+        Console().print(table(Path(folder), keys))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""`mlctl parity`: one Bento asked in every way, and whether the answers are the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cli.benches import interruptible
+from cli.output import Output, reporting
+
+if TYPE_CHECKING:
+    from services.parity.compare import Finding
+    from services.parity.run import Parity
+
+
+@click.command()
+@click.argument("bento")
+@click.option(
+    "--rows",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="More rows beside the golden ones: a .npz file of the inputs.",
+)
+@reporting
+def parity(output: Output, /, bento: str, rows: Path | None) -> None:
+    """Compare what BENTO answers online, over each protocol, and in a batch.
+
+    BENTO (NAME:VERSION, or NAME for the newest) is served on free ports for as long as it takes.
+    Its golden rows are asked in every way, alone and together. On the CPU in fp32 the answers must
+    have the same bits, elsewhere they must be as near as the manifest says. Exits 5 if they are
+    not.
+    """
+    from rollout.launcher import free_ports
+    from services.batch.model import find_model
+    from services.parity.run import run_parity
+    from services.store import find_bento
+
+    tag = find_bento(bento).tag
+    http, grpc = free_ports(2)
+    with interruptible(), output.working() as tell:
+        found = run_parity(tag, find_model(tag), (http, grpc), rows, tell)
+    _show(output, tag, found)
+    if not found.passed:
+        raise click.exceptions.Exit(5)
+
+
+def _show(output: Output, tag: str, found: Parity) -> None:
+    if output.as_json:
+        output.document({"bento": tag, **found.as_dict()})
+        return
+    columns = ("Way", "rows of", "a request>", "rows>", "other bits>", "largest>", "allowed>", "")
+    output.table(columns, [_line(each) for each in found.findings], f"{tag} {found.digest[:12]}")
+    wrong = [each for each in found.findings if not each.passed]
+    if wrong:
+        output.note(f"{len(wrong)} of {len(found.findings)} comparisons failed")
+
+
+def _line(finding: Finding) -> tuple[str, ...]:
+    about = f" of {finding.output!r}" if finding.output and finding.differing else ""
+    told = f": {finding.detail}" if finding.detail else ""
+    seen = finding.rows > 0
+    return (
+        finding.way,
+        finding.data,
+        f"{finding.size:,}",
+        f"{finding.rows:,}" if seen else "-",
+        f"{finding.differing:,}" if seen else "-",
+        _number(finding.largest) if seen else "-",
+        ("0" if finding.allowed is None else _number(finding.allowed)) if seen else "-",
+        f"{finding.verdict.value}{about}{told}",
+    )
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2g}"

@@ -1,0 +1,146 @@
+"""`mlctl stream send`, `peek`, `tail`, `lag` and `redrive`: a stream by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import click
+
+from cli.batches import json_line, stopping
+from cli.output import Output, reporting
+
+if TYPE_CHECKING:
+    from services.stream.base import Message
+
+
+@click.command()
+@click.argument("place")
+@click.option("--file", "source", help="Send the lines of this file; default: standard input.")
+@click.option("--key", help="The field of each JSON object that is the message's key.")
+@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Messages a second, at most.")
+@reporting
+def send(
+    output: Output, /, place: str, source: str | None, key: str | None, rate: float | None
+) -> None:
+    """Send lines to PLACE, each as one message.
+
+    PLACE is SCHEME://ADDRESS#TOPIC, such as sqlite://events.db#orders.
+    """
+    from pathlib import Path
+
+    from services.stream.base import Place
+    from services.stream.tools import send as send_lines
+
+    to = Place.parse(place)
+    path = None if source in (None, "-") else Path(str(source))
+    with stopping(output) as stop, output.working() as show:
+        sent = send_lines(
+            to, path, stop, key=key, rate=rate, told=lambda count: show(f"{count:,} sent")
+        )
+    if output.as_json:
+        output.document({"place": to.shown(), "sent": sent})
+    else:
+        output.note(f"{sent:,} messages sent to {to.shown()}")
+
+
+@click.command()
+@click.argument("place")
+@click.option(
+    "-n", "count", type=click.IntRange(1), default=10, show_default=True, help="How many."
+)
+@reporting
+def peek(output: Output, /, place: str, count: int) -> None:
+    """Show the last messages of PLACE, oldest first, with their headers.
+
+    Nothing is taken from it. Of dead letters the headers say what is wrong with them.
+    """
+    from services.stream.base import Place
+    from services.stream.tools import browsable
+
+    where = Place.parse(place)
+    _show(output, browsable(where).browse(where, last=count))
+
+
+@click.command()
+@click.argument("place")
+@reporting
+def tail(output: Output, /, place: str) -> None:
+    """Show the messages that come to PLACE from now on, until Ctrl-C."""
+    from services.stream.base import Place
+    from services.stream.tools import browsable
+
+    where = Place.parse(place)
+    with stopping(output) as stop:
+        for message in browsable(where).follow(where, 0.5):
+            if message is not None:
+                _show(output, [message])
+            if stop.is_set():
+                return
+
+
+@click.command()
+@click.argument("place")
+@click.option("--group", default="mlctl", show_default=True, help="The consumers of a stream.")
+@reporting
+def lag(output: Output, /, place: str, group: str) -> None:
+    """Show how many messages of PLACE a group has not answered yet, by partition."""
+    from services.stream.base import Place
+    from services.stream.tools import browsable
+
+    where = Place.parse(place)
+    found = browsable(where).examine(where, group)
+    total = None if found.lag is None else sum(found.lag.values())
+    if output.as_json:
+        output.document(
+            {
+                "place": where.shown(),
+                "group": group,
+                "messages": found.messages,
+                "lag": None if found.lag is None else dict(found.lag),
+                "total": total,
+            }
+        )
+        return
+    if found.lag is None:
+        output.line(f"nothing is known of a group {group!r} there")
+        return
+    output.table(["partition", "lag>"], [(name, f"{n:,}") for name, n in found.lag.items()])
+    held = "" if found.messages is None else f", {found.messages:,} messages are there"
+    output.line(f"{total:,} behind{held}")
+
+
+@click.command()
+@click.argument("letters", metavar="PLACE")
+@click.option("--to", "target", required=True, help="The stream that they came from.")
+@reporting
+def redrive(output: Output, /, letters: str, target: str) -> None:
+    """Send the dead letters at PLACE again: as they were, without the headers that we added.
+
+    Each is sent once, however often this is run, where both places are at one broker that can
+    do it. What dies again meanwhile is left for the next time.
+    """
+    from services.stream.base import Place
+    from services.stream.tools import redrive as send_again
+
+    source, to = Place.parse(letters), Place.parse(target)
+    with stopping(output) as stop, output.working() as show:
+        sent = send_again(source, to, stop, lambda count: show(f"{count:,} sent again"))
+    if output.as_json:
+        output.document({"from": source.shown(), "to": to.shown(), "sent": sent})
+    else:
+        output.line(f"{sent:,} dead letters sent to {to.shown()}")
+
+
+def _show(output: Output, messages: Iterable[Message]) -> None:
+    from services.stream.tools import as_document, as_lines
+
+    for message in messages:
+        if output.as_json:
+            json_line(as_document(message))
+            continue
+        for line in as_lines(message):
+            output.line(line)
+
+
+COMMANDS: tuple[click.Command, ...] = (send, peek, tail, lag, redrive)

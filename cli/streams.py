@@ -1,0 +1,136 @@
+"""What `mlctl stream run` shows: the guarantee first, then where it stands, then how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TextIO
+
+from cli.batches import json_line
+from cli.optimizing import only_results_on_stdout
+from cli.output import Output
+
+if TYPE_CHECKING:
+    from services.stream.base import Link
+    from services.stream.engine import Report
+    from services.stream.events import Event
+    from services.stream.run import Wanted
+
+# Committed batches are told at most that often, in seconds.
+_PERIOD = 10.0
+_JSON_PERIOD = 1.0
+
+
+def opening_line(output: Output, wanted: Wanted, link: Link) -> None:
+    """The first line: what is guaranteed, and between which places."""
+    from services.stream.run import promise
+
+    request = wanted.link
+    places = {
+        "in": request.source.shown(),
+        "out": request.answers.shown() if request.answers else None,
+        "dead": request.dead.shown() if request.dead else None,
+    }
+    if output.as_json:
+        json_line({"event": "opened", "guarantee": link.guarantee.value, **places})
+        return
+    output.note(f"{link.guarantee.value.capitalize()}: {promise(link)}.")
+    output.note(f"{places['in']} -> {places['out']}, dead letters -> {places['dead']}")
+
+
+@contextlib.contextmanager
+def watching(output: Output) -> Iterator[Callable[[Event], None]]:
+    """Something that shows events as fits where the output goes.
+
+    What a transform prints goes to stderr, so that it cannot get among answers or events.
+    """
+    if output.as_json:
+        with os.fdopen(os.dup(1), "w") as stream, only_results_on_stdout():
+            yield _Seldom(_JSON_PERIOD, lambda event: _event_line(event, stream))
+        return
+    with only_results_on_stdout(), output.working() as show:
+        note = _Seldom(_PERIOD, lambda event: output.note(told(event)))
+
+        def watch(event: Event) -> None:
+            show(told(event))
+            if not output.live:
+                note(event)
+
+        yield watch
+
+
+class _Seldom:
+    """Passes an event on; of those that come all the time, one in `period` seconds."""
+
+    def __init__(self, period: float, show: Callable[[Event], None]) -> None:
+        self._period = period
+        self._show = show
+        self._next = 0.0
+
+    def __call__(self, event: Event) -> None:
+        if event.phase in {"committed", "idle"}:
+            if event.seconds < self._next:
+                return
+            self._next = event.seconds + self._period
+        self._show(event)
+
+
+def told(event: Event) -> str:
+    """One line: how far it is, how fast, what is behind."""
+    if event.detail:
+        return f"{event.phase.value.capitalize()}: {event.detail}"
+    rate = event.totals.messages / event.seconds if event.seconds > 0 else 0.0
+    parts = [f"{event.totals.messages:,} messages, {rate:,.0f}/s"]
+    if event.lag is not None:
+        parts.append(f"{sum(event.lag.values()):,} behind")
+    if event.batch is not None:
+        parts.append(f"{event.batch.messages:,} in the last batch")
+    parts.append(f"{event.totals.dead:,} dead")
+    return ", ".join(parts)
+
+
+def show_report(output: Output, report: Report) -> None:
+    """How a run ended."""
+    totals = report.totals
+    if output.as_json:
+        json_line(
+            {
+                "event": "summary",
+                "answers": totals.answers,
+                "dead": totals.dead,
+                "seconds": round(report.seconds, 3),
+                "complete": report.complete,
+            }
+        )
+        return
+    rate = totals.messages / max(report.seconds, 1e-9)
+    output.note(
+        f"{totals.answers:,} answers and {totals.dead:,} dead letters "
+        f"in {report.seconds:.1f} s, {rate:,.0f} messages/s"
+    )
+
+
+def _event_line(event: Event, stream: TextIO) -> None:
+    document: dict[str, Any] = {
+        "event": event.phase.value,
+        "answers": event.totals.answers,
+        "dead": event.totals.dead,
+        "seconds": round(event.seconds, 3),
+        "lag": event.lag,
+    }
+    if batch := event.batch:
+        document["batch"] = {
+            "messages": batch.messages,
+            "rows": batch.rows,
+            "wait_ms": round(1e3 * batch.wait_s, 3),
+            "decode_ms": round(1e3 * batch.decode_s, 3),
+            "score_ms": round(1e3 * batch.score_s, 3),
+            "encode_ms": round(1e3 * batch.encode_s, 3),
+            "commit_ms": round(1e3 * batch.commit_s, 3),
+            "dead": dict(batch.reasons),
+        }
+    if event.detail:
+        document["detail"] = event.detail
+    json_line(document, stream)
+    stream.flush()

@@ -1,0 +1,145 @@
+"""What works on a machine of a Ray cluster: an actor that scores units with the job's model.
+
+It is given the bundle's files, not a path: it writes them, verifies them by their digest, and
+only then loads anything of them. It opens the model when it is first asked, so that an actor
+that was started again goes on with whatever it is asked next.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.manifest import MANIFEST_NAME
+from bundle.paths import check_relative
+from bundle.verify import VerifiedBundle, verify
+from services.batch.base import Chunk, SplittableSource, Unit, UnitResult
+from services.batch.bisect import TooManyError
+
+if TYPE_CHECKING:
+    from services.batch.job import Scoring
+    from services.batch.scoring import UnitScorer
+
+Files = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error as values, for exceptions of ours do not travel; `reasons` are of TooManyError."""
+
+    code: ErrorCode
+    message: str
+    hint: str
+    reasons: Mapping[int, str] | None = None
+
+    @classmethod
+    def of(cls, error: MlctlError | TooManyError) -> Self:
+        """The values of `error`."""
+        if isinstance(error, TooManyError):
+            return cls(ErrorCode.TOO_MANY_BAD_ROWS, str(error), "", error.reasons)
+        return cls(error.code, error.message, error.hint)
+
+    def error(self) -> Exception:
+        """The error that it was."""
+        if self.reasons is not None:
+            return TooManyError(dict(self.reasons))
+        return MlctlError(self.code, self.message, self.hint)
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """What an actor needs: `files` are the bytes of the bundle's, by name.
+
+    With a `source` the actor reads units itself, of those `columns`.
+    """
+
+    scoring: Scoring
+    files: Files
+    source: SplittableSource | None = None
+    columns: tuple[str, ...] = ()
+
+
+class ScoringActor:
+    """Scores one unit after the other. Its answers are values: a UnitResult or a Failure.
+
+    It is told its errand each time, as what `fetch` gets it for: one that was started again
+    has forgotten.
+    """
+
+    def __init__(self, fetch: Callable[[Any], Errand]) -> None:
+        self._fetch = fetch
+        self._folder: Path | None = None
+        self._score: Callable[[Chunk | Unit], UnitResult] | None = None
+
+    def open(self, errand: Sequence[Any]) -> Failure | None:
+        """Load the model, if that is not done yet; why it cannot be loaded."""
+        try:
+            self._opened(errand)
+        except MlctlError as error:
+            return Failure.of(error)
+        return None
+
+    def score(self, errand: Sequence[Any], work: Chunk | Unit) -> UnitResult | Failure:
+        """The answers of rows that were sent, or of a unit that is to be read here."""
+        try:
+            return self._opened(errand)(work)
+        except (MlctlError, TooManyError) as error:
+            return Failure.of(error)
+
+    def close(self) -> None:
+        """Remove what was written here."""
+        self._score = None
+        self._remove()
+
+    def _remove(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder)
+            self._folder = None
+
+    def _opened(self, errand: Sequence[Any]) -> Callable[[Chunk | Unit], UnitResult]:
+        if self._score is None:
+            # A sequence of one, for else Ray would fetch it for each call.
+            (stored,) = errand
+            given = self._fetch(stored)
+            self._folder = self._folder or Path(tempfile.mkdtemp(prefix="mlctl-bundle-"))
+            write_files(self._folder, given.files)
+            bundle = verify(self._folder, given.scoring.bundle.digest)
+            scorer = replace(given.scoring, bundle=bundle).open()
+            self._score = _scores(scorer, given.source, given.columns)
+            if bundle.manifest.transform is None:
+                # All is loaded, and who is killed cannot clean up.
+                self._remove()
+        return self._score
+
+
+def _scores(
+    scorer: UnitScorer, source: SplittableSource | None, columns: Sequence[str]
+) -> Callable[[Chunk | Unit], UnitResult]:
+    def score(work: Chunk | Unit) -> UnitResult:
+        if isinstance(work, Chunk):
+            return scorer.score(work)
+        assert source is not None
+        return scorer.score(source.read(work, columns))
+
+    return score
+
+
+def read_files(bundle: VerifiedBundle) -> Files:
+    """The bytes of each file of the bundle, its manifest among them, by name."""
+    names = (MANIFEST_NAME, *(entry.path for entry in bundle.manifest.files))
+    return {name: np.fromfile(bundle.root / name, np.uint8) for name in names}
+
+
+def write_files(folder: Path, files: Files) -> None:
+    """Write what `read_files` read below `folder`."""
+    for name, content in files.items():
+        path = folder / check_relative(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content.tofile(path)

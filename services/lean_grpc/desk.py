@@ -1,0 +1,276 @@
+"""Known infer calls, a turn of the event loop and a batch at a time: queued, answered, counted.
+
+What one call costs is in the loops here; all else is done once for many. The answers are, byte
+for byte, those of the handler that other calls have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Hashable
+from time import perf_counter
+from typing import Any, Protocol
+
+from bundle.errors import MlctlError
+from services.desks import Told
+from services.grpc_codec import GrpcCodec
+from services.grpc_status import status_of, trailers
+from services.host import ModelHost
+from services.joining import Arrays, Share, cut
+from services.lanes import Priority
+from services.lean.desk import Turn
+from services.lean_grpc.events import Whole
+from services.lean_grpc.head import HEADERS, make_trailers
+from services.lean_grpc.known import Known, Memory, Rendered, split_answer
+from services.lean_grpc.messages import frame
+from services.lean_grpc.outbox import Outbox
+from services.observe.calls import GRPC
+from services.rawrows import Form
+from services.secure.public import failed, is_public
+from services.v2_messages import SERVICE
+from services.wire import InferRequest, encode_raw
+
+_INFER = f"/{SERVICE}/ModelInfer"
+logger = logging.getLogger("mlctl.grpc")
+
+# The bytes of each output of a whole batch, how many a row has, and those before them.
+_Plan = list[tuple[bytes, bytes, int]]
+
+
+class Link(Protocol):
+    """What a desk needs of a connection; `known` is what its last call was."""
+
+    outbox: Outbox
+    known: Known | None
+
+    def over(self, call: InferCall) -> None:
+        """The call was answered."""
+
+    def flush(self) -> None:
+        """Send what there is."""
+
+
+class InferCall:
+    """A caller of the desk: one known call of one connection."""
+
+    __slots__ = (
+        "_over", "data", "desk", "form", "key", "known", "link", "number", "priority", "rows",
+        "stream", "timeout", "turn",
+    )  # fmt: skip
+    form: Form
+    data: bytes
+    rows: int
+    key: Hashable
+    timeout: float
+    priority: Priority
+
+    def __init__(
+        self, desk: InferDesk, link: Link, stream: int, known: Known, data: bytes, timeout: float
+    ) -> None:
+        self.desk = desk
+        self.link = link
+        self.stream = stream
+        self.known = known
+        self.data = data
+        self.form = known.form
+        self.rows = known.rows
+        self.key = known.key
+        self.priority = known.priority
+        self.timeout = timeout
+        self.number = -1
+        self._over = False
+        self.turn = desk.arrive(self)
+
+    def done(self) -> bool:
+        """Whether nobody waits any more."""
+        return self._over
+
+    def send(self, message: bytes) -> None:
+        """Send the whole answer, when its connection is flushed."""
+        self.end()
+        self.link.outbox.answer(self.stream, message, self.desk.seconds)
+        self.link.over(self)
+
+    def set_exception(self, error: Exception, /) -> None:
+        """Answer that there is no answer."""
+        self.desk.failed(error)
+        if not is_public(error):
+            logger.error("a call of %s failed", _INFER, exc_info=error)
+            error = failed()
+        self._refuse(error)
+
+    def leave(self) -> None:
+        """The client is gone: withdraw what was asked."""
+        if not self._over:
+            self.end()
+            self.desk.withdraw(self)
+
+    def stop(self, reason: MlctlError) -> None:
+        """End the call with the status of `reason`."""
+        if not self._over:
+            self.desk.withdraw(self)
+            self._refuse(reason)
+
+    def end(self) -> None:
+        """Nobody waits any more."""
+        self._over = True
+        self.data = b""
+        self.desk.let_go(self.known.size)
+
+    def _refuse(self, error: MlctlError) -> None:
+        self.end()
+        fields = HEADERS + make_trailers(*status_of(error), trailers(error))
+        self.link.outbox.end(self.stream, fields, refuse_rest=False, seconds=self.desk.seconds)
+        self.link.over(self)
+
+
+class InferDesk:
+    """Speaks for the known calls of one model's connections; `response` is the answer's class."""
+
+    def __init__(self, host: ModelHost, codec: GrpcCodec, response: type[Any]) -> None:
+        self._host = host
+        self._codec = codec
+        self._response = response
+        self._memory = Memory(host)
+        self._arrived: list[InferCall] = []
+        self._turn = Turn()
+        self._began = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """The longest that a call may take, and that its answer may wait to be taken."""
+        return self._host.settings.deadline_ms / 1000
+
+    def learn(self, message: bytes, parsed: Any, request: InferRequest) -> None:
+        """See `Memory.learn`."""
+        self._memory.learn(message, parsed, request)
+
+    def take(self, link: Link, event: Whole) -> InferCall | None:
+        """The call if it is known and would be let in; None if it has to go the long way."""
+        stream, head, data = event
+        if head.path != _INFER or not head.plain:
+            return None
+        known = link.known
+        if known is None or not known.is_of(data):
+            known = link.known = self._memory.find(data)
+            if known is None:
+                return None
+        host, size = self._host, known.size
+        if host.observer is not None or size - 5 > host.settings.max_body_bytes:
+            return None
+        if not host.access.allows(head.authorization) or not host.inflight.take(size):
+            return None
+        timeout = self.seconds
+        for limit in (head.timeout, known.timeout):
+            if limit is not None and limit < timeout:
+                timeout = limit
+        return InferCall(self, link, stream, known, data, timeout)
+
+    def arrive(self, call: InferCall) -> Turn:
+        """A call came; it is queued with all others of this turn, which is returned."""
+        if not self._arrived:
+            self._turn, self._began = Turn(), perf_counter()
+            asyncio.get_running_loop().call_soon(self._submit)
+        self._arrived.append(call)
+        return self._turn
+
+    def withdraw(self, call: InferCall) -> None:
+        """Nobody waits for the call any more, which was not answered."""
+        self._host.withdraw(call)
+        self._host.count(GRPC, asyncio.CancelledError())
+
+    def failed(self, error: Exception) -> None:
+        """Count a call without an answer."""
+        self._host.count(GRPC, error)
+
+    def let_go(self, size: int) -> None:
+        """A message that was taken in is held no more."""
+        self._host.inflight.used -= size
+
+    def _submit(self) -> None:
+        arrived, self._arrived = self._arrived, []
+        waiting = [call for call in arrived if not call.done()]
+        self._turn.parse = (perf_counter() - self._began) / len(arrived)
+        try:
+            self._host.submit_all(waiting, self)
+        except Exception as error:  # noqa: BLE001 - it is logged and answered
+            for call in waiting:
+                if not call.done():
+                    self._host.withdraw(call)
+                    call.set_exception(error)
+
+    def answer(self, told: list[Told], seconds: float) -> None:
+        """See `services.desks.Desk`."""
+        before = perf_counter()
+        outputs: Arrays | None = None
+        plans = dict[Known, _Plan | None]()
+        ready: list[tuple[InferCall, bytes]] = []
+        turns: dict[Turn, tuple[int, float]] = {}
+        call: InferCall
+        for call, share, wait in told:
+            if share[0] is not outputs:
+                outputs, plans = share[0], {}
+            known = call.known
+            if known not in plans:
+                plans[known] = self._try_plan(known, share)
+            plan = plans[known]
+            if plan is None:
+                self._answer_alone(call, share, wait, seconds)
+                continue
+            ready.append((call, _message(plan, share[1], known.rows)))
+            turns[call.turn] = (turns[call.turn][0] + 1 if call.turn in turns else 1, wait)
+        if ready:
+            serialize = (perf_counter() - before) / len(ready)
+            for turn, (count, wait) in turns.items():
+                self._count(count, turn, wait, seconds, serialize)
+        links = dict[Link, None]()
+        for call, content in ready:
+            call.send(content)
+            links[call.link] = None
+        for link in links:
+            link.flush()
+
+    def _answer_alone(self, call: InferCall, share: Share, wait: float, seconds: float) -> None:
+        """The long way."""
+        before = perf_counter()
+        try:
+            message = self._codec.encode(self._response, call.known.request, cut(share))
+            content = frame(message.SerializeToString())
+        except Exception as error:  # noqa: BLE001 - it is logged and answered
+            call.set_exception(error)
+        else:
+            self._count(1, call.turn, wait, seconds, perf_counter() - before)
+            call.send(content)
+            call.link.flush()
+
+    def _count(self, count: int, turn: Turn, wait: float, seconds: float, serialize: float) -> None:
+        self._host.stages(turn.parse, wait, seconds, serialize, count)
+        self._host.count(GRPC, None, count)
+
+    def _try_plan(self, known: Known, share: Share) -> _Plan | None:
+        try:
+            return self._plan(known, share)
+        except Exception:  # noqa: BLE001 - it is met again, and told, on the long way
+            return None
+
+    def _plan(self, known: Known, share: Share) -> _Plan:
+        outputs = share[0]
+        tails = tuple([outputs[name].shape[1:] for name in known.outputs])
+        rendered = known.rendered
+        if rendered is None or rendered.tails != tails:
+            message = self._codec.encode(self._response, known.request, cut(share))
+            rendered = known.rendered = Rendered(tails, tuple(split_answer(message)))
+        plan = []
+        for start, (name, datatype) in zip(rendered.starts, known.outputs.items(), strict=True):
+            content = encode_raw(datatype, outputs[name])
+            plan.append((start, content, len(content) // outputs[name].shape[0]))
+        return plan
+
+
+def _message(plan: _Plan, first: int, rows: int) -> bytes:
+    """The framed answer with so many rows of the batch."""
+    parts: list[bytes] = []
+    for start, content, size in plan:
+        parts += (start, content[first * size : (first + rows) * size])
+    return b"".join(parts)

@@ -1,0 +1,177 @@
+"""What an infer call means whose every byte but its tensors came before: it is not parsed again.
+
+Protobuf messages may be put together: one with raw contents is the same message without them
+and then each of them after its tag and length. So for tensors of fixed sizes all else of a
+message is the same bytes in the same places, and all that is checked of it follows from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from bundle.tensors import Datatype
+from services.host import ModelHost
+from services.lanes import Priority
+from services.lean_grpc.messages import frame
+from services.lean_grpc.sending import MAX_FRAME_BYTES
+from services.rawrows import Form
+from services.wire import InferRequest, declare
+
+# Tags of the last fields of the two messages, with what has a length.
+_RAW_INPUT = b"\x3a"
+_RAW_OUTPUT = b"\x32"
+_KEPT = 256
+_KEPT_OF_SIZE = 8
+_KEPT_BYTES = 4096
+# What their bytes say has to be looked at in each request, or is of no fixed size.
+_LOOKED_AT = frozenset({Datatype.BOOL, Datatype.BYTES})
+
+
+class Rendered(NamedTuple):
+    """An answer but for its tensors, whose rows have the shapes `tails`.
+
+    `starts` are the bytes before each of them: the first begins with the frame of the message.
+    """
+
+    tails: tuple[tuple[int, ...], ...]
+    starts: tuple[bytes, ...]
+
+
+class Known:
+    """A framed message of `size` bytes but for its tensors; `gaps` are the bytes between those."""
+
+    __slots__ = (
+        "form", "gaps", "key", "outputs", "priority", "rendered", "request", "rows", "size",
+        "start", "timeout",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        start: bytes,
+        gaps: tuple[tuple[int, bytes], ...],
+        size: int,
+        form: Form,
+        request: InferRequest,
+        key: Hashable,
+        outputs: Mapping[str, Datatype],
+    ) -> None:
+        self.start = start
+        self.gaps = gaps
+        self.size = size
+        self.form = form
+        self.rows = next(iter(form.declared.values())).shape[0]
+        self.key = key
+        self.request = request._replace(inputs={})
+        self.timeout = request.timeout
+        self.priority: Priority = request.priority
+        self.outputs = outputs
+        self.rendered: Rendered | None = None
+
+    def is_of(self, data: bytes) -> bool:
+        """Whether `data` is this with some tensors."""
+        if len(data) != self.size or not data.startswith(self.start):
+            return False
+        return all([data.startswith(gap, at) for at, gap in self.gaps])  # noqa: C419 - faster
+
+
+class Memory:
+    """The infer messages to one model that may well come again."""
+
+    def __init__(self, host: ModelHost) -> None:
+        signature = host.signature
+        self._host = host
+        self._inputs = {spec.name: spec for spec in signature.inputs}
+        self._fit = _LOOKED_AT.isdisjoint(spec.dtype for spec in signature.inputs)
+        self._outputs = {
+            spec.name: spec.dtype for spec in signature.outputs if spec.dtype is not Datatype.BYTES
+        }
+        self._kept: dict[int, list[Known]] = {}
+        self._count = 0
+
+    def find(self, data: bytes) -> Known | None:
+        """What is known of a framed message."""
+        for known in self._kept.get(len(data), ()):
+            if known.is_of(data):
+                return known
+        return None
+
+    def learn(self, message: bytes, parsed: Any, request: InferRequest) -> None:
+        """Remember what a message means, if that lasts; it was found to be right."""
+        size = len(message) + 5
+        if not self._fit or request.id or request.keys or size > MAX_FRAME_BYTES:
+            return
+        raw = parsed.raw_input_contents
+        if not raw or not all(raw) or not self._outputs.keys() >= request.outputs.keys():
+            return
+        key = None if self._host.observer is not None else self._host.join_key(request.inputs)
+        if key is None or len(self._kept.get(size, ())) >= _KEPT_OF_SIZE:
+            return
+        if self.find(frame(message)) is None:
+            known = self._make(message, parsed, request, key)
+            if known is not None:
+                self._keep(known)
+
+    def _keep(self, known: Known) -> None:
+        if self._count >= _KEPT:
+            self._kept.clear()
+            self._count = 0
+        self._kept.setdefault(known.size, []).append(known)
+        self._count += 1
+
+    def _make(
+        self, message: bytes, parsed: Any, request: InferRequest, key: Hashable
+    ) -> Known | None:
+        raw = parsed.raw_input_contents
+        cut = split(message, raw, _RAW_INPUT)
+        if cut is None or len(cut[0]) > _KEPT_BYTES:
+            return None
+        start, *between = cut
+        try:  # without its tensors it is still a message, so the end was nothing but them
+            bare = type(parsed).FromString(start[5 : -len(_head(_RAW_INPUT, raw[0]))])
+        except DecodeError:
+            return None
+        if bare.raw_input_contents:
+            return None
+        at, gaps, places, declared = len(start), [], {}, {}
+        for tensor, content, gap in zip(parsed.inputs, raw, [*between, b""], strict=True):
+            specs = declare(self._inputs, tensor.name, tensor.datatype, tensor.shape)
+            declared[tensor.name] = specs
+            places[tensor.name] = slice(at, at + len(content))
+            at += len(content)
+            gaps.append((at, gap))
+            at += len(gap)
+        form = Form(declared, places)
+        outputs = {name: self._outputs[name] for name in request.outputs}
+        return Known(start, tuple(gaps[:-1]), at, form, request, key, outputs)
+
+
+def split(message: bytes, contents: Any, tag: bytes) -> list[bytes] | None:
+    """The bytes of the framed message before each of its raw contents; None if it has more.
+
+    `contents` are its last fields, each after `tag`.
+    """
+    between = [_head(tag, content) for content in contents]
+    tail = b"".join(part for pair in zip(between, contents, strict=True) for part in pair)
+    if not message.endswith(tail):
+        return None
+    return [frame(message)[: len(message) + 5 - len(tail)] + between[0], *between[1:]]
+
+
+def split_answer(message: Any) -> list[bytes]:
+    """The same of a ModelInferResponse that we made."""
+    found = split(message.SerializeToString(), message.raw_output_contents, _RAW_OUTPUT)
+    assert found is not None
+    return found
+
+
+def _head(tag: bytes, content: bytes) -> bytes:
+    """What is before a field's bytes: the length has seven bits a byte, the lowest first."""
+    found, number = bytearray(tag), len(content)
+    while number > 0x7F:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    found.append(number)
+    return bytes(found)

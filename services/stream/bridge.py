@@ -1,0 +1,111 @@
+"""A link between two brokers: answers are durable in one before the other forgets the source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Self
+
+from bundle.errors import ErrorCode, MlctlError
+from services.stream.base import (
+    Commit,
+    Consumer,
+    Ending,
+    Guarantee,
+    Link,
+    LinkRequest,
+    Message,
+    Pausable,
+    Place,
+    Producer,
+    RebalanceListener,
+    Rebalancing,
+)
+from services.stream.transports import transport_of
+
+
+class Bridge:
+    """Publishes, then acknowledges: what was killed in between is published once more."""
+
+    guarantee = Guarantee.AT_LEAST_ONCE
+
+    def __init__(
+        self, consumer: Consumer, answers: Producer | None, dead: Producer | None = None
+    ) -> None:
+        self._consumer = consumer
+        self._answers = answers
+        self._dead = dead
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            for part in (self._answers, self._dead, self._consumer):
+                if part is not None:
+                    stack.enter_context(part)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stack.close()
+
+    @property
+    def ended(self) -> bool:
+        """As the consumer's source."""
+        return isinstance(self._consumer, Ending) and self._consumer.ended
+
+    def listen(self, listener: RebalanceListener) -> None:
+        if isinstance(self._consumer, Rebalancing):
+            self._consumer.listen(listener)
+
+    def pause(self) -> None:
+        if isinstance(self._consumer, Pausable):
+            self._consumer.pause()
+
+    def resume(self) -> None:
+        if isinstance(self._consumer, Pausable):
+            self._consumer.resume()
+
+    def poll(self, limit: int, wait_s: float) -> Sequence[Message]:
+        return self._consumer.poll(limit, wait_s)
+
+    def commit(self, batch: Commit) -> None:
+        if self._answers is not None and batch.answers:
+            self._answers.publish(batch.answers)
+        if self._dead is not None and batch.dead:
+            self._dead.publish(batch.dead)
+        self._consumer.acknowledge(batch.done)
+
+    def lag(self) -> Mapping[str, int]:
+        return self._consumer.lag()
+
+
+def connect(request: LinkRequest) -> Link:
+    """The link of `request`, whose places may be at different brokers.
+
+    INVALID_INPUT if `exactly_once` is asked of brokers that are not one.
+    """
+    transport = transport_of(request.source)
+    places = [place for place in (request.answers, request.dead) if place is not None]
+    if all(same_broker(request.source, place) for place in places):
+        return transport.open_link(request)
+    if request.exactly_once:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            "exactly once needs all places at one broker",
+            "Leave --exactly-once out: answers have identities, by which readers can drop a "
+            "second one.",
+        )
+    half = replace(request, answers=None, dead=None)
+    return Bridge(
+        transport.open_consumer(half), _producer(request.answers), _producer(request.dead)
+    )
+
+
+def same_broker(one: Place, other: Place) -> bool:
+    """Whether a commit at both places can be one step; that of files is, whatever their names."""
+    return one.scheme == other.scheme and (one.scheme == "file" or one.address == other.address)
+
+
+def _producer(place: Place | None) -> Producer | None:
+    return None if place is None else transport_of(place).open_producer(place)

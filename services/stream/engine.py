@@ -1,0 +1,323 @@
+"""The run of a stream: gather, score, commit, while the broker is kept content.
+
+One thread, the pump, owns the link. It polls, also while the model's thread works on a batch,
+and commits batches in the order of their polls; the next batch is scored while one is committed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from bundle.clock import Clock, SystemClock
+from bundle.errors import ErrorCode, MlctlError
+from services.stream.base import Ending, Link, LostPartitionsError, Message, Pausable, Rebalancing
+from services.stream.buffer import Buffer
+from services.stream.events import Batch, Event, Phase, Totals
+from services.stream.flight import Flight, ModelThread, too_many
+from services.stream.scoring import PASSING, MessageScorer
+from services.stream.stamps import Stamp
+from services.stream.window import DeadRate, Goals, Window
+
+_T = TypeVar("_T")
+_IDLE_WAIT = 0.25
+# How long the pump looks away from the broker while the model works.
+_GLANCE = 0.002
+_LAG_SECONDS = 1.0
+# A member that has no partition, or whose broker counts what is no message, sees no lag of 0.
+_QUIET_SECONDS = 10.0
+_FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """`dead_share` of the newest messages may be dead letters. Others are seconds and counts.
+
+    `patience` is for a broker or a model that is away, `revoke_s` for a batch whose partitions
+    another consumer waits for. With `until_empty` a run ends when nothing is left.
+    """
+
+    goals: Goals = field(default_factory=Goals)
+    dead_share: float = 0.1
+    patience: float = 300.0
+    revoke_s: float = 10.0
+    max_messages: int | None = None
+    until_empty: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How a run ended: `complete` if there was an end to reach, and it was reached."""
+
+    totals: Totals
+    seconds: float
+    complete: bool
+
+
+@dataclass(slots=True)
+class Pump:
+    """One run over an opened `link`; `watch` is told of it, `stop` ends it after a commit."""
+
+    link: Link
+    scorer: MessageScorer
+    stamp: Stamp
+    settings: RunSettings
+    watch: Callable[[Event], None]
+    stop: threading.Event = field(default_factory=threading.Event)
+    clock: Clock = field(default_factory=SystemClock)
+    totals: Totals = field(init=False, default=Totals())
+    _window: Window = field(init=False)
+    _rate: DeadRate = field(init=False)
+    _buffer: Buffer = field(init=False)
+    _model: ModelThread = field(init=False)
+    _flight: Flight | None = field(init=False, default=None)
+    _began: float = field(init=False)
+    _heard: float = field(init=False)
+    _lag: Mapping[str, int] | None = field(init=False, default=None)
+    _lag_at: float = field(init=False, default=float("-inf"))
+    _rebalances: int = field(init=False, default=0)
+    _paused: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        self._window = Window(self.settings.goals)
+        self._rate = DeadRate(self.settings.dead_share)
+        self._buffer = Buffer(self._window)
+        self._began = self._heard = self.clock.monotonic()
+
+    def run(self) -> Report:
+        """Score until there is an end, or `stop` is set; all that was begun is committed.
+
+        TOO_MANY_DEAD_LETTERS before the batch that would cross the limit is committed; what the
+        broker or the model raises once patience has ended. What is not committed comes again.
+        """
+        if isinstance(self.link, Rebalancing):
+            self.link.listen(self)
+        self._model = ModelThread(
+            self.scorer, self.stamp, self.stop, self.settings.patience, self.clock
+        )
+        try:
+            self._tell(Phase.STARTED)
+            while not self.stop.is_set() and not self._at_end():
+                self._step()
+            stopped = self.stop.is_set() and not self._at_end()
+            if stopped:
+                self._tell(Phase.STOPPING)
+            while self._flight is not None:
+                self._flight.done.wait(_IDLE_WAIT)
+                self._collect(launch=False)
+                self._patiently(lambda: self.link.poll(0, 0.0))
+        finally:
+            self._model.close()
+        self._tell(Phase.FINISHED)
+        return Report(self.totals, self._seconds, not stopped)
+
+    def revoked(self, partitions: Sequence[str]) -> None:
+        """Commit the batch that is on its way if it can be done in time; forget the rest."""
+        flight = self._flight
+        if flight is not None and flight.touches(partitions):
+            flight.done.wait(self.settings.revoke_s)
+            if flight.done.is_set() and flight.error is None:
+                self._flight = None
+                self._commit(flight)
+        self._leave(partitions, "given up")
+
+    def lost(self, partitions: Sequence[str]) -> None:
+        """Another consumer has them: nothing of them may be committed any more."""
+        self._leave(partitions, "lost")
+
+    def _step(self) -> None:
+        self._collect(launch=True)
+        self._launch()
+        self._fetch()
+
+    def _fetch(self) -> None:
+        flight = self._flight
+        room = self._buffer.room()
+        if self.settings.max_messages is not None:
+            room = min(room, self.settings.max_messages - self._taken)
+        self._set_paused(self._buffer.full)
+        if room <= 0 or self._ended:
+            if flight is not None:
+                flight.done.wait(_IDLE_WAIT)
+            self._patiently(lambda: self.link.poll(0, 0.0))
+            return
+        if flight is not None:
+            ready = self._buffer.messages >= self._window.limit
+            if flight.done.wait(_IDLE_WAIT / 10 if ready else _GLANCE):
+                return
+            wait = 0.0 if ready else _GLANCE
+        elif self._buffer.messages:
+            wait = min(self._left_to_linger(), _IDLE_WAIT)
+        else:
+            wait = _IDLE_WAIT
+        self._receive(self._patiently(lambda: self.link.poll(room, wait)), waited=wait > _GLANCE)
+
+    def _receive(self, messages: Sequence[Message], *, waited: bool) -> None:
+        now = self.clock.monotonic()
+        if messages:
+            self._heard = now
+            self._buffer.add(messages, now)
+        elif waited and self._refresh_lag():
+            self._tell(Phase.IDLE)
+
+    def _launch(self) -> None:
+        """Give the model its next batch, once that is large or old enough."""
+        if self._flight is not None or not self._buffer.messages or self.stop.is_set():
+            return
+        if not self._last_ones and self._left_to_linger() > 0:
+            return
+        messages, since = self._buffer.take()
+        flight = Flight(messages, since, self._rate.room(len(messages)))
+        self._flight = flight
+        self._model.submit(flight)
+
+    def _left_to_linger(self) -> float:
+        age = self.clock.monotonic() - self._buffer.since
+        return self._window.linger(self._buffer.messages) - age
+
+    def _collect(self, *, launch: bool) -> None:
+        """Commit the batch that is done; the next one begins before, so that they overlap."""
+        flight = self._flight
+        if flight is None:
+            return
+        if not flight.done.is_set():
+            if flight.note:
+                self._tell(Phase.PAUSED, flight.note)
+                flight.note = ""
+            return
+        self._flight = None
+        if flight.error is not None:
+            raise flight.error
+        self._judge(flight)
+        if launch:
+            self._launch()
+        self._commit(flight)
+
+    def _judge(self, flight: Flight) -> None:
+        """Refuse a batch that has too many dead letters, before anything of it is committed."""
+        assert flight.found is not None
+        faults = flight.found.faults
+        if len(faults) > flight.most:
+            reasons = [fault.sentence for _, fault in sorted(faults.items())]
+            raise too_many(len(faults), len(flight.messages), reasons)
+        self._rate.observe(len(flight.messages), len(faults))
+
+    def _commit(self, flight: Flight) -> None:
+        if flight.dropped:
+            flight.stamp(self.stamp)
+        if not flight.messages:
+            return
+        began = self.clock.monotonic()
+        try:
+            self._patiently(lambda: self.link.commit(flight.commit()))
+        except LostPartitionsError:
+            self._forget_all()
+            return
+        assert flight.found is not None
+        found, seconds = flight.found, self.clock.monotonic() - began
+        count, dead = len(flight.messages), len(flight.dead)
+        work = found.decode_s + found.score_s + found.encode_s
+        self._window.observe(count, work + seconds)
+        self.totals = Totals(self.totals.answers + count - dead, self.totals.dead + dead)
+        batch = Batch(
+            messages=count,
+            rows=found.rows,
+            answers=count - dead,
+            dead=dead,
+            wait_s=flight.began - flight.since,
+            decode_s=found.decode_s,
+            score_s=found.score_s,
+            encode_s=found.encode_s,
+            commit_s=seconds,
+            reasons=Counter(fault.code.value for fault in found.faults.values()),
+        )
+        self._refresh_lag()
+        self._tell(Phase.COMMITTED, batch=batch)
+
+    def _forget_all(self) -> None:
+        """Some of it is another's; the link gives again what is ours."""
+        self._buffer.clear()
+        if self._flight is not None:
+            self._flight.dropped |= {each.partition for each in self._flight.messages}
+        self._tell(Phase.REBALANCED, "a commit was refused: partitions are another consumer's")
+
+    def _leave(self, partitions: Collection[str], how: str) -> None:
+        self._buffer.drop(partitions)
+        if self._flight is not None:
+            self._flight.dropped |= set(partitions)
+        self._rebalances += 1
+        self._tell(Phase.REBALANCED, f"partitions {', '.join(sorted(partitions))} were {how}")
+
+    def _patiently(self, act: Callable[[], _T]) -> _T:
+        """Wait and try again while the broker is away, until patience or the run ends."""
+        wait, deadline = _FIRST_WAIT, self.clock.monotonic() + self.settings.patience
+        while True:
+            try:
+                return act()
+            except MlctlError as error:
+                left = deadline - self.clock.monotonic()
+                if error.code not in PASSING or left <= 0 or self.stop.is_set():
+                    raise
+                wait = min(wait, left)
+                self._tell(Phase.PAUSED, f"{error.message}; trying again in {wait:.1f} s")
+                self.stop.wait(wait)
+                wait = min(2 * wait, _LONGEST_WAIT)
+
+    @property
+    def _taken(self) -> int:
+        """Messages that are committed, or on their way to it."""
+        flying = 0 if self._flight is None else len(self._flight.messages)
+        return self.totals.messages + self._buffer.messages + flying
+
+    @property
+    def _ended(self) -> bool:
+        return isinstance(self.link, Ending) and self.link.ended
+
+    @property
+    def _last_ones(self) -> bool:
+        """Whether nothing will come after what is here."""
+        return self._ended or self._taken == self.settings.max_messages
+
+    def _at_end(self) -> bool:
+        if self._flight is not None or self._buffer.messages:
+            return False
+        if self._last_ones:
+            return True
+        if not self.settings.until_empty:
+            return False
+        quiet = self.clock.monotonic() - self._heard
+        if quiet >= _QUIET_SECONDS:
+            return True
+        if quiet < _IDLE_WAIT:
+            return False
+        lag = self._patiently(self.link.lag)
+        return bool(lag) and not sum(lag.values())
+
+    def _refresh_lag(self) -> bool:
+        """Ask for the lag if the last one is old; whether it was asked for."""
+        now = self.clock.monotonic()
+        if now - self._lag_at < _LAG_SECONDS:
+            return False
+        self._lag_at = now
+        try:
+            self._lag = self.link.lag()
+        except MlctlError as error:
+            if error.code is not ErrorCode.BROKER_UNAVAILABLE:
+                raise
+        return True
+
+    def _set_paused(self, paused: bool) -> None:
+        if paused != self._paused and isinstance(self.link, Pausable):
+            (self.link.pause if paused else self.link.resume)()
+        self._paused = paused
+
+    @property
+    def _seconds(self) -> float:
+        return self.clock.monotonic() - self._began
+
+    def _tell(self, phase: Phase, detail: str = "", batch: Batch | None = None) -> None:
+        lag, rebalances = self._lag, self._rebalances
+        self.watch(Event(phase, self.totals, self._seconds, lag, batch, rebalances, detail))

@@ -1,0 +1,140 @@
+"""The metrics of a run, for Prometheus: what its events tell, moved there once a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    start_http_server,
+)
+
+from bundle.clock import Clock, SystemClock
+from bundle.errors import ErrorCode, MlctlError
+from services.stream.events import Batch, Event, Phase
+
+Watch = Callable[[Event], None]
+_HOST = "127.0.0.1"
+_SECONDS = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025,
+    0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+)  # fmt: skip
+_MESSAGES = (1, 4, 16, 64, 256, 1024, 4096, 16_384)
+
+
+class StreamMetrics:
+    """Counts the events of one run of `model`; for one thread."""
+
+    def __init__(self, model: str, registry: CollectorRegistry, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._rebalanced = 0
+        self._partitions: frozenset[str] = frozenset()
+        self._model = model
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"mlctl_stream_{name}", text, ("model", *labels), registry=registry)
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"mlctl_stream_{name}", text, ("model", *labels), registry=registry)
+
+        def histogram(name: str, text: str, bounds: tuple[float, ...], *labels: str) -> Histogram:
+            return Histogram(
+                f"mlctl_stream_{name}", text, ("model", *labels), registry=registry, buckets=bounds
+            )
+
+        messages = counter("messages", "Messages that were committed.", "outcome")
+        self._answers = messages.labels(model, "answer")
+        self._dead = messages.labels(model, "dead")
+        self._reasons = counter("dead_letters", "Dead letters by the error's code.", "reason")
+        self._rows = counter("rows", "Rows that were scored.").labels(model)
+        self._rebalances = counter("rebalances", "How often partitions came or went.").labels(model)
+        self._size = histogram("batch_messages", "Messages of each batch.", _MESSAGES).labels(model)
+        self._wait = histogram(
+            "wait_seconds", "How long a batch's oldest message waited here.", _SECONDS
+        ).labels(model)
+        self._stages = histogram(
+            "stage_seconds", "Seconds of each batch in each stage.", _SECONDS, "stage"
+        )
+        self._lag = gauge("lag_messages", "Messages behind the last commit.", "partition")
+        self._paused = gauge("paused", "1 while it waits for a broker or a model.").labels(model)
+        self._last = gauge(
+            "last_commit_timestamp_seconds", "When the newest batch was committed."
+        ).labels(model)
+
+    def watch(self, event: Event) -> None:
+        """Count `event`."""
+        if event.lag is not None:
+            self._tell_lag(event.lag)
+        self._rebalances.inc(max(0, event.rebalances - self._rebalanced))
+        self._rebalanced = event.rebalances
+        self._paused.set(event.phase is Phase.PAUSED)
+        if event.batch is not None:
+            self._tell_batch(event.batch)
+
+    def _tell_batch(self, batch: Batch) -> None:
+        self._answers.inc(batch.answers)
+        self._dead.inc(batch.dead)
+        self._rows.inc(batch.rows)
+        for reason, count in batch.reasons.items():
+            self._reasons.labels(self._model, reason).inc(count)
+        self._size.observe(batch.messages)
+        self._wait.observe(batch.wait_s)
+        for stage, seconds in (
+            ("decode", batch.decode_s),
+            ("score", batch.score_s),
+            ("encode", batch.encode_s),
+            ("commit", batch.commit_s),
+        ):
+            self._stages.labels(self._model, stage).observe(seconds)
+        self._last.set(self._clock.wall())
+
+    def _tell_lag(self, lag: Mapping[str, int]) -> None:
+        """Partitions that went to another consumer are its own to tell."""
+        for partition in self._partitions - lag.keys():
+            self._lag.remove(self._model, partition)
+        for partition, behind in lag.items():
+            self._lag.labels(self._model, partition).set(behind)
+        self._partitions = frozenset(lag)
+
+
+@contextmanager
+def counting(model: str, port: int | None, watch: Watch) -> Iterator[Watch]:
+    """`watch`, which is also counted and served on `port`, if there is one."""
+    if port is None:
+        yield watch
+        return
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    metrics = StreamMetrics(model, registry)
+
+    def both(event: Event) -> None:
+        metrics.watch(event)
+        watch(event)
+
+    with serving(registry, port):
+        yield both
+
+
+@contextmanager
+def serving(registry: CollectorRegistry, port: int) -> Iterator[int]:
+    """Serve the metrics on `port` of this machine alone, 0 for any; gives the port.
+
+    INVALID_INPUT if another process has it.
+    """
+    try:
+        server, thread = start_http_server(port, _HOST, registry)
+    except OSError as error:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT, f"--metrics-port: port {port} cannot be had: {error.strerror}"
+        ) from error
+    try:
+        yield int(server.server_port)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

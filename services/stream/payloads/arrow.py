@@ -1,0 +1,164 @@
+"""Arrow messages: each an IPC stream with a schema and any number of rows.
+
+Columns feed inputs by the rules of `mlctl batch`, and answers have the columns that it writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bundle.errors import MlctlError
+from bundle.tensors import Signature
+from services.batch.feeds import Feed, find_feeds, parse_map
+from services.batch.scoring import output_column
+from services.batch.tensors import to_tensors
+from services.stream.base import Decoded
+from services.stream.payloads import PayloadRequest
+from services.stream.payloads.jsonrows import too_long
+from services.stream.payloads.objects import Piece, joined
+from services.wire import invalid
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_KEPT_SCHEMAS = 256
+# Messages of one schema: their indices, and their rows.
+Group = tuple[list[int], list[Any]]
+
+
+class ArrowPayload:
+    """Decodes and encodes IPC streams for one signature."""
+
+    name = "arrow"
+
+    def __init__(self, wanted: PayloadRequest, signature: Signature) -> None:
+        self._wanted = wanted
+        self._signature = signature
+        self._map = parse_map(wanted.map)
+        self._feeds: dict[Any, tuple[Feed, ...] | str] = {}
+
+    def decode(self, values: Sequence[bytes]) -> Sequence[Decoded]:
+        rejected = too_long(values, self._wanted.max_bytes)
+        groups: dict[Any, Group] = {}
+        for index, value in enumerate(values):
+            if index in rejected:
+                continue
+            try:
+                table = _read(value, self._wanted)
+            except MlctlError as error:
+                rejected[index] = error.message
+                continue
+            indices, tables = groups.setdefault(table.schema, ([], []))
+            indices.append(index)
+            tables.append(table)
+        pieces = [
+            piece
+            for schema, (indices, tables) in groups.items()
+            for piece in self._pieces(schema, indices, tables, rejected)
+        ]
+        return joined(pieces, rejected)
+
+    def encode(
+        self, outputs: Mapping[str, np.ndarray], rows: Sequence[int], carried: Sequence[Any] = ()
+    ) -> Sequence[bytes]:
+        import pyarrow as pa
+
+        try:
+            columns = {
+                spec.name: output_column(spec, outputs[spec.name])
+                for spec in self._signature.outputs
+            }
+        except UnicodeDecodeError:
+            raise invalid("an answer is not UTF-8 text") from None
+        whole = pa.table(columns)
+        starts = [0, *accumulate(rows)]
+        return [
+            _written(whole.slice(start, count), carried[place] if carried else None)
+            for place, (start, count) in enumerate(zip(starts, rows, strict=False))
+        ]
+
+    def _pieces(
+        self, schema: pa.Schema, indices: list[int], tables: list[Any], rejected: dict[int, str]
+    ) -> Iterator[Piece]:
+        import pyarrow as pa
+
+        feeds = self._feeds_of(schema)
+        if isinstance(feeds, str):
+            rejected |= dict.fromkeys(indices, feeds)
+            return
+        groups, reasons = to_tensors(pa.concat_tables(tables), feeds)
+        if len(groups) == 1 and not reasons:
+            counts = [table.num_rows for table in tables]
+            yield Piece(indices, groups[0].arrays, counts, [self._kept(t) for t in tables])
+            return
+        for index, table in zip(indices, tables, strict=True):
+            groups, reasons = to_tensors(table, feeds)
+            if reasons:
+                row, why = next(iter(reasons.items()))
+                rejected[index] = f"row {row}: {why}"
+            elif len(groups) != 1:
+                rejected[index] = "the rows of a message must have one length"
+            else:
+                yield Piece([index], groups[0].arrays, [table.num_rows], [self._kept(table)])
+
+    def _feeds_of(self, schema: pa.Schema) -> tuple[Feed, ...] | str:
+        """The feeds of a schema, or why it has none."""
+        known = self._feeds.get(schema)
+        if known is None:
+            if len(self._feeds) >= _KEPT_SCHEMAS:
+                self._feeds.clear()
+            try:
+                known = find_feeds(schema, self._signature, self._map)
+            except MlctlError as error:
+                known = error.message
+            missing = [name for name in self._wanted.keep if name not in schema.names]
+            self._feeds[schema] = known = f"column {missing[0]!r} is missing" if missing else known
+        return known
+
+    def _kept(self, table: pa.Table) -> pa.Table | None:
+        return table.select(self._wanted.keep) if self._wanted.keep else None
+
+
+open_payload = ArrowPayload
+
+
+def _read(value: bytes, wanted: PayloadRequest) -> pa.Table:
+    """The rows of one message, each buffer of them checked; INVALID_INPUT if they are none."""
+    import pyarrow as pa
+
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(value)) as reader:
+            batches, rows = [], 0
+            for batch in reader:
+                rows += batch.num_rows
+                if rows > wanted.max_rows:
+                    break
+                batch.validate(full=True)
+                batches.append(batch)
+            schema = reader.schema.remove_metadata()
+            names = set(schema.names)
+    except (pa.ArrowException, OSError, ValueError, TypeError, NotImplementedError) as error:
+        raise invalid("the message is no stream of Arrow's IPC format") from error
+    if not 0 < rows <= wanted.max_rows:
+        raise invalid(f"the message has {rows} rows or more; it may have 1 to {wanted.max_rows}")
+    if len(names) < len(schema):
+        raise invalid("the message has a column twice")
+    table: Any = pa.Table.from_batches(batches).replace_schema_metadata(None)
+    return table
+
+
+def _written(answers: pa.Table, kept: pa.Table | None) -> bytes:
+    import pyarrow as pa
+
+    if kept is not None:
+        columns = dict(zip(kept.schema.names, kept.columns, strict=True))
+        answers = pa.table(columns | dict(zip(answers.schema.names, answers.columns, strict=True)))
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, answers.schema) as writer:
+        writer.write_table(answers)
+    content: bytes = sink.getvalue().to_pybytes()
+    return content

@@ -1,0 +1,176 @@
+"""JSON messages: an object with a field for each input, or a request of the V2 protocol.
+
+They are read by the rules of the online path, with its refusals. An answer has a field for each
+output and for each field of the message that is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+
+from bundle.errors import MlctlError
+from bundle.tensors import Datatype, Signature, TensorSpec
+from services.codec import V2Codec
+from services.jsonbody import parse_object
+from services.jsondata import encode_data
+from services.stream.base import Decoded
+from services.stream.payloads import PayloadRequest
+from services.stream.payloads.objects import Carried, ObjectReader
+
+
+class JsonPayload:
+    """Decodes and encodes JSON for one signature."""
+
+    name = "json"
+
+    def __init__(self, wanted: PayloadRequest, signature: Signature) -> None:
+        self._most = wanted.max_bytes
+        self._inputs = {spec.name for spec in signature.inputs}
+        self._codec = V2Codec("", "", signature)
+        self._reader = ObjectReader(wanted, signature, self._read_v2)
+        self._values: Sequence[bytes] = ()
+        self._writer = JsonWriter(signature)
+
+    def decode(self, values: Sequence[bytes]) -> Sequence[Decoded]:
+        rejected = too_long(values, self._most)
+        self._values = values
+        documents = _parsed(values, rejected)
+        return self._reader.read(documents, rejected)
+
+    def encode(
+        self, outputs: Mapping[str, np.ndarray], rows: Sequence[int], carried: Sequence[Any] = ()
+    ) -> Sequence[bytes]:
+        return self._writer.encode(outputs, rows, carried)
+
+    def _read_v2(self, index: int, document: Any) -> Mapping[str, np.ndarray] | None:
+        tensors = document.get("inputs") if isinstance(document, dict) else None
+        if not isinstance(tensors, list) or not tensors or not isinstance(tensors[0], dict):
+            return None
+        return self._codec.decode(self._values[index], None).inputs
+
+
+open_payload = JsonPayload
+
+
+class JsonWriter:
+    """Answers as JSON; MlctlError for one that JSON cannot carry."""
+
+    def __init__(self, signature: Signature) -> None:
+        self._specs = signature.outputs
+        self._heads = [orjson.dumps(spec.name) + b":" for spec in self._specs]
+
+    def encode(
+        self, outputs: Mapping[str, np.ndarray], rows: Sequence[int], carried: Sequence[Any] = ()
+    ) -> list[bytes]:
+        """A value for each message; `carried` are `Carried` or None."""
+        columns = [_row_texts(spec, outputs[spec.name]) for spec in self._specs]
+        if not any(carried) and sum(rows) == len(rows):
+            return self._plain(columns)
+        start, found = 0, []
+        for index, count in enumerate(rows):
+            about: Carried | None = carried[index] if carried else None
+            many = count != 1 if about is None else about.many
+            parts = [column[start : start + count] for column in columns]
+            texts = [b"[" + b",".join(part) + b"]" if many else part[0] for part in parts]
+            fields = [head + text for head, text in zip(self._heads, texts, strict=True)]
+            if about is not None and about.kept:
+                fields.insert(0, orjson.dumps(about.kept)[1:-1])
+            found.append(b"{" + b",".join(fields) + b"}")
+            start += count
+        return found
+
+    def _plain(self, columns: Sequence[Sequence[bytes]]) -> list[bytes]:
+        first = b"{" + self._heads[0]
+        if len(columns) == 1:
+            return [first + text + b"}" for text in columns[0]]
+        form = b"{" + b",".join(head.replace(b"%", b"%%") + b"%b" for head in self._heads) + b"}"
+        return [form % texts for texts in zip(*columns, strict=True)]
+
+
+def too_long(values: Sequence[bytes], most: int) -> dict[int, str]:
+    """By index the messages of more than `most` bytes, to be refused before they are read."""
+    if not values or max(map(len, values)) <= most:
+        return {}
+    return {
+        index: f"the message has {len(value)} bytes; it may have {most}"
+        for index, value in enumerate(values)
+        if len(value) > most
+    }
+
+
+def _parsed(values: Sequence[bytes], rejected: dict[int, str]) -> list[Any]:
+    """The documents; None for one that is in `rejected`, also if it has come there now."""
+    documents: list[Any] = []
+    if not rejected:
+        try:
+            documents = list(map(orjson.loads, values))
+        except orjson.JSONDecodeError:
+            documents = []
+    if not documents:
+        documents = [_loaded(i, value, rejected) for i, value in enumerate(values)]
+    for index in _doubtful(values, documents):
+        try:
+            if index not in rejected:
+                parse_object(values[index])
+        except MlctlError as error:
+            rejected[index] = error.message.replace("the body", "the message")
+    return documents
+
+
+def _loaded(index: int, value: bytes, rejected: dict[int, str]) -> Any:
+    if index in rejected:
+        return None
+    try:
+        return orjson.loads(value)
+    except orjson.JSONDecodeError as error:
+        rejected[index] = f"the message is not valid JSON (at character {error.pos})"
+        return None
+
+
+def _doubtful(values: Sequence[bytes], documents: Sequence[Any]) -> list[int]:
+    """The messages that may have a key twice: of which the parser would drop one.
+
+    Every key has a colon, so as many as there are keys means that none was dropped.
+    """
+    if set(map(type, documents)) == {dict}:
+        colons = [value.count(b":") for value in values]
+        keys = list(map(len, documents))
+        if colons == keys:
+            return []
+    return [
+        index
+        for index, (value, document) in enumerate(zip(values, documents, strict=True))
+        if not _plain_keys(value, document)
+    ]
+
+
+def _plain_keys(value: bytes, document: Any) -> bool:
+    """Whether all colons but those of the outer keys are in texts."""
+    if type(document) is not dict or b"\\" in value:
+        return False
+    found = len(document)
+    for key, each in document.items():
+        found += key.count(":") + (each.count(":") if type(each) is str else 0)
+    return value.count(b":") == found
+
+
+def _row_texts(spec: TensorSpec, array: np.ndarray) -> list[bytes]:
+    """The JSON of each row: the whole is written at once and cut between the rows."""
+    flat = encode_data(spec, array)
+    if spec.dtype is Datatype.BYTES:
+        rows = np.array(flat, object).reshape(array.shape).tolist()
+        return [orjson.dumps(row) for row in rows]
+    assert isinstance(flat, np.ndarray)
+    if not len(array):
+        return []
+    shaped = np.ascontiguousarray(flat).reshape(array.shape)
+    depth = shaped.ndim - 1
+    text = orjson.dumps(shaped, option=orjson.OPT_SERIALIZE_NUMPY)
+    if not depth:
+        return text[1:-1].split(b",")
+    inner, opening, closing = text[1 + depth : -1 - depth], b"[" * depth, b"]" * depth
+    return [opening + row + closing for row in inner.split(closing + b"," + opening)]

@@ -1,0 +1,194 @@
+"""Messages that are objects, one field for each input: many of them become arrays at once.
+
+An input's field is one row of it: flat, in the row's shape, or one plain value where the row
+has one. With one more level of lists it is several rows, and the answer has that level too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bundle.errors import MlctlError
+from bundle.tensors import DYNAMIC, Signature, TensorSpec
+from services.jsondata import decode_data
+from services.stream.base import Decoded
+from services.stream.payloads import PayloadRequest
+from services.wire import Declared, declare, invalid
+
+# Fewer messages than this are read one by one to find the one at fault.
+_FEW = 8
+_EXACT = 1 << 63
+
+
+class Carried(NamedTuple):
+    """What a message's answer needs of it: the `kept` fields, and whether it asked of `many`."""
+
+    many: bool
+    kept: Mapping[str, Any]
+
+
+class Piece(NamedTuple):
+    """Messages of equal shapes: `rows` and `carried` are of those at `indices`."""
+
+    indices: Sequence[int]
+    inputs: Mapping[str, np.ndarray]
+    rows: Sequence[int]
+    carried: Sequence[Any]
+
+
+Alone = Callable[[int, Any], Mapping[str, np.ndarray] | None]
+
+
+class ObjectReader:
+    """Reads documents by a model's signature. `alone` may read one of another form, by index."""
+
+    def __init__(
+        self, wanted: PayloadRequest, signature: Signature, alone: Alone | None = None
+    ) -> None:
+        self._specs = {spec.name: spec for spec in signature.inputs}
+        self._keep = wanted.keep
+        self._most = wanted.max_rows
+        self._alone = alone
+        self._fixed = all(DYNAMIC not in spec.shape[1:] for spec in signature.inputs)
+
+    def read(self, documents: Sequence[Any], rejected: dict[int, str]) -> Sequence[Decoded]:
+        """All documents but those in `rejected` already; adds to it."""
+        indices = [i for i in range(len(documents)) if i not in rejected] if rejected else None
+        found = self._pieces(documents, indices or range(len(documents)), rejected)
+        return joined([] if indices == [] else found, rejected)
+
+    def _pieces(
+        self, documents: Sequence[Any], indices: Sequence[int], rejected: dict[int, str]
+    ) -> Iterator[Piece]:
+        piece = self._whole([documents[i] for i in indices], indices) if self._fixed else None
+        if piece is not None:
+            yield piece
+        elif len(indices) > _FEW and self._fixed:
+            half = len(indices) // 2
+            yield from self._pieces(documents, indices[:half], rejected)
+            yield from self._pieces(documents, indices[half:], rejected)
+        else:
+            for index in indices:
+                try:
+                    yield self._one(index, documents[index])
+                except MlctlError as error:
+                    rejected[index] = error.message
+
+    def _whole(self, documents: Sequence[Any], indices: Sequence[int]) -> Piece | None:
+        """All of them at once; None if any is not one plain row."""
+        if set(map(type, documents)) != {dict}:
+            return None
+        try:
+            inputs = {
+                name: _column(spec, [document[name] for document in documents])
+                for name, spec in self._specs.items()
+            }
+            carried = [self._carried(document, many=False) for document in documents]
+        except (KeyError, TypeError, MlctlError):
+            return None
+        return Piece(indices, inputs, [1] * len(documents), carried)
+
+    def _one(self, index: int, document: Any) -> Piece:
+        found = None if self._alone is None else self._alone(index, document)
+        many = found is not None
+        if not isinstance(document, dict):
+            raise invalid("the message is not an object with a field for each input")
+        if found is None:
+            found = {}
+            for name, spec in self._specs.items():
+                if name not in document:
+                    known = ", ".join(repr(each) for each in self._specs)
+                    raise invalid(f"input {name!r} is missing; the model's inputs are {known}")
+                found[name], several = _value(spec, document[name])
+                many = many or several
+        rows = check_rows(found, self._specs, self._most)
+        return Piece([index], found, [rows], [self._carried(document, many=many)])
+
+    def _carried(self, document: Mapping[str, Any], *, many: bool) -> Carried | None:
+        if not self._keep:
+            return Carried(many, {}) if many else None
+        kept = {name: document[name] for name in self._keep if name in document}
+        for name, value in kept.items():
+            if type(value) is float and abs(value) >= _EXACT:
+                raise invalid(f"field {name!r} has more digits than can be kept; send it as text")
+        return Carried(many, kept)
+
+
+def check_rows(inputs: Mapping[str, np.ndarray], specs: Mapping[str, TensorSpec], most: int) -> int:
+    """How many rows a message has; INVALID_INPUT if inputs differ in it, are missing, or many."""
+    if missing := specs.keys() - inputs.keys():
+        raise invalid(f"input {min(missing)!r} is missing")
+    counts = {len(array) for array in inputs.values()}
+    if len(counts) > 1:
+        raise invalid("the inputs have different numbers of rows")
+    (rows,) = counts
+    if not 0 < rows <= most:
+        raise invalid(f"the message has {rows} rows; it may have 1 to {most}")
+    return rows
+
+
+def joined(pieces: Iterable[Piece], rejected: dict[int, str]) -> Sequence[Decoded]:
+    """Pieces of equal shapes as one item, in the order of their first messages."""
+    groups: dict[Any, list[Piece]] = {}
+    for piece in pieces:
+        key = tuple(array.shape[1:] for array in piece.inputs.values())
+        groups.setdefault(key, []).append(piece)
+    if not groups:
+        return [Decoded({}, (), (), rejected)]
+    return [
+        _decoded(group, rejected if first else {})
+        for group, first in zip(groups.values(), [True] + [False] * len(groups), strict=False)
+    ]
+
+
+def _decoded(pieces: Sequence[Piece], rejected: dict[int, str]) -> Decoded:
+    first = pieces[0]
+    if len(pieces) == 1:
+        indices, rows, carried, inputs = first.indices, first.rows, first.carried, first.inputs
+    else:
+        indices = list(chain.from_iterable(piece.indices for piece in pieces))
+        rows = list(chain.from_iterable(piece.rows for piece in pieces))
+        carried = list(chain.from_iterable(piece.carried for piece in pieces))
+        inputs = {
+            name: np.concatenate([piece.inputs[name] for piece in pieces]) for name in first.inputs
+        }
+    plain = carried.count(None) == len(carried)
+    return Decoded(inputs, indices, rows, rejected, () if plain else carried)
+
+
+def _column(spec: TensorSpec, values: list[Any]) -> np.ndarray:
+    """One plain row of an input from each message; MlctlError or TypeError if one is none."""
+    shape = spec.shape[1:]
+    width, count = math.prod(shape), len(values)
+    if shape and not (width == 1 and set(map(type, values)).isdisjoint({list, dict})):
+        if set(map(type, values)) != {list} or set(map(len, values)) != {width}:
+            raise TypeError("not flat")
+        values = list(chain.from_iterable(values))
+    # Flat as it is declared here, data that is not will be refused.
+    dtype = np.dtype(spec.dtype.numpy_name)
+    array = decode_data(Declared(spec, (count * width,), count * width, dtype), values)
+    return array.reshape(count, *shape)
+
+
+def _value(spec: TensorSpec, value: Any) -> tuple[np.ndarray, bool]:
+    """The rows in one message's field, and whether it has the level of several rows."""
+    rank, row = len(spec.shape), spec.shape[1:]
+    dims: list[int] = []
+    inner = value
+    while isinstance(inner, list) and len(dims) <= rank:
+        dims.append(len(inner))
+        inner = inner[0] if inner else None
+    many = len(dims) == rank
+    if not many:
+        plain = not dims and DYNAMIC not in row and math.prod(row) == 1
+        flat = len(dims) == 1 and rank > 2 and DYNAMIC not in row
+        # Data may be flat, whatever the shape is that it is declared with.
+        dims = [1, *row] if plain or flat else [1, *dims]
+        value = [value] if not flat else value
+    declared = declare({spec.name: spec}, spec.name, spec.dtype.value, dims)
+    return decode_data(declared, value), many

@@ -1,0 +1,74 @@
+"""`mlctl stream run`: a model, a payload and a link, put together and run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.verify import VerifiedBundle
+from services.batch.model import check_batched, open_scorer
+from services.stream.base import Guarantee, Link, LinkRequest, Place
+from services.stream.bridge import connect
+from services.stream.engine import Pump, Report, RunSettings
+from services.stream.events import Event
+from services.stream.payloads import PayloadRequest, open_payload
+from services.stream.scoring import MessageScorer
+from services.stream.stamps import Stamp
+
+_SENTENCES = {
+    Guarantee.EXACTLY_ONCE: "each message is answered exactly once, whatever is killed",
+    Guarantee.DEDUPLICATED: "no message is lost; an answer that is sent again after a kill is "
+    "dropped by the broker, as long as it remembers the first one",
+    Guarantee.AT_LEAST_ONCE: "no message is lost; after a kill some are answered again, with the "
+    "same mlctl-source header",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a user asked for: where from, where to, in which form."""
+
+    link: LinkRequest
+    payload: PayloadRequest = field(default_factory=PayloadRequest)
+    settings: RunSettings = field(default_factory=RunSettings)
+
+
+def dead_place(source: Place) -> Place:
+    """Where dead letters go unless it is said: beside the source."""
+    if source.topic:
+        return source.named(f"{source.topic}.dead")
+    if source.scheme == "file":
+        return Place("file", f"{source.address}.dead")
+    raise MlctlError(
+        ErrorCode.INVALID_INPUT,
+        "messages that cannot be answered need a place",
+        "Say where they go: --dead dead.jsonl.",
+    )
+
+
+def promise(link: Link) -> str:
+    """What the run guarantees, as a sentence."""
+    return _SENTENCES[link.guarantee]
+
+
+def run_stream(
+    bundle: VerifiedBundle,
+    wanted: Wanted,
+    watch: Callable[[Event], None],
+    stop: threading.Event,
+    begin: Callable[[Link], None] = lambda _link: None,
+) -> Report:
+    """Run until there is an end or `stop` is set; `begin` is called once all is ready to start.
+
+    See Pump.run for how it fails. Signals reach the thread that calls it: it owns the link.
+    """
+    check_batched(bundle.manifest)
+    payload = open_payload(wanted.payload, bundle.manifest.signature)
+    link = connect(wanted.link)
+    scorer = MessageScorer(open_scorer(bundle), payload)
+    stamp = Stamp(wanted.link.source, bundle.manifest.name, bundle.digest)
+    with link:
+        begin(link)
+        return Pump(link, scorer, stamp, wanted.settings, watch, stop).run()

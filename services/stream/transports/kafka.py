@@ -1,0 +1,103 @@
+"""Kafka, by librdkafka: groups, idempotent or transactional answers, a look at topics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+from services.stream.base import (
+    Commit,
+    Examined,
+    Guarantee,
+    Link,
+    LinkRequest,
+    Message,
+    Place,
+    RebalanceListener,
+    Transport,
+)
+from services.stream.transports import kafka_browse
+from services.stream.transports.kafka_reader import GroupReader
+from services.stream.transports.kafka_sender import Sender, TransactionalSender
+
+
+class KafkaLink:
+    """A Link, Rebalancing and Pausable: a member of a group, and a producer beside it."""
+
+    def __init__(self, request: LinkRequest) -> None:
+        self._answers = request.answers.topic if request.answers else ""
+        self._dead = request.dead.topic if request.dead else ""
+        self._reader = GroupReader(request)
+        topics = [topic for topic in (self._answers, self._dead) if topic]
+        place = request.answers or request.source
+        self._sender: Sender
+        self._transactions: TransactionalSender | None = None
+        if request.exactly_once:
+            self.guarantee = Guarantee.EXACTLY_ONCE
+            self._transactions = TransactionalSender(place, topics, request.group)
+            self._sender = self._transactions
+        else:
+            self.guarantee = Guarantee.AT_LEAST_ONCE
+            self._sender = Sender(place, topics)
+        # Called for each batch, and nothing to add.
+        self.poll = self._reader.poll
+        self.lag = self._reader.lag
+        self.pause = self._reader.pause
+        self.resume = self._reader.resume
+
+    def listen(self, listener: RebalanceListener) -> None:
+        self._reader.listen(listener)
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            stack.enter_context(self._sender)
+            stack.enter_context(self._reader)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def commit(self, batch: Commit) -> None:
+        """In the order of the polls, so the last message's position tells batches apart."""
+        if not batch.done:
+            return
+        mark = (batch.done[0][:2], batch.done[-1][:2])
+        if self._transactions is not None:
+            self._transactions.transact(batch, self._reader, self._answers, self._dead, mark)
+            return
+        self._reader.after(batch.done)  # Nothing is sent for what is another's.
+        self._sender.deliver(batch, self._answers, self._dead, mark)
+        self._reader.acknowledge(batch.done)
+
+
+class KafkaTransport:
+    """A Transport, Browsable."""
+
+    def open_link(self, request: LinkRequest) -> Link:
+        return KafkaLink(request)
+
+    def open_consumer(self, request: LinkRequest) -> GroupReader:
+        return GroupReader(request)
+
+    def open_producer(self, place: Place) -> Sender:
+        return Sender(place, [place.topic])
+
+    def browse(self, place: Place, *, last: int | None = None) -> Iterator[Message]:
+        return kafka_browse.browse(place, last)
+
+    def follow(self, place: Place, wait_s: float) -> Iterator[Message | None]:
+        return kafka_browse.follow(place, wait_s)
+
+    def examine(self, place: Place, group: str) -> Examined:
+        return kafka_browse.examine(place, group)
+
+
+transport: Transport = KafkaTransport()

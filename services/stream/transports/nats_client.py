@@ -1,0 +1,167 @@
+"""A connection to NATS on an event loop of its own, driven by the thread that calls.
+
+Nothing happens between the calls: what the server sends waits in the socket. The connection is
+not mended behind our back; after an error the next call makes a new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+
+import nats
+import nats.errors
+import nats.js.errors
+from nats.aio.client import Client
+
+from bundle.errors import ErrorCode, MlctlError
+from services.stream.base import Place
+
+_T = TypeVar("_T")
+_CONNECT_SECONDS = 5
+_FLAGS = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
+_OPTIONS = (
+    *("create", "window_s", "ack_wait_s", "in_flight", "domain"),
+    *("tls", "tls_ca", "tls_cert", "tls_key", "creds", "nkey_seed"),
+)
+
+
+class Session:
+    """The connection of one place. `number` grows with each new one."""
+
+    def __init__(self, place: Place) -> None:
+        unknown = sorted(set(place.options) - set(_OPTIONS))
+        if unknown:
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT,
+                f"a place in NATS has no option {unknown[0]!r}",
+                f"Known are: {', '.join(_OPTIONS)}.",
+            )
+        if not place.topic or any(mark in place.topic for mark in " \t\r\n*>"):
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT,
+                "the place has no subject, or one with wildcards",
+                "Name one subject after a #, as in nats://localhost:4222#orders.new.",
+            )
+        domain = place.options.get("domain", "")
+        self.api = f"$JS.{domain}.API" if domain else "$JS.API"
+        self.number = 0
+        self._place = place
+        self._domain = domain or None
+        self._client: Client | None = None
+        self._loop = asyncio.new_event_loop()
+
+    def run(self, work: Callable[[Client], Awaitable[_T]]) -> _T:
+        """What `work` gives on a connection that is up; MlctlError for what may happen to it."""
+        with told(self._place):
+            try:
+                return self._loop.run_until_complete(self._with(work))
+            except (nats.errors.Error, OSError, TimeoutError) as error:
+                if not isinstance(error, nats.js.errors.APIError):
+                    self._drop()
+                raise
+
+    def jetstream(self, client: Client) -> Any:
+        """The library's JetStream on `client`, in the domain of the place."""
+        return client.jetstream(domain=self._domain)
+
+    def close(self) -> None:
+        """Ends the connection and the loop; the session is not used again."""
+        self._drop()
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.close()
+
+    async def _with(self, work: Callable[[Client], Awaitable[_T]]) -> _T:
+        if self._client is None or not self._client.is_connected:
+            await self._connect()
+        assert self._client is not None
+        return await work(self._client)
+
+    async def _connect(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+        servers = [f"nats://{each}" for each in self._place.address.split(",")]
+        self._client = await nats.connect(
+            servers,
+            allow_reconnect=False,
+            connect_timeout=_CONNECT_SECONDS,
+            name="mlctl",
+            error_cb=_reported_elsewhere,
+            **_secrets(self._place),
+        )
+        self.number += 1
+
+    def _drop(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            with suppress(nats.errors.Error, OSError, TimeoutError):
+                self._loop.run_until_complete(client.close())
+
+
+@contextmanager
+def told(place: Place) -> Iterator[None]:
+    """The library's errors as ours: BROKER_UNAVAILABLE is all that another try may mend."""
+    try:
+        yield
+    except nats.errors.MaxPayloadError as error:
+        raise MlctlError(
+            ErrorCode.PAYLOAD_TOO_LARGE,
+            f"{place.shown()} does not take a message as large as this answer",
+            "Raise max_payload of the server.",
+        ) from error
+    except nats.js.errors.NotFoundError as error:
+        raise MlctlError(
+            ErrorCode.NOT_FOUND,
+            f"no stream of JetStream takes {place.topic!r} at {place.shown()}",
+            "Make one with `nats stream add`, or put ?create=yes into the place.",
+        ) from error
+    except nats.js.errors.BadRequestError as error:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT, f"{place.shown()}: {error.description}"
+        ) from error
+    except (nats.errors.Error, OSError, TimeoutError) as error:
+        if isinstance(error, nats.errors.AuthorizationError) or "uthoriz" in str(error):
+            raise MlctlError(
+                ErrorCode.UNAUTHENTICATED,
+                f"{place.shown()} does not accept the user or the token",
+                "Give them in the place, or as MLCTL_NATS_USER, _PASSWORD, _TOKEN or _CREDS.",
+            ) from error
+        raise MlctlError(
+            ErrorCode.BROKER_UNAVAILABLE, f"{place.shown()} does not answer"
+        ) from error
+
+
+def flag(place: Place, name: str) -> bool:
+    """The option `name` of `place`, which is yes or no."""
+    text = place.options.get(name, "no").lower()
+    if text not in _FLAGS:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT, f"{name}={text} is neither yes nor no", "Write ?create=yes."
+        )
+    return _FLAGS[text]
+
+
+async def _reported_elsewhere(_error: Exception) -> None:
+    """The library's own log: whoever waits for something gets the error too."""
+
+
+def _secrets(place: Place) -> dict[str, Any]:
+    """What proves who we are, of the place's options and the environment."""
+    options = place.options
+    given: dict[str, Any] = {
+        "user": os.environ.get("MLCTL_NATS_USER"),
+        "password": os.environ.get("MLCTL_NATS_PASSWORD"),
+        "token": os.environ.get("MLCTL_NATS_TOKEN"),
+        "user_credentials": options.get("creds") or os.environ.get("MLCTL_NATS_CREDS"),
+        "nkeys_seed": options.get("nkey_seed"),
+    }
+    if flag(place, "tls") or "tls_ca" in options:
+        context = ssl.create_default_context(cafile=options.get("tls_ca"))
+        if "tls_cert" in options:
+            context.load_cert_chain(options["tls_cert"], options.get("tls_key"))
+        given["tls"] = context
+    return {name: value for name, value in given.items() if value}

@@ -1,0 +1,148 @@
+"""Redis Streams: exactly once inside one server, since answers and acknowledgement are one script.
+
+A place is `redis://HOST:PORT/DATABASE#STREAM` (`rediss` over TLS). Source, answers and dead letters
+must be of one server: not spread over a cluster. How durable it all is, the server's settings say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Self
+
+from bundle.errors import ErrorCode, MlctlError
+from services.stream.base import (
+    Consumer,
+    Examined,
+    Guarantee,
+    Link,
+    LinkRequest,
+    Message,
+    Outgoing,
+    Place,
+    Producer,
+)
+from services.stream.transports import redis_scripts as scripts
+from services.stream.transports.redis_client import connect, told
+from services.stream.transports.redis_entries import VALUE, FieldWriter, read_entries
+from services.stream.transports.redis_link import RedisLink
+
+_PAGE = 1000
+
+
+class RedisProducer:
+    """Writes to one stream, in pieces that do not hold up the server for long."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._db = connect(place)
+        self._add = self._db.register_script(scripts.ADD)
+        self._writer = FieldWriter()
+
+    def publish(self, messages: Sequence[Outgoing]) -> None:
+        with told(self._place):
+            for at in range(0, len(messages), _PAGE):
+                arguments = self._writer.arguments(messages[at : at + _PAGE])
+                self._add((self._place.topic,), arguments)
+
+    def __enter__(self) -> Self:
+        with told(self._place):
+            self._db.ping()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._db.close()
+
+
+class RedisTransport:
+    """The transport of `redis://` and `rediss://`."""
+
+    def open_link(self, request: LinkRequest) -> Link:
+        for place in (request.answers, request.dead):
+            if place is not None and place.address != request.source.address:
+                raise MlctlError(
+                    ErrorCode.INVALID_INPUT,
+                    f"{place.shown()} is not in the server and database of the source",
+                    "One step commits to one server only.",
+                )
+        return RedisLink(request)
+
+    def open_consumer(self, request: LinkRequest) -> Consumer:
+        return RedisLink(request)
+
+    def open_producer(self, place: Place) -> Producer:
+        return RedisProducer(place)
+
+    def browse(self, place: Place, *, last: int | None = None) -> Iterator[Message]:
+        """The entries that are there now, oldest first: all, or only the `last` ones."""
+        field = _field(place)
+        with connect(place) as db:
+            if last is not None:
+                with told(place):
+                    rows = db.execute_command("XREVRANGE", place.topic, "+", "-", "COUNT", last)
+                yield from read_entries(place.topic, reversed(rows), field)
+                return
+            end, after = _newest(db, place), b"-"
+            while True:
+                with told(place):
+                    rows = db.execute_command("XRANGE", place.topic, after, end, "COUNT", _PAGE)
+                yield from read_entries(place.topic, rows, field)
+                if len(rows) < _PAGE:
+                    return
+                after = b"(" + rows[-1][0]
+
+    def follow(self, place: Place, wait_s: float) -> Iterator[Message | None]:
+        """Entries from now on, and None whenever `wait_s` seconds brought none."""
+        with connect(place) as db:
+            after = _newest(db, place)
+            block = ("COUNT", _PAGE, "BLOCK", max(1, int(wait_s * 1000)))
+            while True:
+                with told(place):
+                    reply = db.execute_command("XREAD", *block, "STREAMS", place.topic, after)
+                if not reply:
+                    yield None
+                    continue
+                rows = reply[0][1]
+                after = rows[-1][0]
+                yield from read_entries(place.topic, rows, _field(place))
+
+    def examine(self, place: Place, group: str) -> Examined:
+        """What the server says of `place`; BROKER_UNAVAILABLE, NOT_FOUND."""
+        with told(place), connect(place) as db:
+            server, kept = db.info("server"), db.info("persistence")
+            if not db.exists(place.topic):
+                raise MlctlError(
+                    ErrorCode.NOT_FOUND,
+                    f"there is no stream {place.topic!r} in {place.shown()}",
+                    "Send it a message, or start a consumer.",
+                )
+            lag = db.register_script(scripts.LAG)((place.topic,), (group,))
+            remarks = [_durability(kept)]
+            if lag and not lag[1]:
+                remarks.append("the lag is more than what is shown: it was not counted to its end")
+            return Examined(
+                Guarantee.EXACTLY_ONCE,
+                f"Redis {server['redis_version']}",
+                int(db.xlen(place.topic)),
+                {place.topic: int(lag[0])} if lag else None,
+                tuple(remarks),
+            )
+
+
+def _field(place: Place) -> bytes:
+    return place.options.get("field", "").encode() or VALUE
+
+
+def _newest(db: Any, place: Place) -> bytes:
+    """The id of the newest entry that is there."""
+    with told(place):
+        rows = db.execute_command("XREVRANGE", place.topic, "+", "-", "COUNT", 1)
+    return bytes(rows[0][0]) if rows else b"0-0"
+
+
+def _durability(kept: dict[str, Any]) -> str:
+    if kept.get("aof_enabled"):
+        return "an append-only file is kept: what the server's appendfsync allows may be lost"
+    return "no append-only file is kept: what came after the last snapshot dies with the server"
+
+
+transport = RedisTransport()

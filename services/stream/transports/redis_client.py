@@ -1,0 +1,111 @@
+"""Connections to a Redis server: from a place and the environment, and what its errors mean."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlencode
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from bundle.errors import ErrorCode, MlctlError
+from services.stream.base import Place
+
+_SECONDS = 10.0
+# What the client's own library takes; the rest of a place's options are ours.
+_CLIENT_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_check_hostname")
+_OPTIONS = (*_CLIENT_OPTIONS, "consumer", "idle_s", "field", "trim")
+# Whatever passes by itself, also where it happened inside a script.
+_PASSING = ("OOM", "LOADING", "READONLY", "NOREPLICAS", "MASTERDOWN", "MISCONF", "BUSY", "TRYAGAIN")
+
+
+def connect(place: Place) -> Any:
+    """A client of the server of `place`, which connects when it is first used.
+
+    It has one connection, and it never repeats a command by itself: whether a step that was cut
+    off may be repeated is for us to know.
+    """
+    unknown = sorted(set(place.options) - set(_OPTIONS))
+    if unknown:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"a place in Redis has no option {unknown[0]!r}",
+            f"Known are: {', '.join(_OPTIONS)}.",
+        )
+    if not place.topic:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            "the place has no stream",
+            "Name the stream after a #, as in redis://localhost:6379/0#orders.",
+        )
+    query = urlencode(
+        {name: place.options[name] for name in _CLIENT_OPTIONS if name in place.options}
+    )
+    known: dict[str, Any] = {
+        name: os.environ[variable]
+        for name, variable in (
+            ("username", "MLCTL_REDIS_USERNAME"),
+            ("password", "MLCTL_REDIS_PASSWORD"),
+        )
+        if os.environ.get(variable)
+    }
+    client: Any = redis.Redis.from_url(
+        f"{place.scheme}://{place.address}{'?' if query else ''}{query}",
+        single_connection_client=False,
+        max_connections=1,
+        protocol=2,
+        retry=Retry(NoBackoff(), 0),
+        socket_timeout=_SECONDS,
+        socket_connect_timeout=_SECONDS,
+        socket_keepalive=True,
+        **known,
+    )
+    # Entries as they are: the library's dictionaries forget fields that occur twice.
+    for command in ("XREADGROUP", "XREAD", "XRANGE", "XREVRANGE"):
+        client.set_response_callback(command, lambda reply, **_: reply)
+    return client
+
+
+@contextmanager
+def told(place: Place) -> Iterator[None]:
+    """The library's errors as ours: BROKER_UNAVAILABLE is all that another try may mend."""
+    try:
+        yield
+    except redis.AuthenticationError as error:
+        raise MlctlError(
+            ErrorCode.UNAUTHENTICATED,
+            f"{place.shown()} does not accept the user or the password",
+            "Give them in the place or as MLCTL_REDIS_USERNAME and MLCTL_REDIS_PASSWORD.",
+        ) from error
+    except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
+        raise MlctlError(
+            ErrorCode.BROKER_UNAVAILABLE, f"{place.shown()} does not answer"
+        ) from error
+    except redis.RedisError as error:
+        raise _meant(place, f"{type(error).__name__} {error}") from error
+
+
+def _meant(place: Place, text: str) -> MlctlError:
+    if any(word in text for word in _PASSING) or "OutOfMemory" in text or "ReadOnly" in text:
+        return MlctlError(
+            ErrorCode.BROKER_UNAVAILABLE, f"{place.shown()} takes nothing now: {text}"
+        )
+    if "NOGROUP" in text or "no such key" in text:
+        return MlctlError(
+            ErrorCode.NOT_FOUND,
+            f"{place.shown()} or its group is not there",
+            "If it was deleted while a stream ran, start that again: it begins anew.",
+        )
+    if "NoPermission" in text or "NOPERM" in text:
+        return MlctlError(ErrorCode.NOT_PERMITTED, f"{place.shown()}: {text}")
+    if "WRONGTYPE" in text:
+        return MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"{place.shown()}: one of the keys is no stream",
+            "Name a stream, or a key that is not there yet.",
+        )
+    return MlctlError(ErrorCode.INTERNAL, f"{place.shown()}: {text}")

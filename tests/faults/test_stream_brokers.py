@@ -1,0 +1,161 @@
+"""SIGKILL at each step of a commit on NATS and Redis, and brokers that are restarted under load."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from bundle.errors import ErrorCode, MlctlError
+from rollout.launcher import free_ports
+from services.stream.base import LinkRequest, LostPartitionsError, Place
+from services.stream.transports import transport_of
+from tests.services.hybrid.servers import redis_server
+from tests.services.stream.contract import numbered, numbers, read, send
+from tests.support.broker_kill import Install, Member, Steps, answers_to
+from tests.support.broker_steps import NATS_STEPS, REDIS_STEPS, install_nats, install_redis
+from tests.support.brokers import nats_server
+from tests.support.wait import PATIENCE_SECONDS, wait_until
+
+T = TypeVar("T")
+
+_ROUNDS = 6
+_SENT = 60
+
+
+def request_of(place: Callable[[str], Place]) -> LinkRequest:
+    return LinkRequest(place("in"), "g", place("out"), place("dead"))
+
+
+def check(request: LinkRequest, sent: int) -> None:
+    """Nothing is lost and nothing came twice: also NATS dropped what was sent twice."""
+    assert request.answers is not None
+    assert request.dead is not None
+    assert numbers(read(request.answers)) == [n for n in range(sent) if n % 10 != 3]
+    assert numbers(read(request.dead)) == [n for n in range(sent) if n % 10 == 3]
+
+
+def harass(request: LinkRequest, install: Install, steps: tuple[str, ...]) -> int:
+    """Two members at a time, of which one dies at each step in turn; how many died."""
+    chance = random.Random(7)
+    kills = sent = 0
+    for _ in range(_ROUNDS):
+        for step in steps:
+            send(request.source, numbered(sent, sent + _SENT))
+            sent += _SENT
+            doomed = Member(request, install, Steps(step, chance.randint(1, 4)))
+            other = Member(request, install, Steps(chance.choice(steps), chance.randint(1, 6)))
+            kills += doomed.died() + other.died()
+    assert not Member(request, install, Steps()).died()
+    check(request, sent)
+    return kills
+
+
+def test_kills_on_redis_lose_and_double_nothing(tmp_path: Path) -> None:
+    with redis_server(tmp_path) as server:
+        request = request_of(lambda name: Place.parse(f"{server.url}?idle_s=0.1#{name}"))
+        assert harass(request, install_redis, REDIS_STEPS) >= 30
+
+
+def test_kills_on_nats_lose_nothing_and_duplicates_are_dropped(tmp_path: Path) -> None:
+    with nats_server(tmp_path) as server:
+        options = "create=yes&ack_wait_s=0.3"
+        request = request_of(lambda name: Place.parse(f"nats://{server.address}?{options}#{name}"))
+        for place in (request.answers, request.dead):
+            assert place is not None
+            send(place, [])
+        assert harass(request, install_nats, NATS_STEPS) >= 30
+
+
+class Restarted:
+    """A broker that is killed and started again, on the same port with the same files."""
+
+    def __init__(self, start: Callable[[], ExitStack]) -> None:
+        self._start = start
+        self._running = start()
+
+    def restart(self) -> None:
+        self._running.close()
+        self._running = self._start()
+
+    def close(self) -> None:
+        self._running.close()
+
+
+def start_redis(folder: Path, port: int) -> ExitStack:
+    stack = ExitStack()
+    stack.enter_context(redis_server(folder, port, "--appendonly", "yes"))
+    return stack
+
+
+def start_nats(folder: Path, port: int) -> ExitStack:
+    stack = ExitStack()
+    stack.enter_context(nats_server(folder, port))
+    return stack
+
+
+@pytest.fixture(params=["redis", "nats"])
+def restarted(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[tuple[Restarted, LinkRequest]]:
+    (port,) = free_ports(1)
+    start, address = {
+        "redis": (start_redis, f"redis://127.0.0.1:{port}/0?idle_s=5"),
+        "nats": (start_nats, f"nats://127.0.0.1:{port}?create=yes&ack_wait_s=1"),
+    }[request.param]
+    broker = Restarted(lambda: start(tmp_path, port))
+    try:
+        yield broker, request_of(lambda name: Place.parse(f"{address}#{name}"))
+    finally:
+        broker.close()
+
+
+class Patient:
+    """Repeats what the broker could not do, as the engine does; counts how often that was."""
+
+    def __init__(self) -> None:
+        self.unavailable = 0
+        self._deadline = time.monotonic() + PATIENCE_SECONDS
+
+    def __call__(self, act: Callable[[], T]) -> T:
+        while True:
+            assert time.monotonic() < self._deadline, "it never came back"
+            try:
+                return act()
+            except MlctlError as error:
+                assert error.code is ErrorCode.BROKER_UNAVAILABLE
+                self.unavailable += 1
+
+
+def test_a_broker_may_be_restarted_under_load(restarted: tuple[Restarted, LinkRequest]) -> None:
+    broker, request = restarted
+    send(request.source, numbered(0, 4000))
+    for place in (request.answers, request.dead):
+        assert place is not None
+        send(place, [])
+    committed = 0
+
+    def restarts() -> None:
+        for mark in range(300, 1500, 300):
+            wait_until(partial(lambda mark: committed >= mark, mark), what="progress")
+            broker.restart()
+
+    thread = threading.Thread(target=restarts)
+    patient = Patient()
+    with transport_of(request.source).open_link(request) as link:
+        thread.start()
+        while sum(patient(link.lag).values()):
+            found = patient(lambda: link.poll(20, 0.1))
+            with suppress(LostPartitionsError):
+                patient(partial(link.commit, answers_to(found)))
+                committed += len(found)
+        thread.join(PATIENCE_SECONDS)
+    assert patient.unavailable > 0, "no restart was noticed"
+    check(request, 4000)

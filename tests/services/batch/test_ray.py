@@ -1,0 +1,254 @@
+"""Scoring on a real Ray, started on this machine for these tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pytest
+from pyarrow import csv, parquet
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.manifest import MODEL_NAME
+from bundle.verify import VerifiedBundle
+from services.batch.base import Chunk, Sink, SinkRequest, Source, SourceRequest, Unit, UnitResult
+from services.batch.engine import Event, Phase
+from services.batch.executors import choose_executor, cluster
+from services.batch.executors.actor import Errand, Failure, ScoringActor, read_files
+from services.batch.job import Control, Report, Scoring, Wanted, make_recipe, run_job
+from services.batch.limits import ErrorLimit
+from services.batch.scoring import result_schema
+from services.batch.sinks.parquet import open_sink
+from services.batch.sources import open_source
+from tests.support import tables
+from tests.support.bundles import make_bundle
+
+UNIT = 500
+WANTED = Wanted(keep=("id",), unit_rows=UNIT)
+
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[None]:
+    """A Ray that all tests of this module use: starting one takes seconds."""
+    with cluster.connected(cluster.LOCAL, 2):
+        yield
+
+
+def sink_at(out: Path) -> Sink:
+    sink = open_sink(SinkRequest(str(out)))
+    sink.commit_rows = UNIT
+    return sink
+
+
+def score(
+    bundle: VerifiedBundle,
+    source: Source,
+    out: Path,
+    control: Control | None = None,
+    actors: int = 2,
+) -> Report:
+    return run_job(
+        bundle,
+        str(bundle.root),
+        source,
+        sink_at(out),
+        WANTED,
+        choose_executor("ray", None, None, actors),
+        control or Control(limit=ErrorLimit(count=10)),
+    )
+
+
+def rows_at(path: Path) -> Source:
+    return open_source(SourceRequest(str(path), UNIT))
+
+
+def lines(out: Path) -> list[str]:
+    return (out / "_mlctl" / "quarantine.jsonl").read_text().splitlines()
+
+
+def actors() -> list[psutil.Process]:
+    """The processes of actors of this Ray."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if "ScoringActor" in " ".join(process.cmdline()):
+                found.append(process)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("started")
+@pytest.mark.parametrize("form", ["parquet", "csv"])
+def test_answers_and_bad_rows_are_those_of_this_process(
+    form: str, bundle: VerifiedBundle, tmp_path: Path
+) -> None:
+    x = tables.inputs(3_200)
+    wide = pa.table({"id": np.arange(len(x)), **{f"x_{i}": x[:, i] for i in range(x.shape[1])}})
+    third = wide["x_3"].to_pylist()
+    third[7] = third[2999] = None
+    wide = wide.set_column(4, "x_3", pa.array(third, pa.float32()))
+    place = tmp_path / f"in.{form}"
+    if form == "parquet":
+        parquet.write_table(wide, place, row_group_size=900)
+    else:
+        csv.write_csv(wide, place)
+    report = score(bundle, rows_at(place), tmp_path / "ray")
+    tables.score(bundle, place, sink_at(tmp_path / "local"), limit="10", wanted=WANTED)
+    assert (report.totals.rows, report.totals.bad) == (len(x) - 2, 2)
+    one, other = (
+        tables.answers(tmp_path / name).drop_columns("mlctl_scored_at") for name in ("ray", "local")
+    )
+    assert one.equals(other)
+    assert lines(tmp_path / "ray") == lines(tmp_path / "local")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("started")
+def test_killing_actors_loses_and_doubles_nothing(bundle: VerifiedBundle, tmp_path: Path) -> None:
+    tables.write_rows(tmp_path / "in.parquet", 40 * UNIT)
+    killed: list[int] = []
+
+    def kill(event: Event) -> None:
+        if event.phase is Phase.COMMITTED and event.rows >= 5 * UNIT and not killed:
+            for process in actors():
+                process.kill()
+                killed.append(process.pid)
+
+    report = score(bundle, rows_at(tmp_path / "in.parquet"), tmp_path / "out", Control(watch=kill))
+    assert len(killed) == 2
+    assert (report.totals.rows, report.totals.bad) == (40 * UNIT, 0)
+    assert tables.answers(tmp_path / "out")["id"].to_pylist() == list(range(40 * UNIT))
+    assert not actors()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("started")
+def test_a_stopped_job_goes_on_where_it_was(bundle: VerifiedBundle, tmp_path: Path) -> None:
+    tables.write_rows(tmp_path / "in.parquet", 40 * UNIT)
+    stop = threading.Event()
+
+    def stop_early(event: Event) -> None:
+        if event.phase is Phase.COMMITTED:
+            stop.set()
+
+    before = signal.getsignal(signal.SIGTERM)
+    source = rows_at(tmp_path / "in.parquet")
+    with pytest.raises(MlctlError) as caught:
+        score(bundle, source, tmp_path / "out", Control(watch=stop_early, stop=stop), actors=1)
+    assert caught.value.code is ErrorCode.INTERRUPTED
+    part = tables.answers(tmp_path / "out").num_rows
+    assert 0 < part < 40 * UNIT
+    assert signal.getsignal(signal.SIGTERM) == before
+    tables.score(bundle, tmp_path / "in.parquet", sink_at(tmp_path / "out"), wanted=WANTED)
+    assert tables.answers(tmp_path / "out")["id"].to_pylist() == list(range(40 * UNIT))
+
+
+class Deadly:
+    """A number that ends whoever is sent it; not the sender."""
+
+    def __reduce__(self) -> tuple[object, tuple[int, int]]:
+        return _die_elsewhere, (os.getpid(), 0)
+
+    def __int__(self) -> int:
+        return 0
+
+
+def _die_elsewhere(home: int, number: int) -> int:
+    if os.getpid() != home:
+        os._exit(137)
+    return number
+
+
+class DeadlySource:
+    """Three units; whoever scores the second one dies, each time."""
+
+    name = "deadly"
+
+    def __init__(self) -> None:
+        self._table = tables.table(tables.inputs(UNIT))
+        self.schema = self._table.schema
+
+    def identity(self) -> Mapping[str, str]:
+        return {"rows": "3"}
+
+    def total_rows(self) -> int | None:
+        return 3 * UNIT
+
+    def scan(self, columns: Sequence[str], done: Container[str]) -> Iterator[Chunk]:
+        for index in range(3):
+            unit = Unit(f"{index}", "deadly", 0, UNIT)
+            if unit.id not in done:
+                numbers = [Deadly()] if index == 1 else None
+                yield Chunk(unit, self._table.select(columns), (), numbers)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("started")
+def test_a_unit_that_ends_its_actor_again_and_again_ends_the_job(
+    bundle: VerifiedBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "_RETRIES", 1)
+    with pytest.raises(MlctlError, match="lost a unit 2 times") as caught:
+        score(bundle, DeadlySource(), tmp_path / "out", actors=1)
+    assert caught.value.code is ErrorCode.CLUSTER_UNAVAILABLE
+    # No row is blamed for it.
+    assert not list((tmp_path / "out").glob("_SUCCESS"))
+    assert tables.answers(tmp_path / "out").num_rows == UNIT
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("started")
+def test_too_many_bad_rows_are_told_from_there(bundle: VerifiedBundle, tmp_path: Path) -> None:
+    rows = tables.table(tables.inputs(UNIT)).to_pydict()
+    rows["x"] = [[1.0, 2.0] if index % 2 else values for index, values in enumerate(rows["x"])]
+    kinds = pa.schema([("id", pa.int64()), ("x", pa.list_(pa.float32()))])
+    parquet.write_table(pa.table(rows, schema=kinds), tmp_path / "in.parquet")
+    with pytest.raises(MlctlError, match="max-errors") as caught:
+        score(bundle, rows_at(tmp_path / "in.parquet"), tmp_path / "out", actors=1)
+    assert caught.value.code is ErrorCode.TOO_MANY_BAD_ROWS
+
+
+def errand(bundle: VerifiedBundle) -> Errand:
+    schema = tables.table(tables.inputs(1)).schema
+    recipe = make_recipe(bundle, schema, WANTED)
+    answers = result_schema(bundle.manifest.signature, schema, recipe.keep)
+    return Errand(Scoring(bundle, recipe, answers), read_files(bundle))
+
+
+def test_an_actor_opens_only_the_bundle_that_was_meant(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path / "bundle")
+    meant = errand(bundle)
+    actor = ScoringActor(lambda given: given)
+    assert actor.open([meant]) is None
+    chunk = Chunk(Unit("0", "here", 0, 3), tables.table(tables.inputs(3)))
+    answered = actor.score([meant], chunk)
+    assert isinstance(answered, UnitResult)
+    assert answered.table.num_rows == 3
+    actor.close()
+    altered = dict(meant.files)
+    altered[MODEL_NAME] = altered[MODEL_NAME].copy()
+    altered[MODEL_NAME][-1] ^= 1
+    for files, code in (
+        (altered, ErrorCode.FILE_ALTERED),
+        (read_files(make_bundle(tmp_path / "other", scale=3.0)), ErrorCode.DIGEST_MISMATCH),
+    ):
+        refused = actor.open([replace(meant, files=files)])
+        assert isinstance(refused, Failure)
+        assert refused.code is code
+        actor.close()
+
+
+def test_options_of_the_other_executor_are_refused() -> None:
+    with pytest.raises(MlctlError, match="need --executor ray"):
+        choose_executor("local", None, None, 2)
+    with pytest.raises(MlctlError, match="one thread"):
+        choose_executor("ray", 2, None, None)

@@ -1,0 +1,136 @@
+"""Arrow and raw messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bundle.errors import MlctlError
+from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from services.stream.payloads import PayloadRequest, open_payload
+
+
+def _spec(name: str, dtype: Datatype, *row: int) -> TensorSpec:
+    return TensorSpec(name=name, dtype=dtype, shape=(DYNAMIC, *row))
+
+
+FOUR = Signature(
+    inputs=(_spec("x", Datatype.FP32, 4),),
+    outputs=(_spec("y", Datatype.FP32, 2), _spec("label", Datatype.BYTES)),
+)
+PLAIN = Signature(
+    inputs=(_spec("flag", Datatype.BOOL), _spec("a", Datatype.INT16, 2)),
+    outputs=(_spec("y", Datatype.FP64), _spec("z", Datatype.UINT8, 3)),
+)
+RAGGED = Signature(inputs=(_spec("x", Datatype.FP32, DYNAMIC),), outputs=FOUR.outputs)
+
+
+def _message(columns: Mapping[str, Sequence[object]], **kinds: pa.DataType) -> bytes:
+    table = pa.table({name: pa.array(values, kinds.get(name)) for name, values in columns.items()})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
+
+
+def _answer(value: bytes) -> dict[str, list[object]]:
+    with pa.ipc.open_stream(value) as reader:
+        found: dict[str, list[object]] = reader.read_all().to_pydict()
+    return found
+
+
+def test_rows_of_arrow_messages_come_back_to_their_messages() -> None:
+    payload = open_payload(PayloadRequest("arrow", keep=("id",)), FOUR)
+    values = [
+        _message({"id": [1, 2], "x": [[1.0, 2, 3, 4], [5.0, 6, 7, 8]]}),
+        _message({"id": ["b"], **{f"x_{i}": [float(i)] for i in range(4)}}),
+    ]
+    (found,) = payload.decode(values)
+    assert (list(found.kept), list(found.rows)) == ([0, 1], [2, 1])
+    assert found.inputs["x"].tolist() == [[1, 2, 3, 4], [5, 6, 7, 8], [0, 1, 2, 3]]
+    outputs = {
+        "y": np.arange(6, dtype=np.float32).reshape(3, 2),
+        "label": np.array([b"p", b"q", b"r"], object),
+    }
+    answers = payload.encode(outputs, found.rows, found.carried)
+    assert [_answer(each) for each in answers] == [
+        {"id": [1, 2], "y": [[0, 1], [2, 3]], "label": ["p", "q"]},
+        {"id": ["b"], "y": [[4, 5]], "label": ["r"]},
+    ]
+
+
+def test_bad_arrow_messages_are_refused_alone() -> None:
+    payload = open_payload(PayloadRequest("arrow", max_rows=3, max_bytes=5000), FOUR)
+    good = _message({"x": [[1.0, 2, 3, 4]]})
+    values = [
+        good,
+        b"not arrow",
+        good[: len(good) // 2],
+        _message({"x": [[1.0, 2, 3, 4], [1.0, 2, 3]]}),
+        _message({"z": [1]}),
+        _message({"x": [[1.0, 2, 3, 4]] * 4}),
+        _message({"x": pa.array([], pa.list_(pa.float32()))}),
+        b"\0" * 6000,
+        _message({"x": [[1.0, None, 3, 4]]}),
+        good,
+    ]
+    (found,) = payload.decode(values)
+    assert list(found.kept) == [0, 9]
+    assert set(found.rejected) == set(range(1, 9))
+    assert found.rejected[3].startswith("row 1: ")
+    assert "no column feeds input 'x'" in found.rejected[4]
+    assert "/" not in found.rejected[1]
+
+
+def test_arrow_rows_of_one_length_each() -> None:
+    payload = open_payload(PayloadRequest("arrow"), RAGGED)
+    values = [_message({"x": [[1.0]]}), _message({"x": [[1.0, 2]]}), _message({"x": [[3.0], []]})]
+    found = payload.decode(values)
+    assert [each.inputs["x"].shape for each in found] == [(1, 1), (1, 2)]
+    assert "one length" in found[0].rejected[2]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_a_damaged_arrow_message_is_refused_or_read(data: st.DataObject) -> None:
+    good = bytearray(_message({"x": [[1.0, 2, 3, 4]], "t": ["word"]}))
+    for _ in range(data.draw(st.integers(1, 3))):
+        good[data.draw(st.integers(0, len(good) - 1))] = data.draw(st.integers(0, 255))
+    payload = open_payload(PayloadRequest("arrow"), FOUR)
+    (found,) = payload.decode([bytes(good)])
+    assert bool(found.rejected) != bool(found.kept)
+
+
+def test_raw_rows() -> None:
+    payload = open_payload(PayloadRequest("raw"), PLAIN)
+    row = np.dtype([("flag", "?"), ("a", "<i2", 2)])
+    table = np.array([(True, (1, -2)), (False, (3, 4)), (True, (5, 6))], row)
+    values = [table[:1].tobytes(), b"", table[1:].tobytes(), b"\1\0", b"\2\0\0\0\0"]
+    (found,) = payload.decode(values)
+    assert (list(found.kept), list(found.rows)) == ([0, 2], [1, 2])
+    assert found.inputs["a"].tolist() == [[1, -2], [3, 4], [5, 6]]
+    assert found.inputs["flag"].tolist() == [True, False, True]
+    assert found.inputs["a"].flags.c_contiguous
+    assert set(found.rejected) == {1, 3, 4}
+    assert "neither 0 nor 1" in found.rejected[4]
+    outputs = {"y": np.arange(3.0), "z": np.arange(9, dtype=np.uint8).reshape(3, 3)}
+    one, two = payload.encode(outputs, found.rows)
+    assert one == np.float64(0).tobytes() + bytes([0, 1, 2])
+    assert len(two) == 2 * (8 + 3)
+    assert payload.encode(outputs, [1, 1, 1])[2] == two[11:]
+
+
+def test_raw_needs_rows_of_one_size() -> None:
+    for wanted, signature in (
+        (PayloadRequest("raw"), FOUR),
+        (PayloadRequest("raw"), RAGGED),
+        (PayloadRequest("raw", keep=("id",)), PLAIN),
+    ):
+        with pytest.raises(MlctlError):
+            open_payload(wanted, signature)

@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bundle.errors import MlctlError
+from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from services.predict import to_array
+from services.stream.base import Decoded
+from services.stream.payloads import PayloadRequest, open_payload
+
+
+def _spec(name: str, dtype: Datatype = Datatype.FP32, *row: int) -> TensorSpec:
+    return TensorSpec(name=name, dtype=dtype, shape=(DYNAMIC, *row))
+
+
+FOUR = Signature(inputs=(_spec("x", Datatype.FP32, 4),), outputs=(_spec("y", Datatype.FP32, 4),))
+WIDE = Signature(
+    inputs=(
+        _spec("age", Datatype.INT64, 1),
+        _spec("word", Datatype.BYTES),
+        _spec("picture", Datatype.UINT8, 2, 2),
+    ),
+    outputs=(_spec("label", Datatype.BYTES), _spec("score", Datatype.FP32)),
+)
+RAGGED = Signature(inputs=(_spec("x", Datatype.FP32, DYNAMIC),), outputs=FOUR.outputs)
+
+
+def _decode(signature: Signature, *values: bytes, keep: tuple[str, ...] = ()) -> list[Decoded]:
+    return list(open_payload(PayloadRequest(keep=keep), signature).decode(values))
+
+
+def test_flat_rows_become_one_array() -> None:
+    (found,) = _decode(FOUR, b'{"x":[1,2,3,4]}', b'{"x":[5,6.5,7,8],"id":"a:b"}')
+    np.testing.assert_array_equal(
+        found.inputs["x"], np.array([[1, 2, 3, 4], [5, 6.5, 7, 8]], np.float32)
+    )
+    assert found.inputs["x"].dtype == np.float32
+    assert (list(found.kept), list(found.rows)) == ([0, 1], [1, 1])
+    assert not found.rejected
+    assert not found.carried
+
+
+def test_one_bad_message_among_many_is_alone_refused() -> None:
+    values = [orjson.dumps({"x": [float(i)] * 4}) for i in range(100)]
+    values[37] = b'{"x":[1,2,true,4]}'
+    values[60] = b"not json"
+    values[61] = b'{"x":[1,2,3]}'
+    values[62] = b'{"y":[1,2,3,4]}'
+    values[63] = b"[1,2,3,4]"
+    values[64] = b'{"x":[1,2,3,4],"x":[1,2,3,4]}'
+    values[65] = b'{"x":[1,2,3,1e39]}'
+    (found,) = _decode(FOUR, *values)
+    assert set(found.rejected) == {37, 60, 61, 62, 63, 64, 65}
+    assert [int(row[0]) for row in found.inputs["x"]] == list(found.kept)
+    assert sorted([*found.kept, *found.rejected]) == list(range(100))
+    assert "true" not in found.rejected[61]
+    assert "True is not of datatype FP32" in found.rejected[37]
+    assert "not valid JSON" in found.rejected[60]
+    assert "[3]" in found.rejected[61] or "[1, 3]" in found.rejected[61]
+    assert "'x' is missing" in found.rejected[62]
+    assert "given twice" in found.rejected[64]
+
+
+def test_messages_cannot_flow_into_each_other() -> None:
+    cut = [b'{"x":[1,2', b"3,4]}", b'{"x":[1,2,3,4]},{"x":[1,2,3,4]}']
+    (found,) = _decode(FOUR, *cut)
+    assert set(found.rejected) == {0, 1, 2}
+    assert not found.kept
+
+
+@pytest.mark.parametrize(
+    "twice",
+    [
+        b'{"x":[1,2,3,4],"x":"\\u003a"}',
+        b'{"x":[1,2,3,4],"n":{"a":1,"a":2}}',
+        b'{"x":[1,2,3,4],"k:":1,"k:":1}',
+    ],
+)
+def test_a_key_twice_is_found_wherever_it_is(twice: bytes) -> None:
+    (found,) = _decode(FOUR, b'{"x":[1,2,3,4]}', twice)
+    assert list(found.rejected) == [1]
+    assert "given twice" in found.rejected[1]
+
+
+def test_nested_rows_scalars_and_texts() -> None:
+    (found,) = _decode(
+        WIDE,
+        b'{"age":[3],"word":"a","picture":[[1,2],[3,4]]}',
+        b'{"age":4,"word":"b","picture":[1,2,3,4]}',
+    )
+    assert found.inputs["age"].tolist() == [[3], [4]]
+    assert found.inputs["word"].tolist() == [b"a", b"b"]
+    assert found.inputs["picture"].tolist() == [[[1, 2], [3, 4]]] * 2
+
+
+def test_several_rows_in_a_message_come_back_together() -> None:
+    payload = open_payload(PayloadRequest(keep=("id",)), FOUR)
+    values = [
+        b'{"id":1,"x":[[1,2,3,4]]}',
+        b'{"id":"b","x":[[1,2,3,4],[5,6,7,8]]}',
+        b'{"x":[9,9,9,9]}',
+        b'{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","data":[1,2,3,4]}]}',
+    ]
+    (found,) = payload.decode(values)
+    assert list(found.rows) == [1, 2, 1, 1]
+    answers = payload.encode({"y": found.inputs["x"]}, found.rows, found.carried)
+    assert [orjson.loads(each) for each in answers] == [
+        {"id": 1, "y": [[1, 2, 3, 4]]},
+        {"id": "b", "y": [[1, 2, 3, 4], [5, 6, 7, 8]]},
+        {"y": [9, 9, 9, 9]},
+        {"y": [[1, 2, 3, 4]]},
+    ]
+
+
+def test_kept_fields_come_back_as_they_were() -> None:
+    payload = open_payload(PayloadRequest(keep=("id", "deep")), FOUR)
+    values = [
+        b'{"x":[1,2,3,4],"id":18446744073709551615,"deep":{"a":[null,"b"]}}',
+        b'{"x":[1,2,3,4],"id":123456789012345678901234567890}',
+    ]
+    (found,) = payload.decode(values)
+    assert list(found.rejected) == [1]
+    (answer,) = payload.encode({"y": found.inputs["x"]}, found.rows, found.carried)
+    assert orjson.loads(answer) == {
+        "id": 18446744073709551615,
+        "deep": {"a": [None, "b"]},
+        "y": [1, 2, 3, 4],
+    }
+
+
+def test_rows_of_different_lengths_are_apart() -> None:
+    found = _decode(RAGGED, b'{"x":[1,2]}', b'{"x":[1]}', b'{"x":[3,4]}', b"{}")
+    assert [each.inputs["x"].shape for each in found] == [(2, 2), (1, 1)]
+    assert [list(each.kept) for each in found] == [[0, 2], [1]]
+    assert [set(each.rejected) for each in found] == [{3}, set()]
+
+
+def test_limits_are_looked_at_before_anything_is_read() -> None:
+    payload = open_payload(PayloadRequest(max_bytes=100, max_rows=2), FOUR)
+    values = [
+        b'{"x":[1,2,3,4]}',
+        b'{"x":[1,2,3,4]}' + b" " * 100,
+        b'{"x":[[1,2,3,4],[1,2,3,4],[1,2,3,4]]}',
+        b"[" * 90,
+        b'{"x":[]}',
+    ]
+    (found,) = payload.decode(values)
+    assert list(found.kept) == [0]
+    assert "115 bytes" in found.rejected[1]
+    assert "3 rows" in found.rejected[2]
+    assert set(found.rejected) == {1, 2, 3, 4}
+
+
+def test_answers_are_those_of_the_online_path() -> None:
+    payload = open_payload(PayloadRequest(), WIDE)
+    outputs = {
+        "label": np.array([b"a\xc3\xa4", b'"'], object),
+        "score": np.array([0.1, 1e-9], np.float32),
+    }
+    assert payload.encode(outputs, [1, 1]) == [
+        '{"label":"a\u00e4","score":0.1}'.encode(),
+        b'{"label":"\\"","score":1e-9}',
+    ]
+    assert payload.encode(outputs, [2]) == ['{"label":["aä","\\""],"score":[0.1,1e-9]}'.encode()]
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 0), (3, 1), (3, 2, 2), (3, 1, 2, 1), (0, 4)])
+def test_rows_of_any_shape_are_cut_apart(shape: tuple[int, ...]) -> None:
+    outputs = (_spec("y", Datatype.FP64, *shape[1:]),)
+    payload = open_payload(PayloadRequest(), Signature(inputs=FOUR.inputs, outputs=outputs))
+    array = np.arange(math.prod(shape), dtype=np.float64).reshape(shape)
+    found = payload.encode({"y": array}, [1] * shape[0])
+    assert [orjson.loads(each)["y"] for each in found] == array.tolist()
+    if shape[0]:
+        (whole,) = payload.encode({"y": array}, [shape[0]])
+        assert orjson.loads(whole)["y"] == array.tolist()
+
+
+def test_what_json_cannot_say_is_an_error() -> None:
+    payload = open_payload(PayloadRequest(), FOUR)
+    with pytest.raises(MlctlError, match="not finite"):
+        payload.encode({"y": np.array([[1, 2, 3, math.nan]], np.float32)}, [1])
+
+
+def test_requests_that_make_no_sense() -> None:
+    with pytest.raises(MlctlError, match="an output has that name"):
+        open_payload(PayloadRequest(keep=("y",)), FOUR)
+    with pytest.raises(MlctlError, match="no such form"):
+        open_payload(PayloadRequest("xml"), FOUR)
+
+
+_VALUES = st.one_of(
+    st.integers(-3, 300), st.floats(width=32), st.booleans(), st.text(max_size=2), st.none()
+)
+_ROWS = st.one_of(
+    st.lists(_VALUES, max_size=4), st.lists(st.integers(0, 9), min_size=2, max_size=2)
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from([Datatype.FP32, Datatype.UINT8, Datatype.BYTES, Datatype.BOOL]),
+    st.lists(st.one_of(_ROWS, st.lists(_ROWS, max_size=2), _VALUES), min_size=1, max_size=12),
+)
+def test_a_message_means_what_predict_makes_of_it(dtype: Datatype, rows: list[object]) -> None:
+    """Accepted with the same values or refused, and never changed by its neighbours."""
+    signature = Signature(inputs=(_spec("x", dtype, 2),), outputs=FOUR.outputs)
+    payload = open_payload(PayloadRequest(), signature)
+    values = [orjson.dumps({"x": row}) for row in rows]
+    found = {}
+    for item in payload.decode(values):
+        start = 0
+        for index, count in zip(item.kept, item.rows, strict=True):
+            found[index] = item.inputs["x"][start : start + count].tolist()
+            start += count
+    for index, value in enumerate(values):
+        row = orjson.loads(value)["x"]
+        try:
+            several = to_array(signature.inputs[0], row).tolist()
+        except MlctlError:
+            several = None
+        try:
+            one = to_array(signature.inputs[0], [row]).tolist()
+        except MlctlError:
+            one = None
+        assert found.get(index) == (several or one or None)

@@ -1,0 +1,50 @@
+"""What a scrape says of a run."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+
+from bundle.clock import ManualClock
+from bundle.errors import MlctlError
+from services.stream.events import Batch, Event, Phase, Totals
+from services.stream.metrics import StreamMetrics, serving
+
+
+def _event(
+    phase: Phase, lag: dict[str, int] | None, batch: Batch | None = None, n: int = 0
+) -> Event:
+    return Event(phase, Totals(), 1.0, lag, batch, n)
+
+
+def test_a_scrape_tells_what_happened() -> None:
+    registry = CollectorRegistry()
+    metrics = StreamMetrics("tiny", registry, ManualClock(1000.0))
+    batch = Batch(10, 12, 8, 2, 0.003, 0.001, 0.002, 0.0, 0.02, {"invalid_input": 2})
+    metrics.watch(_event(Phase.STARTED, {"0": 5, "1": 7}))
+    metrics.watch(_event(Phase.COMMITTED, None, batch))
+    metrics.watch(_event(Phase.REBALANCED, None, n=1))
+    metrics.watch(_event(Phase.COMMITTED, {"1": 3}, batch, n=2))
+    metrics.watch(_event(Phase.PAUSED, None, n=2))
+    with serving(registry, 0) as port:
+        text = httpx.get(f"http://127.0.0.1:{port}/metrics").text
+        with pytest.raises(MlctlError, match=f"port {port}"), serving(registry, port):
+            pass
+    for line in (
+        'mlctl_stream_messages_total{model="tiny",outcome="answer"} 16.0',
+        'mlctl_stream_messages_total{model="tiny",outcome="dead"} 4.0',
+        'mlctl_stream_dead_letters_total{model="tiny",reason="invalid_input"} 4.0',
+        'mlctl_stream_rows_total{model="tiny"} 24.0',
+        'mlctl_stream_rebalances_total{model="tiny"} 2.0',
+        'mlctl_stream_batch_messages_bucket{le="16.0",model="tiny"} 2.0',
+        'mlctl_stream_wait_seconds_sum{model="tiny"} 0.006',
+        'mlctl_stream_stage_seconds_sum{model="tiny",stage="commit"} 0.04',
+        'mlctl_stream_lag_messages{model="tiny",partition="1"} 3.0',
+        'mlctl_stream_paused{model="tiny"} 1.0',
+        'mlctl_stream_last_commit_timestamp_seconds{model="tiny"} 1000.0',
+    ):
+        assert line in text.splitlines()
+    assert 'partition="0"' not in text
+    metrics.watch(_event(Phase.IDLE, None, n=2))
+    assert registry.get_sample_value("mlctl_stream_paused", {"model": "tiny"}) == 0.0

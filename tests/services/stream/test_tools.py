@@ -1,0 +1,123 @@
+"""Sending, looking and redriving, on the embedded log and on files."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from bundle.errors import MlctlError
+from services.stream.base import Commit, Guarantee, LinkRequest, Message, Outgoing, Place
+from services.stream.bridge import connect
+from services.stream.tools import as_document, as_lines, redrive, send
+from services.stream.transports import transport_of
+from tests.services.stream.contract import answered, read, take, values
+
+
+@pytest.fixture(params=["sqlite", "file"])
+def places(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Place]:
+    forms = {
+        "sqlite": f"sqlite://{tmp_path}/events.db#%s",
+        "file": f"file://{tmp_path}/%s.jsonl?headers=yes",
+    }
+    return {name: Place.parse(forms[request.param] % name) for name in ("in", "out", "dead")}
+
+
+def _publish(place: Place, *messages: Outgoing) -> None:
+    with transport_of(place).open_producer(place) as producer:
+        producer.publish(messages)
+
+
+def _redriven(places: dict[str, Place], stop: threading.Event | None = None) -> int:
+    return redrive(places["dead"], places["in"], stop or threading.Event(), lambda _sent: None)
+
+
+def test_lines_are_sent_with_their_keys(places: dict[str, Place], tmp_path: Path) -> None:
+    rows = tmp_path / "rows"
+    rows.write_bytes(b'{"id":7,"a":1}\n\n{"id":"x","a":2}')
+    assert send(places["in"], rows, threading.Event(), key="id") == 2
+    found = read(places["in"])
+    assert values(found) == [b'{"id":7,"a":1}', b'{"id":"x","a":2}']
+    assert [message.key for message in found] == [b"7", b"x"]
+
+
+def test_a_line_without_the_key_is_told(places: dict[str, Place], tmp_path: Path) -> None:
+    rows = tmp_path / "rows"
+    rows.write_bytes(b"[1]\n")
+    with pytest.raises(MlctlError, match="no JSON object with that field"):
+        send(places["in"], rows, threading.Event(), key="id")
+
+
+def test_a_rate_is_kept(places: dict[str, Place], tmp_path: Path) -> None:
+    rows = tmp_path / "rows"
+    rows.write_bytes(b"1\n" * 60)
+    waits: list[float] = []
+
+    class Stop(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout or 0.0)
+            return False
+
+    assert send(places["in"], rows, Stop(), rate=200.0) == 60
+    assert len(waits) == 6
+    assert sum(waits) > 0.2
+
+
+def test_dead_letters_are_sent_again_once(places: dict[str, Place]) -> None:
+    ours = (("own", b"1"), ("mlctl-error", b"bad"), ("mlctl-attempts", b"2"))
+    _publish(places["dead"], *(Outgoing(b"%d" % n, b"k", ours) for n in range(5)))
+    assert _redriven(places) == 5
+    assert _redriven(places) == 0
+    found = read(places["in"])
+    assert values(found) == [b"%d" % n for n in range(5)]
+    assert {message.headers for message in found} == {(("own", b"1"), ("mlctl-attempts", b"2"))}
+    _publish(places["dead"], Outgoing(b"5"))
+    assert _redriven(places) == 1
+
+
+def test_what_dies_again_meanwhile_waits_for_the_next_time(places: dict[str, Place]) -> None:
+    """A consumer that refuses each message at once would keep a redrive busy for ever."""
+    _publish(places["dead"], *(Outgoing(b"%d" % n) for n in range(3)))
+    if places["dead"].scheme == "file":  # one process writes to a file at a time
+        return
+
+    def die(sent: int) -> None:
+        assert sent <= 3
+        _publish(places["dead"], Outgoing(b"again"))
+
+    assert redrive(places["dead"], places["in"], threading.Event(), die) == 3
+
+
+def test_dead_letters_of_another_broker(places: dict[str, Place], tmp_path: Path) -> None:
+    other = Place.parse(f"sqlite://{tmp_path}/other.db#in")
+    _publish(places["dead"], Outgoing(b"\x00\xff", b"k", (("h", b"1"),)))
+    assert redrive(places["dead"], other, threading.Event(), lambda _sent: None) == 1
+    (found,) = read(other)
+    assert (found.value, found.key, found.headers) == (b"\x00\xff", b"k", (("h", b"1"),))
+
+
+def test_files_are_one_broker(tmp_path: Path) -> None:
+    one, two = (Place.parse(str(tmp_path / name)) for name in ("in", "out"))
+    (tmp_path / "in").write_bytes(b"1\n")
+    with connect(LinkRequest(one, "g", two)) as link:
+        assert link.guarantee is Guarantee.EXACTLY_ONCE
+        found = take(link, 1)
+        link.commit(Commit(found, answered(found)))
+    assert (tmp_path / "out").read_bytes() == b"1\n"
+
+
+def test_a_message_is_shown_whatever_is_in_it() -> None:
+    message = Message("3", 7, b"\xff" * 2000, b"k", (("why", b"x"), ("raw", b"\xfe")), 1_000)
+    assert as_document(message) == {
+        "partition": "3",
+        "offset": 7,
+        "time": "1970-01-01T00:00:01.000+00:00",
+        "key": "k",
+        "headers": [["why", "x"], ["raw", "0xfe"]],
+        "value": "0x" + "ff" * 2000,
+    }
+    lines = list(as_lines(message))
+    assert lines[0] == "3/7  1970-01-01T00:00:01.000+00:00  key=k"
+    assert "  why: x" in lines
+    assert lines[-1].endswith("... (2002 more characters)")

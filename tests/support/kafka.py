@@ -1,0 +1,107 @@
+"""A Kafka cluster for tests: librdkafka's mock brokers, which speak the protocol over TCP.
+
+It knows groups, range assignment, offsets and transactions, not fencing nor offsets in
+transactions, and it forgets what a partition holds beyond about 5 MB.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+import confluent_kafka
+from confluent_kafka import Producer
+
+_MESSAGE_SIZE = 512
+# How long a mock group waits for further members at first, and for members to come again.
+_REBALANCE_MS = 100
+
+
+class KafkaError(int):
+    """A broker's error codes, by their numbers in the protocol."""
+
+    ILLEGAL_GENERATION = 22
+    MESSAGE_TOO_LARGE = 10
+    NOT_ENOUGH_REPLICAS = 19
+
+
+class Api(int):
+    """Requests, by their numbers in the protocol."""
+
+    PRODUCE = 0
+    OFFSET_COMMIT = 8
+    END_TXN = 26
+
+
+def _library() -> ctypes.CDLL:
+    """The very librdkafka that the Python package has loaded."""
+    folder = Path(confluent_kafka.__file__).parent.parent / "confluent_kafka.libs"
+    (path,) = folder.glob("librdkafka*.so*")
+    library = ctypes.CDLL(os.fspath(path))
+    for name in ("rd_kafka_conf_new", "rd_kafka_new", "rd_kafka_mock_cluster_new"):
+        getattr(library, name).restype = ctypes.c_void_p
+    library.rd_kafka_mock_cluster_bootstraps.restype = ctypes.c_char_p
+    return library
+
+
+class MockKafka:
+    """One broker of this process; `address` is where clients find it."""
+
+    def __init__(self) -> None:
+        self._library = _library()
+        error = ctypes.create_string_buffer(_MESSAGE_SIZE)
+        config = ctypes.c_void_p(self._library.rd_kafka_conf_new())
+        # The cluster lives in threads of a client that is never used as one.
+        self._client = ctypes.c_void_p(
+            self._library.rd_kafka_new(0, config, error, ctypes.c_size_t(_MESSAGE_SIZE))
+        )
+        assert self._client, error.value
+        self._cluster = ctypes.c_void_p(
+            self._library.rd_kafka_mock_cluster_new(self._client, ctypes.c_int(1))
+        )
+        self._library.rd_kafka_mock_group_initial_rebalance_delay_ms(
+            self._cluster, ctypes.c_int32(_REBALANCE_MS)
+        )
+        found = self._library.rd_kafka_mock_cluster_bootstraps(self._cluster)
+        self.address = found.decode()
+
+    def create(self, topic: str, partitions: int = 1) -> None:
+        """Make a topic."""
+        self._check(
+            self._library.rd_kafka_mock_topic_create(
+                self._cluster, topic.encode(), ctypes.c_int(partitions), ctypes.c_int(1)
+            )
+        )
+
+    def refuse(self, api: int, *errors: int) -> None:
+        """Answer the next requests of a kind with these errors, one each."""
+        numbers = (ctypes.c_int * len(errors))(*errors)
+        self._library.rd_kafka_mock_push_request_errors_array(
+            self._cluster, ctypes.c_int16(api), ctypes.c_size_t(len(errors)), numbers
+        )
+
+    def down(self) -> None:
+        """Close all connections, and take none."""
+        self._check(self._library.rd_kafka_mock_broker_set_down(self._cluster, ctypes.c_int32(1)))
+
+    def up(self) -> None:
+        """Take connections again; what it holds is as it was."""
+        self._check(self._library.rd_kafka_mock_broker_set_up(self._cluster, ctypes.c_int32(1)))
+
+    def close(self) -> None:
+        """End it."""
+        self._library.rd_kafka_mock_cluster_destroy(self._cluster)
+        self._library.rd_kafka_destroy(self._client)
+
+    @staticmethod
+    def _check(error: int) -> None:
+        assert error == 0, f"librdkafka's error {error}"
+
+
+def send(address: str, topic: str, values: list[bytes], partition: int = -1) -> None:
+    """Send messages as any other program would."""
+    producer = Producer({"bootstrap.servers": address, "linger.ms": 1})
+    for value in values:
+        producer.produce(topic, value, partition=partition)
+    assert producer.flush(30) == 0
