@@ -18,7 +18,7 @@ import httpx
 
 from benchmarks.ways import Way, bare_way, typed_way, v2_ways
 from benchmarks.workloads import MAX_ROWS, NAME, Workload
-from rollout.launcher import free_ports
+from rollout.local.launcher import free_ports
 from tests.support.wait import wait_until
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -105,24 +105,24 @@ class Arena:
                     found += make(self.peers / name)
         return found
 
-    def ours(self, *, lean_grpc: bool = False, provider: str = "") -> Contender:
+    def ours(self, *, grpc_aio: bool = False, provider: str = "") -> Contender:
         """This project's server, with nothing turned off."""
         port, grpc_port = free_ports(2)
-        name = f"{OURS}, lean gRPC" if lean_grpc else OURS
+        name = f"{OURS}, grpc.aio" if grpc_aio else OURS
         command = [sys.executable, "-m", "bentoml", "serve", "services.service:service"]
         command += ["--host", "127.0.0.1", "--port", str(port)]
         ways = v2_ways(self.workload)
         environment = {
             "MLCTL_BUNDLE": str(self.workload.bundle.root),
             "MLCTL_GRPC_PORT": str(grpc_port),
-            "MLCTL_LEAN_GRPC": str(int(lean_grpc)),
+            "MLCTL_LEAN_GRPC": str(int(not grpc_aio)),
             "MLCTL_PROVIDER": provider,
             "BENTOML_HOME": str(self.folder / name / "bentoml"),
             "BENTOML_DO_NOT_TRACK": "True",
         }
         return Contender(
             name,
-            tuple(way for way in ways if way.kind == "grpc") if lean_grpc else ways,
+            tuple(way for way in ways if way.kind == "grpc") if grpc_aio else ways,
             command,
             port,
             grpc_port,

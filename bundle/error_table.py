@@ -1,67 +1,12 @@
-"""Every failure that mlctl can name, with its hint and its status in each protocol.
-
-Codes are stable: scripts and clients may match on them.
-"""
+"""Every failure that mlctl can name, with its hint and its status in each protocol."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from types import MappingProxyType
 
-
-class ErrorCode(StrEnum):
-    """Stable machine-readable names of failures."""
-
-    INTERNAL = "internal"
-    INVALID_INPUT = "invalid_input"
-    UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
-    PAYLOAD_TOO_LARGE = "payload_too_large"
-    NOT_FOUND = "not_found"
-    METHOD_NOT_ALLOWED = "method_not_allowed"
-    UNAUTHENTICATED = "unauthenticated"
-    NOT_PERMITTED = "not_permitted"
-    KEY_NOT_FOUND = "key_not_found"
-    MODEL_NOT_FOUND = "model_not_found"
-    BENTO_NOT_FOUND = "bento_not_found"
-    DEPLOYMENT_NOT_FOUND = "deployment_not_found"
-    REGISTRY_UNAVAILABLE = "registry_unavailable"
-    PICKLE_REFUSED = "pickle_refused"
-    UNSUPPORTED_MODEL = "unsupported_model"
-    MANIFEST_INVALID = "manifest_invalid"
-    MANIFEST_VERSION_UNKNOWN = "manifest_version_unknown"
-    FILE_ALTERED = "file_altered"
-    FILE_MISSING = "file_missing"
-    FILE_UNLISTED = "file_unlisted"
-    PATH_UNSAFE = "path_unsafe"
-    DIGEST_MISMATCH = "digest_mismatch"
-    PARITY_FAILED = "parity_failed"
-    EXPORT_FAILED = "export_failed"
-    NOTHING_PASSED = "nothing_passed"
-    RUNTIME_MISSING = "runtime_missing"
-    RUNTIME_CONFLICT = "runtime_conflict"
-    PROVIDER_UNAVAILABLE = "provider_unavailable"
-    DISK_FULL = "disk_full"
-    PORT_TAKEN = "port_taken"
-    DEPLOYMENT_EXISTS = "deployment_exists"
-    ROLLOUT_ACTIVE = "rollout_active"
-    ALREADY_LIVE = "already_live"
-    NOT_READY = "not_ready"
-    ROLLED_BACK = "rolled_back"
-    INCONCLUSIVE = "inconclusive"
-    CANNOT_END = "cannot_end"
-    JOB_CHANGED = "job_changed"
-    JOB_RUNNING = "job_running"
-    TOO_MANY_BAD_ROWS = "too_many_bad_rows"
-    SINK_UNAVAILABLE = "sink_unavailable"
-    CLUSTER_UNAVAILABLE = "cluster_unavailable"
-    BROKER_UNAVAILABLE = "broker_unavailable"
-    TOO_MANY_DEAD_LETTERS = "too_many_dead_letters"
-    QUEUE_FULL = "queue_full"
-    DEADLINE_EXCEEDED = "deadline_exceeded"
-    UNAVAILABLE = "unavailable"
-    INTERRUPTED = "interrupted"
+from bundle.error_codes import ErrorCode
 
 
 @dataclass(frozen=True, slots=True)

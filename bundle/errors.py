@@ -6,7 +6,8 @@ HTTP API answers with its HTTP status, the gRPC API with its gRPC status.
 
 from __future__ import annotations
 
-from bundle.error_table import ERROR_TABLE, ErrorCode, ErrorSpec
+from bundle.error_codes import ErrorCode
+from bundle.error_table import ERROR_TABLE, ErrorSpec
 
 __all__ = ["ERROR_TABLE", "ErrorCode", "ErrorSpec", "MlctlError"]
 

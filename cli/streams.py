@@ -35,8 +35,13 @@ def opening_line(output: Output, wanted: Wanted, link: Link) -> None:
     if output.as_json:
         json_line({"event": "opened", "guarantee": link.guarantee.value, **places})
         return
-    output.note(f"{link.guarantee.value.capitalize()}: {promise(link)}.")
+    output.note(f"{promise(link, request.source)}.")
     output.note(f"{places['in']} -> {places['out']}, dead letters -> {places['dead']}")
+
+
+def serving_line(output: Output, port: int) -> None:
+    """Where the metrics are."""
+    output.note(f"Metrics: http://127.0.0.1:{port}/metrics")
 
 
 @contextlib.contextmanager

@@ -19,11 +19,11 @@ from collections.abc import Sequence
 
 from bundle.clock import Clock
 from bundle.errors import ErrorCode, MlctlError
-from rollout.journal import Journal
 from rollout.machine import Phase
 from rollout.model import Revision
 from rollout.ports import ChampionWriter
-from rollout.records import Deployment, Rollout, dumps
+from rollout.state.journal import Journal
+from rollout.state.records import Deployment, Rollout, dumps
 
 _TIMEOUT = 120.0
 _LONGEST_PAUSE = 600.0

@@ -12,20 +12,21 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from bundle.clock import Clock
-from rollout import machine, records
-from rollout.counts import Window
-from rollout.fleet import Fleet
-from rollout.gates import Action, Gate, Verdict
-from rollout.journal import Journal, RequestWaitsError
+from rollout import machine
+from rollout.judging.counts import Window
+from rollout.judging.gates import Action, Gate, Verdict
+from rollout.judging.observer import Observer
+from rollout.local.fleet import Fleet
 from rollout.machine import WATCHED, Look, Phase, Progress, Signal
 from rollout.model import Colour, Settings
-from rollout.observer import Observer
 from rollout.ports import DataPlane, Launcher, Meter, PlaneRejected, Probe, Traffic
-from rollout.records import Rollout
 from rollout.shadow.folder import SampleFolder
 from rollout.shadow.join import Side
 from rollout.shadow.watch import Parties, ShadowWatch
-from rollout.wishes import Request, next_request
+from rollout.state import records
+from rollout.state.journal import Journal, RequestWaitsError
+from rollout.state.records import Rollout
+from rollout.state.wishes import Request, next_request
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,27 +21,28 @@ from types import FrameType
 import psutil
 
 from bundle.clock import SystemClock
-from rollout import logs, places
 from rollout.champion import ChampionKeeper, ProcessChampions
 from rollout.controller import Controller, Watch, World
-from rollout.journal import Journal, StaleEpochError
-from rollout.launcher import LocalLauncher
+from rollout.local import logs
+from rollout.local.launcher import LocalLauncher
+from rollout.local.processes import TOKEN_VARIABLE, ProcessRef
+from rollout.local.replicas import LiveReplicas
+from rollout.local.scaler import Scaler
+from rollout.local.supervisor import Supervisor
+from rollout.local.vitals import Vitals
+from rollout.local.watch import seconds_unseen
 from rollout.machine import Phase
 from rollout.model import Settings, check_name
 from rollout.planes import edges_of, proxy_of
 from rollout.ports import Launcher, Plane, PlaneRejected, PlaneUnavailable, Traffic
-from rollout.processes import TOKEN_VARIABLE, ProcessRef
-from rollout.records import Deployment, Rollout
-from rollout.replicas import LiveReplicas
-from rollout.scaler import Scaler
 from rollout.seen.runs import RunKeeper
 from rollout.seen.telemetry import MetricsServer
 from rollout.seen.told import Told
 from rollout.seen.webhooks import Webhooks
 from rollout.shadow.folder import sample_folder
-from rollout.supervisor import Supervisor
-from rollout.vitals import Vitals
-from rollout.watch import seconds_unseen
+from rollout.state import places
+from rollout.state.journal import Journal, StaleEpochError
+from rollout.state.records import Deployment, Rollout
 
 DAEMON = "daemon"
 _POLL_SECONDS = 0.02

@@ -14,20 +14,22 @@ from pathlib import Path
 from bundle.errors import ErrorCode, MlctlError
 from bundle.home import bento_home
 from registry.tracking import tracking_uri
-from rollout import places, processes, slo
-from rollout.activator import awake
-from rollout.journal import Journal
-from rollout.keeping import deployment_up, ensure_daemon, spawn_daemon, take_down
-from rollout.launcher import free_ports, require_free, resolve_host
+from rollout.judging import slo
+from rollout.local import processes
+from rollout.local.activator import awake
+from rollout.local.keeping import deployment_up, ensure_daemon, spawn_daemon, take_down
+from rollout.local.launcher import free_ports, require_free, resolve_host
+from rollout.local.supervisor import PROXY
 from rollout.model import Colour, Ports, Revision, RolloutSpec, Settings, check_name
 from rollout.planes import can_copy, edges_of, proxy_of
 from rollout.ports import PlaneRejected, PlaneUnavailable
-from rollout.records import ENDED, Deployment, Event, Rollout
 from rollout.seen.secret import with_secret
 from rollout.seen.telemetry import LOOPBACK
 from rollout.shadow import agreement
-from rollout.supervisor import PROXY
-from rollout.wishes import Wish
+from rollout.state import places
+from rollout.state.journal import Journal
+from rollout.state.records import ENDED, Deployment, Event, Rollout
+from rollout.state.wishes import Wish
 
 _POLL_SECONDS = 0.05
 _PAGE = 500

@@ -12,13 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from rollout import gates
-from rollout.counts import Window
-from rollout.gates import Action, Evidence, Gate, Verdict
+from rollout.judging import gates
+from rollout.judging.counts import Window
+from rollout.judging.gates import Action, Evidence, Gate, Verdict
 from rollout.model import OnInconclusive, Outcome, RolloutSpec
 from rollout.shadow import patience
 from rollout.shadow.window import ShadowWindow
-from rollout.wishes import Request, Wish
+from rollout.state.wishes import Request, Wish
 
 
 class Phase(StrEnum):

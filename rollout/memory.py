@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from bundle.errors import ErrorCode, MlctlError
-from rollout.counts import Reading, Totals
+from rollout.judging.counts import Reading, Totals
+from rollout.local.processes import ProcessRef
 from rollout.model import Colour, Endpoint, Revision, replica_role
 from rollout.ports import PlaneRejected, Probe, Served, Traffic
-from rollout.processes import ProcessRef
 
 
 @dataclass

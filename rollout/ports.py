@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from rollout.counts import Reading
+from rollout.judging.counts import Reading
+from rollout.local.processes import ProcessRef
 from rollout.model import Colour, Endpoint, Revision
-from rollout.processes import ProcessRef
 
 TOTAL_WEIGHT = 100
 

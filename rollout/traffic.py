@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 
 from bundle.errors import ErrorCode, MlctlError
-from rollout import places
-from rollout.counts import Totals, difference
-from rollout.journal import Journal
+from rollout.judging.counts import Totals, difference
+from rollout.judging.plan import Plan, Today, plan, today
 from rollout.model import Revision, RolloutSpec
-from rollout.plan import Plan, Today, plan, today
 from rollout.planes import edges_of, proxy_of
 from rollout.ports import Meter, PlaneUnavailable
-from rollout.records import Deployment
+from rollout.state import places
+from rollout.state.journal import Journal
+from rollout.state.records import Deployment
 
 MEASURED_SECONDS = 3.0
 

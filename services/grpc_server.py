@@ -144,8 +144,6 @@ class GrpcServer:
         request = _parse(self._methods["ModelInfer"], message)
         require_model(self._host, request.model_name, request.model_version)
         decoded = self._codec.decode(request)
-        if self._desk is not None:
-            self._desk.learn(message, request, decoded)
         parse = perf_counter() - start
         limits = [
             limit for limit in (context.time_remaining(), decoded.timeout) if limit is not None
@@ -160,6 +158,8 @@ class GrpcServer:
             stages = Stages(parse, answer.queue_seconds, answer.infer_seconds, serialize)
             size = response.ByteSize()
             self._host.observer.answered(seen, stages, decoded.inputs, answer, size)
+        if self._desk is not None:
+            self._desk.learn(message, request, decoded)
         return response
 
     def _parsed(self, name: str, answer: Handler) -> Handler:

@@ -35,7 +35,7 @@ MODEL_FOLDER = "model"
 # What the image needs and no more: neither torch nor mlflow. BentoML adds itself, pinned.
 REQUIREMENTS = (
     "googleapis-common-protos", "grpcio", "grpcio-health-checking", "grpcio-reflection",
-    "h2", "hpack", "httptools", "hyperframe", "numpy", "onnx", "orjson", "platformdirs",
+    "hpack", "httptools", "numpy", "onnx", "orjson", "platformdirs",
     "prometheus-client", "protobuf",
     "pydantic", "pydantic-settings", "uvicorn", "uvloop",
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import time
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 import psutil
 
 _PERIOD = 0.05
+_LONGEST = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +48,14 @@ class _Tree:
                 continue
         self.most = max(self.most, now)
 
+    def kill(self) -> None:
+        for process in [*self.root.children(recursive=True), self.root]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
 
 def measure(command: Sequence[str], environment: Mapping[str, str] | None = None) -> Cost:
-    """Run `command` to its end; SystemExit with what it said if it fails.
+    """Run `command` to its end; SystemExit with what it said if it fails, or takes five minutes.
 
     The root's CPU is what the system counted, with the children that it waited for; that of
     others is the last that was seen of them.
@@ -67,6 +74,9 @@ def measure(command: Sequence[str], environment: Mapping[str, str] | None = None
             done, status, usage = os.wait4(process.pid, os.WNOHANG)
             if not done:
                 time.sleep(_PERIOD)
+            if time.perf_counter() - start > _LONGEST:
+                tree.kill()
+                raise SystemExit(f"{' '.join(command)}: it does not end")
         seconds = time.perf_counter() - start
         process.returncode = os.waitstatus_to_exitcode(status)
         assert process.stdout is not None

@@ -8,6 +8,7 @@ mlctl. `python ways.py WAY --model M --rows FILE --out PLACE --threads N --batch
 from __future__ import annotations
 
 import argparse
+import importlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -114,7 +115,7 @@ def pandas(work: Work) -> None:
 
 def polars(work: Work) -> None:
     """A lazy scan, with the model as a streamable function of batches."""
-    import polars as pl
+    pl: Any = importlib.import_module("polars")
 
     session = open_model(work.model, 1)
 
@@ -133,8 +134,9 @@ def polars(work: Work) -> None:
 
 def duckdb(work: Work) -> None:
     """The model as a scalar function of Arrow arrays, and COPY."""
-    import duckdb as db
     import pyarrow as pa
+
+    db: Any = importlib.import_module("duckdb")
 
     session = open_model(work.model, 1)
 
@@ -149,7 +151,7 @@ def duckdb(work: Work) -> None:
 
     connection = db.connect(config={"threads": work.threads})
     kinds = None if work.wide else ["FLOAT[64]"]
-    connection.create_function("scored", flat, kinds, "FLOAT", type="arrow")  # type: ignore[arg-type]
+    connection.create_function("scored", flat, kinds, "FLOAT", type="arrow")
     asked = ", ".join(f"x_{index}" for index in range(64)) if work.wide else "x::FLOAT[64]"
     connection.execute(
         f"COPY (SELECT id, scored({asked}) AS y FROM read_parquet('{work.rows}')) "
@@ -161,7 +163,12 @@ def ray(work: Work) -> None:
     """Ray Data with a pool of actors."""
     import ray as cluster
 
-    options = {"num_cpus": work.threads, "include_dashboard": False, "log_to_driver": False}
+    # One more than actors, or else nothing reads for them.
+    options: Any = {
+        "num_cpus": work.threads + 1,
+        "include_dashboard": False,
+        "log_to_driver": False,
+    }
     cluster.init("local", **options)
 
     class Model:

@@ -167,7 +167,7 @@ def _bench(output: Output, target: str, asking: Asking, load: Load) -> None:
 
 def _served(output: Output, target: str, asking: Asking, stack: ExitStack) -> Served:
     from bundle.tokens import token_of
-    from rollout.launcher import free_ports
+    from rollout.local.launcher import free_ports
     from services.bench.runs import Served
     from services.bench.server import serving
     from services.bench.target import parse_url
@@ -193,7 +193,7 @@ def _tune(
     limits: tuple[float, float],
     write: Path | None,
 ) -> None:
-    from rollout.launcher import free_ports
+    from rollout.local.launcher import free_ports
     from services.bench.tuning import Goal, Tuning
     from services.store import find_bento
 

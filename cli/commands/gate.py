@@ -57,7 +57,7 @@ def gate(
     """
     from rollout.gate_service.run import serve
     from rollout.gate_service.sources import parse_sources
-    from rollout.launcher import require_free
+    from rollout.local.launcher import require_free
 
     named = parse_sources(sources)
     require_free(host, port)

@@ -11,7 +11,7 @@ import click
 from cli.output import Output, reporting
 
 if TYPE_CHECKING:
-    from rollout.history import Moment
+    from rollout.state.history import Moment
 
 
 def _moment(_context: click.Context, _parameter: click.Parameter, text: str | None) -> float | None:
@@ -35,7 +35,7 @@ def history(output: Output, name: str, moment: float | None) -> None:
     production at that time, and the candidate's share if a rollout was under way.
     """
     from rollout import deployments
-    from rollout.history import at
+    from rollout.state.history import at
 
     if moment is None:
         _show_all(output, name)
@@ -48,8 +48,8 @@ def _show_all(output: Output, name: str) -> None:
     from cli.rollouts import local_time, rollout_document, verdict_text
     from cli.telling import run_document
     from rollout import deployments
-    from rollout.history import intervals
     from rollout.seen.links import links
+    from rollout.state.history import intervals
 
     rollouts = deployments.history(name)
     documents = [rollout_document(each) for each in rollouts]

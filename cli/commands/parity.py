@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 )
 @reporting
 def parity(output: Output, /, bento: str, rows: Path | None) -> None:
-    """Compare what BENTO answers online, over each protocol, and in a batch.
+    """Compare what BENTO answers online, in a batch and in a stream.
 
     BENTO (NAME:VERSION, or NAME for the newest) is served on free ports for as long as it takes.
     Its golden rows are asked in every way, alone and together. On the CPU in fp32 the answers must
     have the same bits, elsewhere they must be as near as the manifest says. Exits 5 if they are
     not.
     """
-    from rollout.launcher import free_ports
+    from rollout.local.launcher import free_ports
     from services.batch.model import find_model
     from services.parity.run import run_parity
     from services.store import find_bento

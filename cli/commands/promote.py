@@ -13,7 +13,7 @@ from cli.promote_options import promote_options
 
 if TYPE_CHECKING:
     from rollout.model import Revision, RolloutSpec
-    from rollout.records import Event
+    from rollout.state.records import Event
 
 
 @click.command()
@@ -66,7 +66,7 @@ def promote(
 def _spec(
     *, slo: str | None, min_agreement: float | None, no_alias: bool, **limits: Any
 ) -> RolloutSpec:
-    from rollout import slo as use_cases
+    from rollout.judging import slo as use_cases
     from rollout.model import RolloutSpec
 
     p50, p99 = use_cases.limits(slo, limits.pop("max_p50_ms"), limits.pop("max_p99_ms"))
@@ -116,7 +116,7 @@ def _begin(
 
 def _skip_gates(name: str) -> int:
     from rollout import deployments
-    from rollout.wishes import Wish
+    from rollout.state.wishes import Wish
 
     event = deployments.ask(name, Wish.FULL, "promote --full")
     return event.rollout or 0

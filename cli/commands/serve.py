@@ -51,7 +51,7 @@ def serve(
     With --json, one document says where it will listen before the server's own log begins
     on stderr.
     """
-    from rollout.launcher import require_free
+    from rollout.local.launcher import require_free
     from services.secure.settings import is_loopback
     from services.settings import load_settings
     from services.store import find_bento

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import click
@@ -11,7 +12,7 @@ from cli.batches import stopping
 from cli.output import Output, reporting
 from cli.stream_options import run_options, wanted_run
 from cli.stream_tools import lag, peek, redrive, send, tail
-from cli.streams import opening_line, show_report, watching
+from cli.streams import opening_line, serving_line, show_report, watching
 
 
 @click.group()
@@ -41,7 +42,7 @@ def run(output: Output, /, bento: str, **given: Any) -> None:
     with (
         stopping(output) as stop,
         watching(output) as shown,
-        counting(name, port, shown) as watch,
+        counting(name, port, shown, partial(serving_line, output)) as watch,
     ):
         report = run_stream(
             bundle, wanted, watch, stop, lambda link: opening_line(output, wanted, link)

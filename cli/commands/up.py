@@ -14,7 +14,7 @@ from cli.telling import telling, telling_options
 
 if TYPE_CHECKING:
     from rollout.model import Settings
-    from rollout.records import Deployment
+    from rollout.state.records import Deployment
 
 
 @click.command()

@@ -12,10 +12,10 @@ from bundle.latency import SERVED_EDGES_MS
 from rollout.gate_service import session as sessions
 from rollout.gate_service.session import Result, Session
 from rollout.gate_service.store import Store, Terms
-from rollout.gates import Verdict
+from rollout.judging.gates import Verdict
+from rollout.judging.observer import Observer
 from rollout.kubernetes.meter import Source, SourceMeter
 from rollout.model import Colour
-from rollout.observer import Observer
 from rollout.ports import PlaneRejected, PlaneUnavailable
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,199}")

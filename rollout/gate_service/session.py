@@ -11,8 +11,8 @@ from enum import StrEnum
 
 from pydantic import TypeAdapter
 
-from rollout import gates
-from rollout.gates import Action, Evidence, Gate, Verdict
+from rollout.judging import gates
+from rollout.judging.gates import Action, Evidence, Gate, Verdict
 from rollout.machine import Look
 from rollout.model import RolloutSpec
 

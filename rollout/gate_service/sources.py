@@ -11,7 +11,7 @@ import httpx
 
 from bundle.errors import ErrorCode, MlctlError
 from rollout.kubernetes.meter import Scrape, Source, totals_of
-from rollout.launcher import authorization
+from rollout.local.launcher import authorization
 from rollout.ports import PlaneUnavailable
 
 _TIMEOUT = 2.0

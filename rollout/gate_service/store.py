@@ -12,7 +12,7 @@ from bundle.errors import ErrorCode, MlctlError
 from rollout.gate_service import session as sessions
 from rollout.gate_service.session import Session
 from rollout.model import RolloutSpec
-from rollout.schema import transaction
+from rollout.state.schema import transaction
 
 _SCHEMA = """
 create table if not exists session (

@@ -18,7 +18,7 @@ from lightkube.types import PatchType
 
 from rollout.kubernetes.route import Json
 from rollout.kubernetes.target import Reach
-from rollout.launcher import authorization
+from rollout.local.launcher import authorization
 from rollout.ports import PlaneRejected, PlaneUnavailable
 
 _API_SECONDS = 3.0

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import write_atomic
-from rollout import places
 from rollout.kubernetes.target import Target
 from rollout.model import Colour
 from rollout.ports import PlaneRejected, PlaneUnavailable
+from rollout.state import places
 
 if TYPE_CHECKING:
     from rollout.kubernetes.plane import KubernetesPlane

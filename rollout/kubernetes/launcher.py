@@ -12,12 +12,12 @@ from pathlib import Path
 
 import httpx2
 
-from rollout import logs
 from rollout.kubernetes.plane import KubernetesPlane
 from rollout.kubernetes.target import Target
+from rollout.local import logs
+from rollout.local.processes import NO_PROCESS, ProcessRef
 from rollout.model import Colour, Endpoint, Revision, replica_role
 from rollout.ports import PlaneRejected, PlaneUnavailable, Probe, Served
-from rollout.processes import NO_PROCESS, ProcessRef
 
 
 class KubernetesLauncher:

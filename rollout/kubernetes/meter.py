@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from rollout.counts import Reading, Totals
+from rollout.judging.counts import Reading, Totals
 from rollout.kubernetes.scrape import NOTHING, Tally, read_totals
 from rollout.model import Colour
 from rollout.ports import PlaneUnavailable

@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Self
 
-from rollout.counts import Reading
-from rollout.journal import StaleEpochError
+from rollout.judging.counts import Reading
 from rollout.kubernetes import route as routes
 from rollout.kubernetes.cluster import Cluster, ConflictError
 from rollout.kubernetes.meter import ServiceSource, SourceMeter
@@ -19,6 +18,7 @@ from rollout.kubernetes.route import Claim, Json, RouteUnfitError, Word
 from rollout.kubernetes.target import Target
 from rollout.model import Colour, Endpoint
 from rollout.ports import PlaneRejected, PlaneUnavailable, Traffic
+from rollout.state.journal import StaleEpochError
 
 _TRIES = 8
 _PAUSE = 0.02

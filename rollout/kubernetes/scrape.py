@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bundle.errors import ERROR_TABLE, ErrorCode
 from bundle.latency import SERVED_EDGES_MS
-from rollout.counts import Totals
+from rollout.judging.counts import Totals
 
 _REQUESTS = "mlctl_requests_total"
 _SECONDS = "mlctl_request_seconds"

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bundle.latency import SERVED_EDGES_MS
-from rollout.counts import LATENCY_EDGES_MS
-from rollout.envoy import EnvoyFiles
+from rollout.judging.counts import LATENCY_EDGES_MS
 from rollout.model import Ports, Settings
+from rollout.planes.envoy import EnvoyFiles
 from rollout.planes.haproxy import HaproxyFiles
 from rollout.ports import Proxy
 

@@ -14,7 +14,7 @@ from typing import Self
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import write_atomic
-from rollout.counts import Reading
+from rollout.judging.counts import Reading
 from rollout.model import Colour, Endpoint, Ports
 from rollout.planes import haproxy_config as config
 from rollout.planes.haproxy_counts import LostAnswersError, Tallies, parse_ports, parse_servers

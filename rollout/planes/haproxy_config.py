@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from rollout.marks import (
+from rollout.model import MAX_REPLICAS, Colour, Endpoint, Ports
+from rollout.planes.marks import (
     CLIENT_COOKIE,
     CLIENT_HEADER,
     REQUEST_ID_HEADER,
@@ -19,7 +20,6 @@ from rollout.marks import (
     TESTER_HEADER,
     TESTER_VALUE,
 )
-from rollout.model import MAX_REPLICAS, Colour, Endpoint, Ports
 from rollout.ports import Traffic
 
 PROTOCOLS = ("http", "grpc")

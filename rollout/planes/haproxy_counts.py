@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from rollout.counts import (
+from rollout.judging.counts import (
     GRPC_CLIENT_ERRORS,
     GRPC_FAILURES,
     LATENCY_EDGES_MS,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rollout import places
-from rollout.journal import Journal
 from rollout.seen.projection import RunLink, link
 from rollout.seen.telemetry import LOOPBACK
 from rollout.seen.told import Place, Told, run_reader
 from rollout.seen.webhooks import host_of, reader_of
+from rollout.state import places
+from rollout.state.journal import Journal
 
 
 @dataclass(frozen=True, slots=True)

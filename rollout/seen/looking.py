@@ -10,17 +10,18 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from rollout import places, processes
-from rollout.counts import Reading, difference
-from rollout.fleet import replica_of
-from rollout.journal import Journal
-from rollout.keeping import deployment_up, ensure_daemon
+from rollout.judging.counts import Reading, difference
+from rollout.local import processes
+from rollout.local.fleet import replica_of
+from rollout.local.keeping import deployment_up, ensure_daemon
 from rollout.model import Colour
 from rollout.planes import edges_of, proxy_of
 from rollout.ports import Plane, PlaneRejected, PlaneUnavailable
-from rollout.records import TICK, Deployment, Event, Rollout
 from rollout.seen.told import Told
 from rollout.seen.view import Flow, ScreenState, Snapshot, screen
+from rollout.state import places
+from rollout.state.journal import Journal
+from rollout.state.records import TICK, Deployment, Event, Rollout
 
 FLOW_SECONDS = 10.0
 _DAEMON_CHECK_SECONDS = 2.0

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from rollout.judging.verdict import Gate
 from rollout.machine import Phase
-from rollout.records import ENDED, Event
-from rollout.verdict import Gate
-from rollout.wishes import Wish
+from rollout.state.records import ENDED, Event
+from rollout.state.wishes import Wish
 
 # One notice, one id, wherever it is told from and however often.
 _NAMESPACE = uuid.UUID("6d6c6374-6c2e-5e0d-9c3a-1f0a7d6c0001")

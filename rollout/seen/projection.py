@@ -13,12 +13,12 @@ from urllib.parse import urlsplit, urlunsplit
 
 from bundle.errors import MlctlError
 from registry.runs import RunRef, Sample
-from rollout.journal import Journal
 from rollout.model import Outcome
-from rollout.records import ENDED, Event, Rollout
 from rollout.seen.notices import reason
 from rollout.seen.series import Point, Series
 from rollout.seen.told import Place, Told, run_reader
+from rollout.state.journal import Journal
+from rollout.state.records import ENDED, Event, Rollout
 
 # A run ended by a verdict for or against, or without one.
 _STATUS = {

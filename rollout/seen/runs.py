@@ -15,11 +15,11 @@ from collections.abc import Sequence
 
 from bundle.clock import Clock
 from bundle.errors import MlctlError
-from rollout import places
-from rollout.journal import Journal
 from rollout.model import check_name
 from rollout.seen.projection import Projection
 from rollout.seen.told import Told
+from rollout.state import places
+from rollout.state.journal import Journal
 
 _PASS_SECONDS = 2.0
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 600.0

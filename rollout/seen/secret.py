@@ -11,8 +11,8 @@ from pathlib import Path
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import write_atomic
-from rollout import places
 from rollout.model import Settings
+from rollout.state import places
 
 VARIABLE = "MLCTL_WEBHOOK_SECRET"
 FILE_VARIABLE = "MLCTL_WEBHOOK_SECRET_FILE"

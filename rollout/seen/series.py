@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rollout.records import TICK, Event, Rollout
 from rollout.seen.edges import Sparse, joined, quantile_edge
+from rollout.state.records import TICK, Event, Rollout
 
 POINT_SECONDS = 5.0
 # p99 needs more requests than a few seconds have.

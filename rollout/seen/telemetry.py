@@ -18,13 +18,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from bundle.clock import Clock
-from rollout.journal import Journal
+from rollout.local.watch import seconds_unseen
 from rollout.machine import Phase, candidate_weight
 from rollout.model import Colour, Outcome, Settings
-from rollout.records import TICK, Deployment, Event, Rollout
 from rollout.seen.told import Told
 from rollout.seen.webhooks import host_of, reader_of
-from rollout.watch import seconds_unseen
+from rollout.state.journal import Journal
+from rollout.state.records import TICK, Deployment, Event, Rollout
 
 LOOPBACK = "127.0.0.1"
 IDLE = "idle"

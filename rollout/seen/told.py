@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rollout.records import Event, event_from
-from rollout.schema import connect
+from rollout.state.records import Event, event_from
+from rollout.state.schema import connect
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rollout import machine
-from rollout.counts import Totals
+from rollout.judging.counts import Totals
 from rollout.machine import WATCHED, Phase
 from rollout.model import Colour, Outcome
-from rollout.records import Deployment, Event, Rollout
 from rollout.seen.edges import quantile_edge, sparse
+from rollout.state.records import Deployment, Event, Rollout
 
 
 @dataclass(frozen=True, slots=True)

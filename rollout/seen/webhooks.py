@@ -24,9 +24,9 @@ import httpx
 from bundle import __version__
 from bundle.clock import Clock, SystemClock
 from rollout.model import Settings
-from rollout.records import Event
 from rollout.seen.notices import KINDS, notice
 from rollout.seen.told import Place, Told
+from rollout.state.records import Event
 
 MAX_AGE_SECONDS = 86_400.0
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 300.0

@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from bundle.errors import ErrorCode, MlctlError
-from rollout import eprocess
-from rollout.eprocess import Logs
+from rollout.judging import eprocess
+from rollout.judging.eprocess import Logs
+from rollout.judging.verdict import Action, Gate, Hits, Verdict, breaks, share
 from rollout.model import Revision, RolloutSpec
 from rollout.shadow.drift import rows_needed
 from rollout.shadow.window import ShadowWindow
-from rollout.verdict import Action, Gate, Hits, Verdict, breaks, share
 
 MIN_BAD_TICKS = 3
 # How much more two variants of one model may differ than what was proved of each explains.

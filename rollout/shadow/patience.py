@@ -6,9 +6,9 @@ follow judge the users' own requests, so such a shadow is given up after a while
 
 from __future__ import annotations
 
+from rollout.judging.verdict import Action, Gate, Verdict
 from rollout.model import RolloutSpec
 from rollout.shadow.agreement import ShadowEvidence
-from rollout.verdict import Action, Gate, Verdict
 
 # Servers write once a second what they record: by then some of so many copies would be there.
 UNRECORDED_SECONDS = 20.0

@@ -230,13 +230,15 @@ def estimate(
     scorer = Scoring(bundle, recipe, job.schema, None, batch_rows).open()
     opened = time.monotonic() - since
     count = usual_threads(scorer, threads)
-    with tempfile.TemporaryDirectory(prefix="mlctl-estimate-") as folder:
-        with open_sink(SinkRequest(folder, {"format": wanted.format})) as sink:
-            sink.begin(job)
-            sampler = Sampler(source, recipe.columns, scorer.score, sink, count, seconds)
-            used = time.process_time()
-            sampler.run()
-            used = time.process_time() - used
+    with (
+        tempfile.TemporaryDirectory(prefix="mlctl-estimate-") as folder,
+        open_sink(SinkRequest(folder, {"format": wanted.format})) as sink,
+    ):
+        sink.begin(job)
+        sampler = Sampler(source, recipe.columns, scorer.score, sink, count, seconds)
+        used = time.process_time()
+        sampler.run()
+        used = time.process_time() - used
     return _told(sampler, source.total_rows(), prices, opened, used)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -176,10 +175,10 @@ class UnitScorer:
             output_column(spec, piece.outputs[spec.name]) for spec in self.scorer.signature.outputs
         ]
         digest = pa.DictionaryArray.from_arrays(
-            np.zeros(count, np.int32), pa.array([self.scorer.digest])
+            _numbers(np.zeros(count, np.int32)), _text(self.scorer.digest)
         )
-        now = dt.datetime.fromtimestamp(self.clock.wall(), dt.UTC)
-        scored_at = pa.repeat(pa.scalar(now, pa.timestamp("us", tz="UTC")), count)
+        now = np.full(count, int(self.clock.wall() * 1e6), np.int64)
+        scored_at = _numbers(now, pa.timestamp("us", tz="UTC"))
         return pa.table([*kept.columns, *outputs, digest, scored_at], schema=self.schema)
 
 
@@ -209,14 +208,31 @@ def output_column(spec: TensorSpec, array: np.ndarray) -> Any:
         texts = [value.decode() for value in flat.tolist()]
         values = pa.array(texts, pa.string())
     else:
-        values = pa.array(flat)
+        values = pa.array(flat) if flat.dtype == bool else _numbers(flat)
     if not pa.types.is_nested(kind):
         return values
     width = math.prod(array.shape[1:])
     if pa.types.is_fixed_size_list(kind):
         return pa.FixedSizeListArray.from_arrays(values, width)
     offsets = np.arange(len(array) + 1, dtype=np.int32) * width
-    return pa.ListArray.from_arrays(pa.array(offsets), values)
+    return pa.ListArray.from_arrays(_numbers(offsets), values)
+
+
+def _numbers(array: np.ndarray, kind: Any = None) -> Any:
+    """The array's own memory as a column; pa.array would load pandas, if there is one, to look."""
+    import pyarrow as pa
+
+    kind = kind or pa.from_numpy_dtype(array.dtype)
+    return pa.Array.from_buffers(kind, len(array), [None, pa.py_buffer(array)])
+
+
+def _text(text: str) -> Any:
+    """A column of one text, likewise."""
+    import pyarrow as pa
+
+    data = text.encode()
+    ends = np.array([0, len(data)], np.int32)
+    return pa.StringArray.from_buffers(1, pa.py_buffer(ends), pa.py_buffer(data))
 
 
 def _unusable(outputs: dict[str, np.ndarray], *, finite: bool, nul: bool) -> Reasons:

@@ -29,7 +29,7 @@ def check_keys(parameters: Mapping[str, Any]) -> tuple[str, ...]:
     keys = found if isinstance(found, list) else [found]
     if not 0 < len(keys) <= MAX_KEYS:
         raise invalid(f"a request has 1 to {MAX_KEYS} entity keys, not {len(keys)}")
-    return tuple(_text(key) for key in keys)
+    return tuple(key_text(key) for key in keys)
 
 
 def is_key(text: str) -> bool:
@@ -47,8 +47,8 @@ def _listed(text: object) -> list[object]:
     return found
 
 
-def _text(key: object) -> str:
-    """A key as it is stored; whole numbers are written as such."""
+def key_text(key: object) -> str:
+    """A key as it is stored; whole numbers are written as such. INVALID_INPUT if it is none."""
     if isinstance(key, int) and not isinstance(key, bool):
         return str(key)
     if not isinstance(key, str) or not is_key(key):

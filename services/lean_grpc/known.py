@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
+from bundle.errors import MlctlError
 from bundle.tensors import Datatype
 from services.host import ModelHost
 from services.lanes import Priority
@@ -99,20 +100,29 @@ class Memory:
         return None
 
     def learn(self, message: bytes, parsed: Any, request: InferRequest) -> None:
-        """Remember what a message means, if that lasts; it was found to be right."""
+        """Remember what a message means, if that lasts; it was answered."""
         size = len(message) + 5
         if not self._fit or request.id or request.keys or size > MAX_FRAME_BYTES:
             return
         raw = parsed.raw_input_contents
         if not raw or not all(raw) or not self._outputs.keys() >= request.outputs.keys():
             return
-        key = None if self._host.observer is not None else self._host.join_key(request.inputs)
+        key = self._key(request)
         if key is None or len(self._kept.get(size, ())) >= _KEPT_OF_SIZE:
             return
         if self.find(frame(message)) is None:
             known = self._make(message, parsed, request, key)
             if known is not None:
                 self._keep(known)
+
+    def _key(self, request: InferRequest) -> Hashable | None:
+        """What its rows are joined by; None as well where each request is looked at by itself."""
+        if self._host.observer is not None:
+            return None
+        try:
+            return self._host.join_key(request.inputs)
+        except MlctlError:  # the model serves no more
+            return None
 
     def _keep(self, known: Known) -> None:
         if self._count >= _KEPT:

@@ -24,6 +24,7 @@ from services.golden import load_golden
 from services.parity.base import Arrays, Asked, Way
 from services.parity.compare import Finding, Tolerance, Verdict, compare
 from services.parity.online import open_online
+from services.parity.streams import StreamWay
 from services.parity.tables import BatchWay
 from services.scorer import Scorer, split_rows
 from services.settings import Settings, load_settings
@@ -32,6 +33,7 @@ from services.warmup import tolerance
 # So many rows are also asked one by one: each takes a request in every way.
 _ALONE = 256
 _GOLDEN = "golden"
+_PAYLOADS = ("json", "arrow")
 _REQUEST_SECONDS = 60.0
 
 
@@ -65,7 +67,7 @@ def run_parity(
     rows: Path | None = None,
     tell: Callable[[str], None] = lambda _text: None,
 ) -> Parity:
-    """Serve `bento` on `ports`, ask it and a batch job what is golden and in `rows`, and compare.
+    """Serve `bento` on `ports`, ask it, a batch and a stream what is golden and in `rows`; compare.
 
     On the CPU in fp32 without padding no bit may differ; else the manifest's tolerance counts.
     UNAVAILABLE if the server does not start, or ends.
@@ -176,4 +178,5 @@ def _ways(bento: str, bundle: VerifiedBundle, ports: tuple[int, int]) -> Iterato
                 trust_env=False,
             ) as client,
         ):
-            yield [*open_online(client, served.address, name, signature), BatchWay(bundle)]
+            online = open_online(client, served.address, name, signature)
+            yield [*online, BatchWay(bundle), *(StreamWay(bundle, each) for each in _PAYLOADS)]

@@ -49,14 +49,14 @@ class BatchWay:
         inputs = join_rows([dict(each) for each in requests])
         with tempfile.TemporaryDirectory(prefix="mlctl-parity-") as folder:
             table = self._score(inputs, size, Path(folder))
-        outputs = {spec.name: _array(spec, table) for spec in self._signature.outputs}
+        outputs = {spec.name: from_column(spec, table) for spec in self._signature.outputs}
         return list(split_rows(outputs, size))
 
     def _score(self, inputs: Arrays, size: int, folder: Path) -> pa.Table:
         import pyarrow as pa
         from pyarrow import parquet
 
-        columns = {spec.name: _column(spec, inputs[spec.name]) for spec in self._signature.inputs}
+        columns = {spec.name: to_column(spec, inputs[spec.name]) for spec in self._signature.inputs}
         numbers = pa.array(np.arange(len(next(iter(inputs.values())))))
         parquet.write_table(pa.table({_ROW: numbers, **columns}), folder / "rows.parquet")
         wanted = Wanted(
@@ -83,7 +83,7 @@ class BatchWay:
         return found
 
 
-def _column(spec: TensorSpec, array: np.ndarray) -> pa.Array:
+def to_column(spec: TensorSpec, array: np.ndarray) -> pa.Array:
     """A column of numbers or text, or of a list for each row, flat in row-major order."""
     import pyarrow as pa
 
@@ -97,7 +97,8 @@ def _column(spec: TensorSpec, array: np.ndarray) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(values, len(flat) // len(array))
 
 
-def _array(spec: TensorSpec, table: pa.Table) -> np.ndarray:
+def from_column(spec: TensorSpec, table: pa.Table) -> np.ndarray:
+    """The tensor that the column of its name was made of."""
     import pyarrow as pa
 
     column = table.column(spec.name).combine_chunks()

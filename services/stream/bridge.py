@@ -98,13 +98,20 @@ def connect(request: LinkRequest) -> Link:
         )
     half = replace(request, answers=None, dead=None)
     return Bridge(
-        transport.open_consumer(half), _producer(request.answers), _producer(request.dead)
+        transport.open_consumer(half), _producer(request.answers), _producer(_whole(request.dead))
     )
 
 
 def same_broker(one: Place, other: Place) -> bool:
     """Whether a commit at both places can be one step; that of files is, whatever their names."""
     return one.scheme == other.scheme and (one.scheme == "file" or one.address == other.address)
+
+
+def _whole(dead: Place | None) -> Place | None:
+    """A place where dead letters keep their headers, which lines of text do not by themselves."""
+    if dead is None or dead.scheme not in {"file", "-"}:
+        return dead
+    return replace(dead, options={**dead.options, "headers": "yes"})
 
 
 def _producer(place: Place | None) -> Producer | None:

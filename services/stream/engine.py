@@ -183,10 +183,10 @@ class Pump:
         flight = self._flight
         if flight is None:
             return
+        if flight.note:
+            self._tell(Phase.PAUSED, flight.note)
+            flight.note = ""
         if not flight.done.is_set():
-            if flight.note:
-                self._tell(Phase.PAUSED, flight.note)
-                flight.note = ""
             return
         self._flight = None
         if flight.error is not None:

@@ -103,8 +103,10 @@ class StreamMetrics:
 
 
 @contextmanager
-def counting(model: str, port: int | None, watch: Watch) -> Iterator[Watch]:
-    """`watch`, which is also counted and served on `port`, if there is one."""
+def counting(
+    model: str, port: int | None, watch: Watch, served: Callable[[int], None]
+) -> Iterator[Watch]:
+    """`watch`, which also counts if there is a `port`; `served` is told the one it got."""
     if port is None:
         yield watch
         return
@@ -116,7 +118,8 @@ def counting(model: str, port: int | None, watch: Watch) -> Iterator[Watch]:
         metrics.watch(event)
         watch(event)
 
-    with serving(registry, port):
+    with serving(registry, port) as actual:
+        served(actual)
         yield both
 
 

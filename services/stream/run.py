@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from bundle.errors import ErrorCode, MlctlError
+from bundle.tensors import Signature
 from bundle.verify import VerifiedBundle
 from services.batch.model import check_batched, open_scorer
-from services.stream.base import Guarantee, Link, LinkRequest, Place
+from services.stream.base import Guarantee, Link, LinkRequest, Payload, Place
 from services.stream.bridge import connect
 from services.stream.engine import Pump, Report, RunSettings
 from services.stream.events import Event
@@ -48,9 +49,20 @@ def dead_place(source: Place) -> Place:
     )
 
 
-def promise(link: Link) -> str:
+def promise(link: Link, source: Place) -> str:
     """What the run guarantees, as a sentence."""
-    return _SENTENCES[link.guarantee]
+    if source.scheme == "-":
+        return "A pipe is read once: what was read and not answered yet is lost with this process"
+    return f"{link.guarantee.value.capitalize()}: {_SENTENCES[link.guarantee]}"
+
+
+def _payload(wanted: Wanted, signature: Signature) -> Payload:
+    answers = wanted.link.answers
+    if answers is None or answers.scheme != "hybrid":
+        return open_payload(wanted.payload, signature)
+    from services.stream.payloads.precomputed import PrecomputedPayload
+
+    return PrecomputedPayload(wanted.payload, signature, answers.options.get("key"))
 
 
 def run_stream(
@@ -65,7 +77,7 @@ def run_stream(
     See Pump.run for how it fails. Signals reach the thread that calls it: it owns the link.
     """
     check_batched(bundle.manifest)
-    payload = open_payload(wanted.payload, bundle.manifest.signature)
+    payload = _payload(wanted, bundle.manifest.signature)
     link = connect(wanted.link)
     scorer = MessageScorer(open_scorer(bundle), payload)
     stamp = Stamp(wanted.link.source, bundle.manifest.name, bundle.digest)

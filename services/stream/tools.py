@@ -75,13 +75,14 @@ def send(
         with transport_of(place).open_producer(place) as producer:
             while not lines.ended and not stop.is_set():
                 found = lines.read(most, _WAIT_SECONDS)
-                batch = [
-                    _outgoing(line, key, f"{run}-{sent + number}")
-                    for number, (_turn, _offset, line) in enumerate(found)
-                ]
-                producer.publish(batch)
-                sent += len(batch)
-                told(sent)
+                batch: list[Outgoing] = []
+                try:
+                    for _turn, _offset, line in found:
+                        batch.append(_outgoing(line, key, f"{run}-{sent + len(batch)}"))
+                finally:
+                    producer.publish(batch)
+                    sent += len(batch)
+                    told(sent)
                 if rate is not None and batch:
                     stop.wait(max(0.0, began + sent / rate - clock.monotonic()))
     finally:

@@ -12,7 +12,7 @@ import grpc as typed_grpc
 import pytest
 
 from benchmarks.native import build, grpc_call, run_load
-from rollout.launcher import free_ports
+from rollout.local.launcher import free_ports
 from services.bench.inputs import post
 from tests.support.wait import wait_until
 

@@ -15,6 +15,7 @@ from tests.support import tables
 from tests.support.bundles import make_bundle
 from tests.support.mlctl import Mlctl
 from tests.support.transforms import TOKENIZER, make_text_bundle
+from tests.support.wait import PATIENCE_SECONDS, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -71,6 +72,26 @@ def test_ctrl_c_commits_what_was_begun_and_the_same_command_goes_on(mlctl: Mlctl
     done = mlctl.run(*command)
     assert done.returncode == 0
     assert tables.answers(mlctl.home / "out")["id"].to_pylist() == list(range(9_000))
+
+
+def test_a_second_ctrl_c_waits_for_no_unit(mlctl: Mlctl) -> None:
+    began = "import time; (Path(__file__).parents[2] / 'began').touch(); time.sleep(600)"
+    slow = TOKENIZER.replace("def preprocess(inputs):", f"def preprocess(inputs):\n    {began}")
+    make_text_bundle(mlctl.home / "texts", slow)
+    parquet.write_table(pa.table({"text": ["one"] * 100}), mlctl.home / "in.parquet")
+    command = mlctl.command("batch", "run", "texts", "--in", "in.parquet", "--out", "out", "--json")
+    process = subprocess.Popen(
+        command, env=mlctl.environment, cwd=mlctl.home, stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        wait_until((mlctl.home / "began").exists, what="a unit is being scored")
+        process.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.5)
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 130
+    assert json.loads(said[said.index("{\n") :])["error"]["code"] == "interrupted"
 
 
 def test_a_redrive_with_a_mended_model(mlctl: Mlctl) -> None:

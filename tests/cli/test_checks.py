@@ -11,10 +11,13 @@ from cli.checks import (
     Finding,
     Severity,
     check_home,
+    check_hybrid,
     check_runtime,
     check_tensorrt,
     run_checks,
 )
+from services.hybrid.base import Row
+from services.hybrid.places import open_store
 from services.tensorrt import installed as tensorrt
 from services.tensorrt import probe
 from services.tensorrt.key import Device
@@ -104,3 +107,46 @@ def test_tensorrt_needs_a_gpu_and_the_runtimes_major(
     finding = check_tensorrt()
     assert finding.severity is severity
     assert said in finding.message
+
+
+def test_the_store_of_precomputed_answers_is_asked_where_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLCTL_HYBRID", raising=False)
+    assert check_hybrid().severity is Severity.OK
+    monkeypatch.setenv("MLCTL_HYBRID", "scores")
+    monkeypatch.setenv("MLCTL_HYBRID_STORE", str(tmp_path))
+    empty = check_hybrid()
+    assert (empty.severity, empty.remedy) == (
+        Severity.WARN,
+        "mlctl batch run ... --out hybrid://scores",
+    )
+    store = open_store("scores", str(tmp_path))
+    number = store.create("d" * 64, 0.0)
+    store.put(number, [Row("a", 0.0, b"1")])
+    store.seal(number)
+    store.flip(number, 1.0)
+    store.close()
+    found = check_hybrid()
+    assert found.severity is Severity.OK
+    assert "live for dddddddddddd (1 keys)" in found.message
+
+
+@pytest.mark.parametrize(
+    ("place", "told"),
+    [
+        ("redis://me:geheim@127.0.0.1:1/0", "redis://me@127.0.0.1:1/0"),
+        ("postgresql://me:geheim@127.0.0.1:1/db", "postgresql://me@127.0.0.1:1/db"),
+        ("ftp://h", "ftp:// is no store"),
+    ],
+)
+def test_a_store_of_precomputed_answers_that_is_away_is_told(
+    monkeypatch: pytest.MonkeyPatch, place: str, told: str
+) -> None:
+    monkeypatch.setenv("MLCTL_HYBRID", "scores")
+    monkeypatch.setenv("MLCTL_HYBRID_STORE", place)
+    found = check_hybrid()
+    assert found.severity is Severity.FAIL
+    assert told in found.message
+    assert "geheim" not in found.message
+    assert found.remedy

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rollout import deployments
-from rollout.launcher import free_ports
+from rollout.local.launcher import free_ports
 from tests.support.mlctl import Mlctl
 from tests.support.rollouts import quick_settings, revision
 from tests.support.wait import wait_until

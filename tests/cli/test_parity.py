@@ -9,32 +9,62 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from bundle.home import HOME_VARIABLE
 from cli.main import cli
 from services.packaging import build_bento
+from services.parity.compare import Finding, Verdict
+from services.parity.run import Parity
 from tests.support.bundles import make_bundle
 from tests.support.mlctl import Mlctl
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
-def test_a_bento_answers_the_same_in_every_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("BENTOML_HOME", str(tmp_path / "bentoml"))
-    build_bento(make_bundle(tmp_path / "tiny"), {})
-    x = np.random.default_rng(5).normal(size=(40, 4)).astype(np.float32)
-    np.savez(tmp_path / "more.npz", x=x)
-    done = Mlctl(tmp_path).run("parity", "tiny", "--rows", "more.npz", "--json")
+
+@pytest.fixture(scope="module")
+def mlctl(tmp_path_factory: pytest.TempPathFactory) -> Mlctl:
+    """A state directory with the Bento `tiny`."""
+    home = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BENTOML_HOME", str(home / "bentoml"))
+        build_bento(make_bundle(home / "tiny"), {})
+    return Mlctl(home)
+
+
+def test_a_bento_answers_the_same_in_every_way(mlctl: Mlctl) -> None:
+    x = np.random.default_rng(5).normal(size=(33, 4)).astype(np.float32)
+    np.savez(mlctl.home / "more.npz", x=x)
+    done = mlctl.run("parity", "tiny", "--rows", "more.npz", "--json")
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     found = json.loads(done.stdout)
     assert found["passed"]
     assert found["exact"]
     seen = {(each["way"], each["data"], each["size"]): each for each in found["findings"]}
     ways = ("HTTP", "HTTP, JSON", "HTTP by ASGI", "/predict", "gRPC", "batch")
-    for way in ways:
-        for data, size, rows in (("golden", 1, 8), ("golden", 8, 8), ("more.npz", 32, 40)):
+    for way in (*ways, "stream, json", "stream, arrow"):
+        for data, size, rows in (("golden", 1, 8), ("golden", 8, 8), ("more.npz", 32, 33)):
             finding = seen[way, data, size]
             assert (finding["verdict"], finding["rows"], finding["allowed"]) == ("same", rows, None)
     assert seen["recorded", "golden", 8]["allowed"] > 0
+
+
+def test_a_difference_is_shown_and_is_an_error(
+    mlctl: Mlctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(HOME_VARIABLE, str(mlctl.home))
+    monkeypatch.delenv("BENTOML_HOME", raising=False)
+    findings = (
+        Finding("HTTP", "golden", 1, Verdict.SAME, 8),
+        Finding("gRPC", "golden", 8, Verdict.DIFFERS, 8, 3, 0.5, None, "y"),
+        Finding("/predict", "golden", 8, Verdict.LEFT_OUT, detail="JSON has no word for it"),
+    )
+    told = Parity("d" * 64, exact=True, findings=findings)
+    monkeypatch.setattr("services.parity.run.run_parity", lambda *_arguments: told)
+    shown = CliRunner().invoke(cli, ["parity", "tiny"])
+    assert shown.exit_code == 5
+    (line,) = (line.split() for line in shown.output.splitlines() if "gRPC" in line)
+    assert line == ["gRPC", "golden", "8", "8", "3", "0.5", "0", "differs", "of", "'y'"]
+    assert "left out: JSON has no word for it" in shown.output
+    assert "1 of 3 comparisons failed" in shown.output
 
 
 def test_rows_that_are_none_and_a_bento_that_is_none(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ import pytest
 from bundle.clock import ManualClock
 from bundle.errors import ErrorCode, MlctlError
 from cli.provenance import Known, chain, full_digest
-from rollout.journal import Journal
 from rollout.model import Ports, RolloutSpec, Settings
-from rollout.wishes import Wish
+from rollout.state.journal import Journal
+from rollout.state.wishes import Wish
 from tests.support.rollouts import revision
 
 LIVE, CANDIDATE = revision("tiny:aaaaaa01"), revision("tiny:aaaaaa02")

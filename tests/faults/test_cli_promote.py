@@ -14,9 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
-from rollout.journal import Journal
-from rollout.launcher import free_ports
+from rollout.local.launcher import free_ports
 from rollout.machine import Phase
+from rollout.state.journal import Journal
 from services.packaging import build_bento
 from tests.support.bundles import make_bundle
 from tests.support.mlctl import Mlctl

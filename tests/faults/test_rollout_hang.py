@@ -9,8 +9,8 @@ import grpc
 import pytest
 
 from rollout import deployments
-from rollout.gates import Gate
-from rollout.launcher import free_ports
+from rollout.judging.gates import Gate
+from rollout.local.launcher import free_ports
 from rollout.model import Outcome
 from tests.support.rollouts import Load, quick_settings, quick_spec, revision, story
 from tests.support.wait import wait_until

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from rollout import deployments, places, processes
-from rollout.gates import Gate
-from rollout.launcher import free_ports
+from rollout import deployments
+from rollout.judging.gates import Gate
+from rollout.local import processes
+from rollout.local.launcher import free_ports
 from rollout.machine import Phase
 from rollout.model import Colour, Outcome
+from rollout.state import places
 from tests.support.rollouts import (
     Load,
     daemon_of,

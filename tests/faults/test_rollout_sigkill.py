@@ -19,10 +19,10 @@ from pathlib import Path
 import pytest
 
 from rollout.controller import Controller, Watch, World
-from rollout.journal import Journal
 from rollout.machine import Phase
 from rollout.model import Colour, Outcome, Ports, RolloutSpec, Settings
-from rollout.wishes import Wish
+from rollout.state.journal import Journal
+from rollout.state.wishes import Wish
 from tests.support.disk_world import EDGES, DiskWorld, Fragile, Points
 from tests.support.rollouts import revision
 

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 
 from cli.main import cli
 from rollout import deployments
-from rollout.gates import Gate
-from rollout.launcher import free_ports
+from rollout.judging.gates import Gate
+from rollout.local.launcher import free_ports
 from rollout.machine import Phase
 from rollout.model import Colour, Outcome
 from tests.support.rollouts import (

@@ -8,9 +8,10 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout import eprocess, gates, machine
-from rollout.counts import Counts, Totals, Window
-from rollout.gates import Action, Evidence
+from rollout import machine
+from rollout.judging import eprocess, gates
+from rollout.judging.counts import Counts, Totals, Window
+from rollout.judging.gates import Action, Evidence
 from rollout.machine import Look, Phase, Progress
 from rollout.model import Outcome, RolloutSpec
 

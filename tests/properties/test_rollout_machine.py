@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from bundle.clock import ManualClock
 from bundle.errors import ErrorCode, MlctlError
 from rollout.controller import Controller, Watch, World
-from rollout.journal import Journal
 from rollout.machine import Phase
 from rollout.memory import MemoryLauncher, MemoryPlane
 from rollout.model import Colour, OnInconclusive, Outcome, Ports, RolloutSpec, Settings
 from rollout.ports import PlaneRejected, Probe
-from rollout.wishes import Wish
+from rollout.state.journal import Journal
+from rollout.state.wishes import Wish
 from tests.support.rollouts import revision
 
 EDGES = (100.0,)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bundle.clock import ManualClock
-from rollout.journal import Journal
+from rollout.state.journal import Journal
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ from bundle.clock import ManualClock
 from bundle.errors import MlctlError
 from cli.rollouts import event_line
 from rollout.champion import ChampionKeeper, ProcessChampions
-from rollout.journal import Journal
 from rollout.machine import Phase, Progress
 from rollout.memory import MemoryChampions
 from rollout.model import Outcome, Ports, RolloutSpec, Settings, champion_command
-from rollout.records import Deployment
+from rollout.state.journal import Journal
+from rollout.state.records import Deployment
 from tests.support.rollouts import revision
 from tests.support.wait import wait_until
 

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from rollout import daemon, places
-from rollout.journal import Journal
+from rollout import daemon
 from rollout.model import Ports
+from rollout.state import places
+from rollout.state.journal import Journal
 from tests.support.rollouts import quick_settings, revision
 
 

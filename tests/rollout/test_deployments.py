@@ -17,13 +17,14 @@ import psutil
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from rollout import deployments, places
-from rollout.gates import Gate
-from rollout.journal import Journal
-from rollout.launcher import free_ports, process_role
+from rollout import deployments
+from rollout.judging.gates import Gate
+from rollout.local.launcher import free_ports, process_role
+from rollout.local.processes import strays
 from rollout.model import Colour, Outcome, Ports, RolloutSpec
-from rollout.processes import strays
-from rollout.records import Event
+from rollout.state import places
+from rollout.state.journal import Journal
+from rollout.state.records import Event
 from tests.support.rollouts import (
     Load,
     daemon_of,

@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rollout import gates
-from rollout.counts import Counts, Window
-from rollout.gates import Evidence
+from rollout.judging import gates
+from rollout.judging.counts import Counts, Window
+from rollout.judging.gates import Evidence
 from rollout.model import RolloutSpec
 from tests.support.gate_simulation import Judges, Side, Tick, proved_at, rolled_back_at
 

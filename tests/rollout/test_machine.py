@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from rollout import machine
-from rollout.counts import Counts, Window
-from rollout.gates import Action, Gate, Verdict
+from rollout.judging.counts import Counts, Window
+from rollout.judging.gates import Action, Gate, Verdict
 from rollout.machine import TRANSITIONS, Look, Phase, Progress, Signal
 from rollout.model import OnInconclusive, Outcome, RolloutSpec
 from rollout.shadow.window import ShadowWindow
-from rollout.wishes import Request, Wish
+from rollout.state.wishes import Request, Wish
 
 SPEC = RolloutSpec(
     steps=(10, 50, 100),

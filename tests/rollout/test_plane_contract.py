@@ -16,9 +16,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from rollout.counts import LATENCY_EDGES_MS, difference
-from rollout.marks import CLIENT_HEADER, TESTER_COOKIE, TESTER_HEADER, TESTER_VALUE
+from rollout.judging.counts import LATENCY_EDGES_MS, difference
 from rollout.model import LOCAL_PROXIES, Colour
+from rollout.planes.marks import CLIENT_HEADER, TESTER_COOKIE, TESTER_HEADER, TESTER_VALUE
 from rollout.ports import PlaneRejected, Traffic
 from tests.support.planes import NO_TLS, Stage, Traffickers, stage
 from tests.support.wait import wait_until

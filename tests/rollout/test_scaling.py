@@ -14,15 +14,17 @@ import httpx
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from rollout import deployments, logs, places, processes, resizing
-from rollout.fleet import replicas_of
-from rollout.journal import Journal
-from rollout.keeping import ensure_daemon
-from rollout.launcher import free_ports, process_role
-from rollout.listing import Row, listing
+from rollout import deployments
+from rollout.local import logs, processes, resizing
+from rollout.local.fleet import replicas_of
+from rollout.local.keeping import ensure_daemon
+from rollout.local.launcher import free_ports, process_role
+from rollout.local.listing import Row, listing
+from rollout.local.processes import ProcessRef
 from rollout.model import Colour, Outcome, Settings
-from rollout.processes import ProcessRef
-from rollout.records import Event
+from rollout.state import places
+from rollout.state.journal import Journal
+from rollout.state.records import Event
 from tests.support.rollouts import Load, daemon_of, quick_settings, quick_spec, revision, story
 from tests.support.wait import wait_until
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bundle.verify import verify
 from examples.digits.data import load_split
-from rollout.launcher import free_ports
+from rollout.local.launcher import free_ports
 from tests.scenarios.conftest import Shop
 
 pytestmark = pytest.mark.slow

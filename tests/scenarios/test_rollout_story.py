@@ -13,12 +13,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from examples.digits.data import load_split
-from examples.digits.traffic import Traffic, Window
-from rollout.launcher import free_ports
+from examples.digits.traffic import Traffic, Window, request_body
+from rollout.local.launcher import free_ports
 from tests.scenarios.conftest import train_in_another_process
 from tests.support.mlctl import Mlctl
 from tests.support.wait import wait_until
@@ -39,6 +41,7 @@ class Story:
     """A deployment with two replicas under traffic, and what there is to promote."""
 
     mlctl: Mlctl
+    url: str
     traffic: Traffic
     live: dict[str, Any]
     good: dict[str, Any]
@@ -70,11 +73,13 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     live, good = (_built(mlctl, data, recipe) for recipe in ("fp32", "fp16"))
     wrong = _build_wrong(mlctl, Path(good["bundle"]))
     port = free_ports(1)[0]
-    mlctl.json("up", "shop", live["tag"], "--port", str(port), "--replicas", "2")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLCTL_HYBRID", "scores")
+        mlctl.json("up", "shop", live["tag"], "--port", str(port), "--replicas", "2")
     url = f"http://127.0.0.1:{port}/v2/models/digits/infer"
     try:
         with Traffic(url, load_split()[1].images, RATE) as traffic:
-            yield Story(mlctl, traffic, live, good, wrong)
+            yield Story(mlctl, url, traffic, live, good, wrong)
     finally:
         mlctl.run("down", "shop")
 
@@ -170,12 +175,63 @@ def test_the_record_tells_what_was_in_production_and_why(story: Story) -> None:
     assert "champion" in chain["optimized"]["aliases"]
 
 
+def _precompute(story: Story, revision: dict[str, Any], images: dict[str, int]) -> None:
+    """A generation of `revision` with the answer to one of the held-out images for each key."""
+    pixels = load_split()[1].images[list(images.values())].reshape(len(images), -1)
+    column = pa.FixedSizeListArray.from_arrays(pa.array(pixels.reshape(-1)), pixels.shape[1])
+    rows = story.mlctl.home / f"{revision['digest']}.parquet"
+    pq.write_table(pa.table({"id": list(images), "image": column}), rows)
+    story.mlctl.run(
+        "batch", "run", revision["tag"], "--in", rows.name, "--out", "hybrid://scores",
+        "--keep", "id",
+    ).check_returncode()  # fmt: skip
+
+
+def _by_key(story: Story, key: str, times: int) -> list[tuple[int, dict[str, Any]]]:
+    body = {"parameters": {"entity_key": key}}
+    with httpx.Client(timeout=10) as client:
+        answers = [client.post(story.url, json=body) for _ in range(times)]
+    return [(answer.status_code, answer.json()) for answer in answers]
+
+
+def _logits(document: dict[str, Any]) -> list[float]:
+    return [float(value) for value in document["outputs"][0]["data"]]
+
+
+def _of_image(story: Story, number: int) -> list[float]:
+    image = load_split()[1].images[number]
+    answer = httpx.post(story.url, content=request_body(image), timeout=10)
+    assert "source" not in answer.json().get("parameters", {})
+    return _logits(answer.json())
+
+
+def _check_colours_keep_their_answers(story: Story) -> None:
+    """While both serve, each answers from its own generation, which the other one never does."""
+    image = {story.good["digest"]: 0, story.live["digest"]: 1}
+    wanted = {digest: _of_image(story, number) for digest, number in image.items()}
+    seen = set()
+    for status, document in _by_key(story, "both", 60):
+        digest = document["model_version"]
+        assert (status, document["parameters"]["source"]) == (200, "precomputed")
+        assert _logits(document) == pytest.approx(wanted[digest], abs=0.05)
+        seen.add(digest)
+    assert seen == set(image), "both colours were asked"
+    alone = _by_key(story, "good only", 60)
+    assert {status for status, _ in alone} == {200, 404}
+    assert {d["model_version"] for status, d in alone if status == 200} == {story.good["digest"]}
+
+
 def test_an_aborted_rollout_and_one_replica(story: Story) -> None:
+    _precompute(story, story.good, {"both": 0, "good only": 2})
+    _precompute(story, story.live, {"both": 1})
     unshadowed = (*QUICK, "--shadow-percent", "0", "--min-requests", "1000000", "--force")
     story.mlctl.json("promote", "shop", story.live["tag"], *unshadowed, "--detach")
     wait_until(lambda: story.phase() == "shift", what="half of the traffic is on it")
+    _check_colours_keep_their_answers(story)
     story.mlctl.json("abort", "shop", "--reason", "changed our mind")
     assert story.last()["outcome"] == "aborted"
+    after = _by_key(story, "both", 20)
+    assert {document["model_version"] for _, document in after} == {story.good["digest"]}
     scaled = story.mlctl.run("scale", "shop", "--replicas", "1")
     assert scaled.returncode == 0, scaled.stderr
     lines = story.mlctl.run("logs", "shop", "--role", "daemon", "--json").stdout.splitlines()

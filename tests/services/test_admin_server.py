@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
-from rollout.launcher import free_ports
+from rollout.local.launcher import free_ports
 from services.admin_server import open_admin, open_listener
 from services.host import ModelHost
 from services.settings import Settings

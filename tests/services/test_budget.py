@@ -144,7 +144,7 @@ def test_grpc_has_the_same_limits(bundle: VerifiedBundle) -> None:
     request.raw_input_contents.append(bytes(16))
 
     async def main() -> None:
-        settings = Settings(max_inflight_bytes=100, max_connections=1)
+        settings = Settings(max_inflight_bytes=1000, max_connections=1)
         host = ModelHost(bundle, settings, registry=CollectorRegistry())
         await host.start()
         server = GrpcServer(host, "127.0.0.1", 0)
@@ -154,7 +154,7 @@ def test_grpc_has_the_same_limits(bundle: VerifiedBundle) -> None:
             call: Any = channel.unary_unary(f"/{SERVICE}/ModelInfer")
             await call(request.SerializeToString())
             with Hold(host.inflight) as other:
-                other.grow(90)
+                other.grow(990)
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
                     await call(request.SerializeToString())
             assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

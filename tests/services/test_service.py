@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
-from rollout.launcher import free_ports
+from rollout.local.launcher import free_ports
 from services.host import ModelHost
 from services.lean.protocol import LeanProtocol
 from services.scorer import Scorer

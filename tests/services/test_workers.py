@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from rollout.launcher import free_ports
+from rollout.local.launcher import free_ports
 from services.settings import Settings
 from services.workers import (
     forget_dead_workers,

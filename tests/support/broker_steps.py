@@ -7,6 +7,7 @@ from typing import Any
 import nats.aio.client
 import redis.connection
 
+from services.stream.transports.nats_link import NatsLink
 from services.stream.transports.nats_publish import Publisher
 from services.stream.transports.redis_link import RedisLink
 from tests.support.broker_kill import Steps
@@ -21,18 +22,19 @@ REDIS_STEPS = (
 )
 NATS_STEPS = (
     *("polled", "before publish", "one published", "published"),
-    *("one acked", "before the last ack", "acked"),
+    *("one acked", "committed"),
 )
 
 
 def install_redis(steps: Steps) -> None:
     """Around the one command that commits, and the bytes of it."""
-    send = redis.connection.AbstractConnection.send_packed_command
-    run = RedisLink._run
+    connection: Any = redis.connection.AbstractConnection
+    link: Any = RedisLink
+    send, run = connection.send_packed_command, link._run
     committing = False
 
     def sent(self: Any, command: Any, check_health: bool = True) -> None:
-        parts = [command] if isinstance(command, (bytes, str)) else [*command]
+        parts: list[bytes] = [command] if isinstance(command, bytes) else [*command]
         if committing:
             whole = b"".join(parts)
             send(self, [whole[: len(whole) // 2]], check_health)
@@ -56,14 +58,15 @@ def install_redis(steps: Steps) -> None:
             committing = False
             steps.passed("committed")
 
-    redis.connection.AbstractConnection.send_packed_command = sent
-    RedisLink._run = ran  # type: ignore[method-assign]
+    connection.send_packed_command, link._run = sent, ran
 
 
 def install_nats(steps: Steps) -> None:
     """Around each publish and each acknowledgement; what was passed has reached the server."""
     client: Any = nats.aio.client.Client
-    one, whole, request = client.publish, Publisher.publish, client.request
+    link: Any = NatsLink
+    publisher: Any = Publisher
+    one, whole, commit = client.publish, publisher.publish, link._commit
 
     async def published(
         self: Any, subject: str, payload: bytes = b"", reply: str = "", headers: Any = None
@@ -80,15 +83,8 @@ def install_nats(steps: Steps) -> None:
         await whole(self, *given)
         steps.passed("published")
 
-    async def requested(
-        self: Any, subject: str, payload: bytes = b"", *rest: Any, **more: Any
-    ) -> Any:
-        if payload != b"+ACK":
-            return await request(self, subject, payload, *rest, **more)
-        steps.passed("before the last ack")
-        reply = await request(self, subject, payload, *rest, **more)
-        steps.passed("acked")
-        return reply
+    async def committed(self: Any, *given: Any) -> None:
+        await commit(self, *given)
+        steps.passed("committed")
 
-    client.publish, client.request = published, requested
-    Publisher.publish = all_published  # type: ignore[method-assign]
+    client.publish, link._commit, publisher.publish = published, committed, all_published

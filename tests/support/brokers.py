@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollout.launcher import free_ports
+from rollout.local.launcher import free_ports
 from tests.support.wait import PATIENCE_SECONDS, wait_until
 
 _EXECUTABLE = Path(sysconfig.get_path("scripts")) / "nats-server"

@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rollout.counts import Totals
-from rollout.journal import Journal
+from rollout.judging.counts import Totals
 from rollout.memory import MemoryLauncher, MemoryPlane
 from rollout.model import Colour, Endpoint
 from rollout.ports import Probe
+from rollout.state.journal import Journal
 
 EDGES = (100.0,)
 EFFECTS = frozenset(

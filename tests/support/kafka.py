@@ -8,30 +8,28 @@ from __future__ import annotations
 
 import ctypes
 import os
+from enum import IntEnum
 from pathlib import Path
 
 import confluent_kafka
-from confluent_kafka import Producer
 
 _MESSAGE_SIZE = 512
 # How long a mock group waits for further members at first, and for members to come again.
 _REBALANCE_MS = 100
 
 
-class KafkaError(int):
-    """A broker's error codes, by their numbers in the protocol."""
+class Refusal(IntEnum):
+    """A broker's errors, by their numbers in the protocol."""
 
-    ILLEGAL_GENERATION = 22
     MESSAGE_TOO_LARGE = 10
-    NOT_ENOUGH_REPLICAS = 19
+    ILLEGAL_GENERATION = 22
 
 
-class Api(int):
+class Api(IntEnum):
     """Requests, by their numbers in the protocol."""
 
     PRODUCE = 0
     OFFSET_COMMIT = 8
-    END_TXN = 26
 
 
 def _library() -> ctypes.CDLL:
@@ -74,12 +72,16 @@ class MockKafka:
             )
         )
 
-    def refuse(self, api: int, *errors: int) -> None:
+    def refuse(self, api: Api, *errors: Refusal) -> None:
         """Answer the next requests of a kind with these errors, one each."""
         numbers = (ctypes.c_int * len(errors))(*errors)
         self._library.rd_kafka_mock_push_request_errors_array(
             self._cluster, ctypes.c_int16(api), ctypes.c_size_t(len(errors)), numbers
         )
+
+    def obey(self, api: Api) -> None:
+        """Refuse no more requests of a kind."""
+        self._library.rd_kafka_mock_clear_request_errors(self._cluster, ctypes.c_int16(api))
 
     def down(self) -> None:
         """Close all connections, and take none."""
@@ -98,10 +100,3 @@ class MockKafka:
     def _check(error: int) -> None:
         assert error == 0, f"librdkafka's error {error}"
 
-
-def send(address: str, topic: str, values: list[bytes], partition: int = -1) -> None:
-    """Send messages as any other program would."""
-    producer = Producer({"bootstrap.servers": address, "linger.ms": 1})
-    for value in values:
-        producer.produce(topic, value, partition=partition)
-    assert producer.flush(30) == 0

@@ -20,10 +20,10 @@ from typing import Self
 import grpc
 import httpx
 
-from rollout.launcher import free_ports
-from rollout.marks import TESTER_HEADER, TESTER_VALUE
+from rollout.local.launcher import free_ports
 from rollout.model import Colour, Endpoint, Ports, Settings
 from rollout.planes import proxy_of
+from rollout.planes.marks import TESTER_HEADER, TESTER_VALUE
 from rollout.ports import Plane, PlaneUnavailable, Proxy, Traffic
 from tests.support.wait import wait_until
 

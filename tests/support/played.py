@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 from bundle.clock import ManualClock
 from rollout.controller import Controller, Watch, World
-from rollout.journal import Journal
 from rollout.machine import Phase
 from rollout.memory import MemoryLauncher, MemoryPlane
 from rollout.model import Colour, Ports, RolloutSpec, Settings
+from rollout.state.journal import Journal
 from tests.support.rollouts import revision
 
 EDGES = (100.0, 200.0)

@@ -13,12 +13,14 @@ from typing import Self
 
 import httpx
 
-from rollout import deployments, places, processes
+from rollout import deployments
 from rollout.daemon import DAEMON
-from rollout.journal import Journal
+from rollout.local import processes
+from rollout.local.processes import ProcessRef
 from rollout.model import Revision, RolloutSpec, Settings
-from rollout.processes import ProcessRef
-from rollout.records import ENDED, Event
+from rollout.state import places
+from rollout.state.journal import Journal
+from rollout.state.records import ENDED, Event
 from tests.support.wait import wait_until
 
 FAKE_BENTO = Path(__file__).with_name("fake_bento.py")

@@ -24,20 +24,21 @@ class LocalExecutor:
     def results(self, chunks: Iterable[Chunk]) -> Generator[UnitResult, None, None]:
         """A result for each chunk; the first error of reading or scoring ends it.
 
-        Chunks are taken in a thread of their own. At most threads + 2 are in memory.
+        Chunks are taken in a thread of their own. At most threads + 2 are in memory. Closed before
+        its end it waits for no unit that is being scored.
         """
-        with (
-            ThreadPoolExecutor(self._threads, "mlctl-score") as pool,
-            closing(
-                _Reader(
-                    chunks, self._threads + _AHEAD, lambda chunk: pool.submit(self._score, chunk)
-                )
-            ) as reader,
-        ):
-            while (future := reader.next()) is not None:
-                result = future.result()
-                reader.taken()
-                yield result
+        pool = ThreadPoolExecutor(self._threads, "mlctl-score")
+        try:
+            reader = _Reader(
+                chunks, self._threads + _AHEAD, lambda chunk: pool.submit(self._score, chunk)
+            )
+            with closing(reader):
+                while (future := reader.next()) is not None:
+                    result = future.result()
+                    reader.taken()
+                    yield result
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 class _Reader:

@@ -24,6 +24,8 @@ BY_NAME: Mapping[str, str] = MappingProxyType(
         "json": "services.stream.payloads.jsonrows",
         "arrow": "services.stream.payloads.arrow",
         "raw": "services.stream.payloads.raw",
+        "avro": "services.stream.payloads.avro",
+        "protobuf": "services.stream.payloads.protobuf",
     }
 )
 

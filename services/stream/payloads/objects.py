@@ -88,7 +88,9 @@ class ObjectReader:
                 name: _column(spec, [document[name] for document in documents])
                 for name, spec in self._specs.items()
             }
-            carried = [self._carried(document, many=False) for document in documents]
+            carried: list[Carried | None] = [None] * len(documents)
+            if self._keep:
+                carried = [self._carried(document, many=False) for document in documents]
         except (KeyError, TypeError, MlctlError):
             return None
         return Piece(indices, inputs, [1] * len(documents), carried)

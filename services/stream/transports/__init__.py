@@ -18,6 +18,7 @@ BY_SCHEME: Mapping[str, str] = MappingProxyType(
         "redis": "services.stream.transports.redis",
         "rediss": "services.stream.transports.redis",
         "file": "services.stream.transports.jsonl",
+        "hybrid": "services.stream.transports.hybrid",
         "-": "services.stream.transports.jsonl",
     }
 )

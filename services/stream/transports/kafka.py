@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Self
 
 from services.stream.base import (
@@ -57,12 +56,7 @@ class KafkaLink:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self._stack.close()
 
     def commit(self, batch: Commit) -> None:

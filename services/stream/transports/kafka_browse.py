@@ -134,7 +134,9 @@ def examine(place: Place, group: str) -> Examined:
             found = look.consumer.list_topics(place.topic, timeout=PATIENCE_S)
             committed = look.consumer.committed(look.partitions(), timeout=PATIENCE_S)
         lag = {
-            str(at.partition): max(marks[at.partition][1] - max(at.offset, marks[at.partition][0]), 0)
+            str(at.partition): max(
+                marks[at.partition][1] - max(at.offset, marks[at.partition][0]), 0
+            )
             for at in committed
         }
         brokers = len(found.brokers)
@@ -146,7 +148,6 @@ def examine(place: Place, group: str) -> Examined:
             remarks=(
                 f"{len(marks)} partitions: as many processes can share the work",
                 "exactly once with --exactly-once, where answers are in the same cluster",
-                "messages and lag are told by offsets: marks of transactions and compacted "
-                "messages count too",
+                "offsets tell messages and lag, also those of marks and compacted messages",
             ),
         )

@@ -32,10 +32,11 @@ RESERVED = frozenset(
         "request.required.acks",
     }
 )
+_DEFAULTS = {"client.id": "mlctl", "log_level": 2, "reconnect.backoff.max.ms": 2000}
 # A request to the brokers that takes longer is given up, in seconds, and may be repeated.
 PATIENCE_S = 20.0
 
-# Quiet unless the user has set logging up: whatever matters is also an error of ours.
+# Quiet: whatever matters is also an error of ours. It is for log_level and debug of the user's.
 _LOG = logging.getLogger("mlctl.kafka")
 _LOG.addHandler(logging.NullHandler())
 
@@ -74,7 +75,7 @@ def properties(place: Place, environment: Mapping[str, str] = os.environ) -> dic
     } | dict(place.options)
     if taken := RESERVED & chosen.keys():
         _refuse(f"mlctl itself sets {', '.join(sorted(taken))}", "Leave it out.")
-    return {"client.id": "mlctl", **chosen, "bootstrap.servers": place.address}
+    return {**_DEFAULTS, **chosen, "bootstrap.servers": place.address}
 
 
 def _refuse(message: str, hint: str) -> None:

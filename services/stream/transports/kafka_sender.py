@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from bundle.errors import ErrorCode, MlctlError
@@ -74,12 +73,7 @@ class Sender:
     def _open(self) -> None:
         self._producer: Producer = make("Producer", self._settings, self._health)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         # What is not delivered by now was never committed.
         self._producer.purge()
         self._producer.poll(0)
@@ -152,7 +146,8 @@ class Sender:
             raise self._told(error)
 
     def _reported(self, error: KafkaError, _message: Raw) -> None:
-        self._failed.append(error)
+        if not error.name().startswith("_PURGE"):  # Of an abort: another one is why.
+            self._failed.append(error)
 
     def _told(self, error: KafkaError) -> MlctlError:
         return translated(error, self._place.shown())
@@ -211,7 +206,8 @@ class TransactionalSender(Sender):
     def _decide(self, mark: object, reader: GroupReader) -> bool:
         """Bring the last transaction to its end; whether it was of the same batch."""
         if self._under_way is not None:
-            same, _ = self._under_way == mark, self._end()
+            same = self._under_way == mark
+            self._end()
             if same:
                 reader.forget_committed()
             return same

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
@@ -21,8 +21,9 @@ from nats.aio.client import Client
 from bundle.errors import ErrorCode, MlctlError
 from services.stream.base import Place
 
-_T = TypeVar("_T")
+T = TypeVar("T")
 _CONNECT_SECONDS = 5
+_NO_CONSUMER = 10014
 _FLAGS = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
 _OPTIONS = (
     *("create", "window_s", "ack_wait_s", "in_flight", "domain"),
@@ -54,8 +55,9 @@ class Session:
         self._domain = domain or None
         self._client: Client | None = None
         self._loop = asyncio.new_event_loop()
+        self._lost: asyncio.Future[None] = self._loop.create_future()
 
-    def run(self, work: Callable[[Client], Awaitable[_T]]) -> _T:
+    def run(self, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
         """What `work` gives on a connection that is up; MlctlError for what may happen to it."""
         with told(self._place):
             try:
@@ -72,34 +74,59 @@ class Session:
     def close(self) -> None:
         """Ends the connection and the loop; the session is not used again."""
         self._drop()
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
 
-    async def _with(self, work: Callable[[Client], Awaitable[_T]]) -> _T:
+    async def _with(self, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
         if self._client is None or not self._client.is_connected:
             await self._connect()
         assert self._client is not None
-        return await work(self._client)
+        # The library lets who waits for an answer wait on after the connection is lost.
+        doing = asyncio.ensure_future(work(self._client))
+        both: set[asyncio.Future[Any]] = {doing, self._lost}
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if doing.done():
+            return doing.result()
+        doing.cancel()
+        await asyncio.wait({doing})
+        raise ConnectionError("the connection is lost")
 
     async def _connect(self) -> None:
-        if self._client is not None:
-            await self._client.close()
+        await self._leave()
+        lost = self._lost = self._loop.create_future()
+
+        async def closed() -> None:
+            if not lost.done():
+                lost.set_result(None)
+
         servers = [f"nats://{each}" for each in self._place.address.split(",")]
         self._client = await nats.connect(
             servers,
             allow_reconnect=False,
             connect_timeout=_CONNECT_SECONDS,
+            reconnect_time_wait=0,
+            max_reconnect_attempts=1,
             name="mlctl",
             error_cb=_reported_elsewhere,
+            disconnected_cb=closed,
+            closed_cb=closed,
             **_secrets(self._place),
         )
         self.number += 1
 
     def _drop(self) -> None:
+        self._loop.run_until_complete(self._leave())
+
+    async def _leave(self) -> None:
+        """Close the connection, and end what the library still has running: the loop is ours."""
         client, self._client = self._client, None
         if client is not None:
             with suppress(nats.errors.Error, OSError, TimeoutError):
-                self._loop.run_until_complete(client.close())
+                await client.close()
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left)
 
 
 @contextmanager
@@ -114,6 +141,12 @@ def told(place: Place) -> Iterator[None]:
             "Raise max_payload of the server.",
         ) from error
     except nats.js.errors.NotFoundError as error:
+        if error.err_code == _NO_CONSUMER:
+            raise MlctlError(
+                ErrorCode.NOT_FOUND,
+                f"the consumer of {place.shown()} was deleted",
+                "Start the stream again: it makes a new one.",
+            ) from error
         raise MlctlError(
             ErrorCode.NOT_FOUND,
             f"no stream of JetStream takes {place.topic!r} at {place.shown()}",

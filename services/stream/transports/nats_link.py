@@ -124,6 +124,8 @@ class NatsLink:
         pull = self._pull
         assert pull is not None, "poll() before the link was entered"
         if self._number != self._session.number:
+            # Whether it is still there: nobody would tell us otherwise.
+            await self._session.jetstream(client).consumer_info(self._stream, self._request.group)
             await pull.listen(client)
             self._number = self._session.number
         if time.monotonic() - self._touched > self._ack_wait / 3:
@@ -160,12 +162,11 @@ class NatsLink:
         await self._publisher.publish(
             client, [(place, each) for place, each in both if place is not None and each]
         )
-        replies = [self._held[each.offset] for each in batch.done if each.offset in self._held]
-        for reply in replies[:-1]:
-            await client.publish(reply, b"+ACK")
-        # They are taken in their order, so the answer to the last one is for all of them.
-        for reply in replies[-1:]:
-            await client.request(reply, b"+ACK", ACK_SECONDS)
+        for message in batch.done:
+            await client.publish(self._held[message.offset], b"+ACK")
+        # Not asked for receipts: a server that was restarted gives none for messages that it
+        # forgot to have delivered. Those come again, as after any acknowledgement that is lost.
+        await client.flush(int(ACK_SECONDS))
 
     async def _give_back(self, client: Client) -> None:
         """Leave: what is not committed goes to another member at once."""

@@ -30,13 +30,14 @@ class Pull:
         self._inbox = ""
         self._asked = 0
         self._until = 0.0
-        self._refused = False
+        self._refused = self._silent = False
         self._gone: str | None = None
 
     async def listen(self, client: Client) -> None:
         """Begin anew on a new connection; what came over the old one comes again later."""
         self.arrived.clear()
         self._asked = 0
+        self._silent = False
         self._inbox = client.new_inbox()
         await client.subscribe(self._inbox, cb=self._take, pending_bytes_limit=0)
 
@@ -45,7 +46,7 @@ class Pull:
         deadline = time.monotonic() + wait_s
         await self._ask(client, limit, wait_s)
         await asyncio.sleep(0)  # what was asked for ahead may all be in the socket
-        while not self.arrived and self._gone is None:
+        while not self.arrived and self._gone is None and not self._silent:
             left = deadline - time.monotonic()
             if left <= 0:
                 self._check(client)
@@ -58,6 +59,8 @@ class Pull:
             if self._refused:
                 self._refused = False
                 await asyncio.sleep(min(left, _PAUSE_SECONDS))
+        if self._silent:
+            raise ConnectionError("the consumer does not answer")
         if self._gone is not None:
             raise MlctlError(
                 ErrorCode.NOT_FOUND,
@@ -106,5 +109,5 @@ class Pull:
             if "Deleted" in said:
                 self._gone = said
         elif status == "503":
-            self._until = 0.0  # nobody answers for the consumer: ask again, or find out
+            self._silent = True  # nobody answers for the consumer
         self._moved.set()

@@ -27,8 +27,9 @@ from services.stream.transports.redis_entries import VALUE, FieldWriter, read_en
 
 _IDLE_SECONDS = 15.0
 _TRIM_SECONDS = 10.0
-# Behind every entry: reading what is pending after it only tells the server that we live.
-_END = b"18446744073709551615-18446744073709551615"
+# Behind every entry: reading what is pending after it only tells the server that we live. Not the
+# last id of all, which would mean new entries.
+_END = b"18446744073709551615-18446744073709551614"
 # Redis takes about a million arguments in one command.
 _MOST_ARGUMENTS = 1_000_000
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rollout.counts import Counts, Window
 from rollout.gate_service.session import (
     Result,
     Session,
@@ -12,7 +11,8 @@ from rollout.gate_service.session import (
     result_of,
     to_json,
 )
-from rollout.gates import Gate
+from rollout.judging.counts import Counts, Window
+from rollout.judging.gates import Gate
 from rollout.machine import Look
 from rollout.model import RolloutSpec
 

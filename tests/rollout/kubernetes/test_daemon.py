@@ -12,18 +12,20 @@ from dataclasses import replace
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from rollout import deployments, places, resizing
+from rollout import deployments
 from rollout.daemon import DAEMON
-from rollout.journal import Journal
 from rollout.kubernetes.plane import KubernetesPlane
 from rollout.kubernetes.route import Claim
 from rollout.kubernetes.target import Target
-from rollout.listing import listing
+from rollout.local import resizing
+from rollout.local.listing import listing
 from rollout.machine import Phase
 from rollout.model import Colour, Settings
 from rollout.ports import Traffic
-from rollout.records import ENDED
 from rollout.seen.looking import looking
+from rollout.state import places
+from rollout.state.journal import Journal
+from rollout.state.records import ENDED
 from tests.rollout.kubernetes.conftest import BLUE_DIGEST, GREEN_DIGEST
 from tests.rollout.kubernetes.test_rollout import revision
 from tests.support.kube import FakeKube

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 import pytest
 
 from bundle.latency import SERVED_EDGES_MS
-from rollout import places
-from rollout.counts import difference
-from rollout.journal import StaleEpochError
+from rollout.judging.counts import difference
 from rollout.kubernetes.gateway import Gateway
 from rollout.kubernetes.plane import KubernetesPlane
 from rollout.kubernetes.route import EPOCH, HOLDER, Claim
 from rollout.kubernetes.target import Target
 from rollout.model import Colour
 from rollout.ports import PlaneRejected, PlaneUnavailable, Traffic
+from rollout.state import places
+from rollout.state.journal import StaleEpochError
 from tests.support.kube import FakeKube, route
 
 CLAIM = Claim("shop-1", 5)

@@ -11,8 +11,7 @@ import pytest
 from bundle.clock import ManualClock
 from bundle.latency import SERVED_EDGES_MS
 from rollout.controller import Controller, Watch, World
-from rollout.gates import Gate
-from rollout.journal import Journal, StaleEpochError
+from rollout.judging.gates import Gate
 from rollout.kubernetes.launcher import KubernetesLauncher
 from rollout.kubernetes.plane import KubernetesPlane
 from rollout.kubernetes.route import Claim
@@ -20,6 +19,7 @@ from rollout.kubernetes.target import Target
 from rollout.machine import Phase
 from rollout.model import Colour, Outcome, Ports, Revision, RolloutSpec, Settings
 from rollout.ports import PlaneRejected, PlaneUnavailable, Traffic
+from rollout.state.journal import Journal, StaleEpochError
 from tests.rollout.kubernetes.conftest import BLUE_DIGEST, GREEN_DIGEST
 from tests.support.kube import FakeKube, route
 

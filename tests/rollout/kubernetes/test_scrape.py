@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bundle.latency import SERVED_EDGES_MS
-from rollout.counts import Totals
+from rollout.judging.counts import Totals
+from rollout.judging.slo import SLOS
 from rollout.kubernetes.scrape import NOTHING, Tally, read_totals
-from rollout.slo import SLOS
 from tests.support.kube import FakePod
 
 

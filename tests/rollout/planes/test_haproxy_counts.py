@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollout.counts import LATENCY_EDGES_MS, Totals
+from rollout.judging.counts import LATENCY_EDGES_MS, Totals
 from rollout.model import Colour
 from rollout.planes.haproxy_config import SLOTS
 from rollout.planes.haproxy_counts import (

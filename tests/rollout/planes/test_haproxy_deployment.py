@@ -10,11 +10,12 @@ from functools import partial
 import grpc
 import pytest
 
-from rollout import deployments, places
-from rollout.fleet import replicas_of
-from rollout.journal import Journal
-from rollout.launcher import free_ports
+from rollout import deployments
+from rollout.local.fleet import replicas_of
+from rollout.local.launcher import free_ports
 from rollout.model import Colour, Outcome
+from rollout.state import places
+from rollout.state.journal import Journal
 from tests.support.rollouts import Load, quick_settings, quick_spec, revision, story
 from tests.support.wait import PATIENCE_SECONDS, wait_until
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from bundle.clock import ManualClock
-from rollout.journal import Journal
 from rollout.seen.told import Told
+from rollout.state.journal import Journal
 from tests.support.played import Played
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from rollout.counts import Totals
+from rollout.judging.counts import Totals
 from rollout.seen.edges import joined, quantile_edge, sparse
 
 EDGES = (1.0, 2.0, 5.0)

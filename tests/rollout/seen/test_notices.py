@@ -4,9 +4,9 @@ import json
 from typing import Any
 
 from rollout.machine import Phase
-from rollout.records import Event
 from rollout.seen.notices import KINDS, notice
-from rollout.wishes import Wish
+from rollout.state.records import Event
+from rollout.state.wishes import Wish
 from tests.support.played import Played
 
 

@@ -10,12 +10,12 @@ import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from registry.runs import RunRef, Sample
-from rollout.journal import Journal
 from rollout.machine import Phase
-from rollout.schema import transaction
 from rollout.seen.projection import Projection, link
 from rollout.seen.told import Place, Told, run_reader
-from rollout.wishes import Wish
+from rollout.state.journal import Journal
+from rollout.state.schema import transaction
+from rollout.state.wishes import Wish
 from tests.support.played import Played
 
 

@@ -13,14 +13,14 @@ import pytest
 
 from bundle.clock import ManualClock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
-from rollout import places
-from rollout.journal import Journal
 from rollout.machine import Phase
 from rollout.model import runs_command
 from rollout.seen import runs
 from rollout.seen.links import links
 from rollout.seen.runs import RunKeeper
 from rollout.seen.told import Told
+from rollout.state import places
+from rollout.state.journal import Journal
 from tests.support.played import Played
 from tests.support.wait import wait_until
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from rollout import places
 from rollout.model import Settings
 from rollout.seen.secret import FILE_VARIABLE, VARIABLE, with_secret
+from rollout.state import places
 
 SETTINGS = Settings(webhooks=("https://hooks.example/x",))
 

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from bundle.clock import ManualClock
-from rollout.launcher import free_ports
+from rollout.local.launcher import free_ports
 from rollout.machine import Phase
 from rollout.model import Settings
 from rollout.seen.telemetry import MetricsServer, RolloutCollector

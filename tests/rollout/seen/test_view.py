@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from rollout.counts import Totals
+from rollout.judging.counts import Totals
 from rollout.machine import Phase
 from rollout.model import Colour, Outcome
 from rollout.seen.view import Flow, RolloutView, Snapshot, screen

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from bundle.clock import ManualClock
-from rollout.journal import Journal
 from rollout.machine import Phase
 from rollout.model import Settings
 from rollout.seen import webhooks
 from rollout.seen.told import Told
 from rollout.seen.webhooks import MAX_AGE_SECONDS, Webhook, Webhooks, reader_of, signature
+from rollout.state.journal import Journal
 from tests.support.played import Played
 from tests.support.receiver import Receiver, receiving
 from tests.support.wait import wait_until

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from rollout.gates import Action, Gate
+from rollout.judging.gates import Action, Gate
 from rollout.model import Revision, RolloutSpec
 from rollout.shadow import agreement
 from rollout.shadow.agreement import (

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from rollout.judging.verdict import Action
 from rollout.model import RolloutSpec
 from rollout.shadow.agreement import ShadowEvidence
 from rollout.shadow.patience import UNRECORDED_SECONDS, given_up
 from rollout.shadow.window import ShadowWindow
-from rollout.verdict import Action
 
 SPEC = RolloutSpec(shadow_percent=20, shadow_requests=50, shadow_wait_seconds=100.0)
 NONE = ShadowEvidence()

@@ -13,17 +13,17 @@ from bundle.clock import ManualClock
 from bundle.sampling import Sampling
 from bundle.tensors import Datatype, Signature, TensorSpec
 from cli.rollouts import event_line
-from rollout import gates
 from rollout.controller import Controller, Watch, World
-from rollout.counts import Counts, Totals, Window
-from rollout.gates import Evidence, Gate
-from rollout.journal import Journal
+from rollout.judging import gates
+from rollout.judging.counts import Counts, Totals, Window
+from rollout.judging.gates import Evidence, Gate
 from rollout.machine import Phase
 from rollout.memory import MemoryLauncher, MemoryPlane
 from rollout.model import Colour, Outcome, Ports, Revision, RolloutSpec, Settings
-from rollout.records import ENDED, TICK, Event, Rollout
 from rollout.shadow.folder import SampleFolder
 from rollout.shadow.window import ShadowWindow
+from rollout.state.journal import Journal
+from rollout.state.records import ENDED, TICK, Event, Rollout
 from services.observe.calls import Seen
 from services.observe.sampling import Control, Recorder
 from services.observe.segments import SegmentWriter

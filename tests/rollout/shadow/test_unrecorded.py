@@ -9,7 +9,7 @@ import pytest
 
 from cli.rollouts import event_line
 from rollout import deployments
-from rollout.launcher import free_ports
+from rollout.local.launcher import free_ports
 from rollout.machine import Phase
 from rollout.model import Outcome
 from tests.support.rollouts import Load, quick_settings, quick_spec, revision, story

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from rollout.launcher import free_ports
+from rollout.local.launcher import free_ports
 from services.bench.figures import Figures
 from services.bench.runs import Asking, Load, Protocols, Served, bench
 from services.bench.server import cpu_seconds

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from rollout.launcher import free_ports
+from rollout.local.launcher import free_ports
 from services.bench.figures import Record, summarize
 from services.bench.runs import Asking, Load, Protocols
 from services.bench.server import serving

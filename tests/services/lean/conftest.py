@@ -8,10 +8,12 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import uvloop
 from prometheus_client import CollectorRegistry
 
+from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
 from services.host import ModelHost
 from services.http import V2App
@@ -117,3 +119,18 @@ def lean_count(monkeypatch: pytest.MonkeyPatch) -> list[LeanCycle]:
 
     monkeypatch.setattr(LeanCycle, "__init__", counted)
     return taken
+
+
+@pytest.fixture
+def picky(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """A bench whose model fails for numbers below zero, and with them every batch."""
+    batching: Any = bench.host._batching
+    run = batching._model.run
+
+    def refuse(inputs: dict[str, np.ndarray]) -> Any:
+        if (inputs["x"] < 0).any():
+            raise MlctlError(ErrorCode.INTERNAL, "below zero")
+        return run(inputs)
+
+    monkeypatch.setattr(batching._model, "run", refuse)
+    return bench

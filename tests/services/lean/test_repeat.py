@@ -13,20 +13,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from uvicorn.config import Config
-from uvicorn.server import ServerState
 
-from bundle.errors import ErrorCode, MlctlError
 from services.batcher import Priority
-from services.http import V2App
-from services.lean.protocol import LeanProtocol, lean_protocol
-from services.lean.repeat import RepeatCycle
 from services.secure.tokens import Access
-from tests.services.lean.conftest import INFER, Bench
+from tests.services.lean.conftest import Bench
+from tests.services.lean.lines import Line, Played, post
 from tests.support.bundles import make_bundle
-from tests.support.wires import Wire
-
-NEVER = 1 << 30  # so many lessons: such a connection learns nothing
 
 
 def ask(
@@ -41,58 +33,7 @@ def ask(
     return post(head + rows.tobytes(), f"Inference-Header-Content-Length: {len(head)}\r\n{headers}")
 
 
-def post(body: bytes, headers: str = "") -> bytes:
-    """A request with `body`; `headers` are whole lines."""
-    length = f"Content-Length: {len(body)}\r\n"
-    return f"POST {INFER} HTTP/1.1\r\nHost: test\r\n{length}{headers}\r\n".encode() + body
-
-
 ONE = ask([1, 2, 3, 4])
-
-
-class Line:
-    """A connection to a server of `bench`; one that does not learn shows what is right."""
-
-    def __init__(self, bench: Bench, *, learns: bool = True) -> None:
-        app: Any = V2App(bench.host, bench.inference)
-        base = lean_protocol(bench.inference)
-        kind = base if learns else type("Forgetful", (base,), {"_lessons": NEVER})
-        config = Config(app, http=kind, lifespan="off", log_config=None)
-        config.load()
-        state = ServerState()
-        state.default_headers = [(b"date", b"Thu, 01 Jan 1970 00:00:00 GMT")]
-        self.wire = Wire()
-        self.protocol: LeanProtocol = kind(
-            config=config, server_state=state, app_state={}, _loop=bench.runner.get_loop()
-        )
-        self.protocol.connection_made(self.wire)
-
-    def repeated(self) -> bool:
-        """Whether the last request was taken as a known one."""
-        return type(self.protocol.cycle) is RepeatCycle
-
-    async def answer(self, count: int = 1) -> list[bytes]:
-        """The next `count` writes, without what tells of the moment."""
-        async with asyncio.timeout(20):
-            while len(self.wire.sent) < count:  # noqa: ASYNC110 - turns of the loop, not time
-                await asyncio.sleep(0)
-        found, self.wire.sent = self.wire.sent, []
-        return [steady(content) for content in found]
-
-    def end(self) -> None:
-        """The client leaves."""
-        self.protocol.connection_lost(None)
-
-
-def steady(content: bytes) -> bytes:
-    """An answer without its timing and an id of the server's own making."""
-    head, end, body = content.partition(b"\r\n\r\n")
-    lines = []
-    for line in head.split(b"\r\n"):
-        name, _, value = line.partition(b": ")
-        own = name == b"x-request-id" and not value.startswith(b"given")
-        lines.append(name if own or name == b"server-timing" else line)
-    return b"\r\n".join(lines) + end + body
 
 
 # The model refuses what is below zero.
@@ -127,55 +68,6 @@ TURNS = st.lists(
 )
 
 
-class Played:
-    """Four connections, each of which has asked twice for what is known then."""
-
-    def __init__(self, bench: Bench, *, learns: bool) -> None:
-        self.lines = {number: Line(bench, learns=learns) for number in range(4)}
-        self.answers: list[list[bytes]] = [[] for _ in self.lines]
-
-    async def play(self, turns: list[Any]) -> list[list[bytes]]:
-        """What each connection is answered."""
-        for turn in (*[[(ONE, 1, 1)] * 4] * 2, *turns):
-            steps = dict(enumerate(turn))
-            asked = [number for number in list(self.lines) if self.ask(number, steps[number])]
-            for number in asked:
-                self.answers[number] += await self.lines[number].answer()
-                if self.lines[number].wire.closed:
-                    self.lines.pop(number).end()
-        for line in self.lines.values():
-            line.end()
-        return self.answers
-
-    def ask(self, number: int, step: tuple[bytes, int, int] | None) -> bool:
-        """Send what the step says; whether there will be an answer."""
-        if step is None:
-            return False
-        content, pieces, leaves = step
-        middle = len(content) // pieces
-        for piece in (content[:middle], content[middle:]):
-            if piece:
-                self.lines[number].protocol.data_received(piece)
-        if leaves == 0:
-            self.lines.pop(number).end()
-        return leaves != 0
-
-
-@pytest.fixture
-def picky(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    """A bench whose model fails for numbers below zero, and with them every batch."""
-    batching: Any = bench.host._batching
-    run = batching._model.run
-
-    def refuse(inputs: dict[str, np.ndarray]) -> Any:
-        if (inputs["x"] < 0).any():
-            raise MlctlError(ErrorCode.INTERNAL, "below zero")
-        return run(inputs)
-
-    monkeypatch.setattr(batching._model, "run", refuse)
-    return bench
-
-
 OUTCOMES = ("ok", "gone", "internal", "invalid_input", "deadline_exceeded")
 
 
@@ -187,7 +79,7 @@ def test_whatever_comes_together_is_answered_as_if_nothing_was_known(
     found: list[tuple[list[list[bytes]], list[float]]] = []
     for learns in (False, True):
         before = [picky.counted(outcome) for outcome in OUTCOMES]
-        answers = picky.runner.run(Played(picky, learns=learns).play(turns))
+        answers = picky.runner.run(Played(picky, ONE, learns=learns).play(turns))
         after = [picky.counted(outcome) for outcome in OUTCOMES]
         found.append((answers, [b - a for a, b in zip(before, after, strict=True)]))
         assert picky.host.inflight.used == 0
@@ -313,6 +205,28 @@ def test_an_answer_while_the_server_ends_says_so(bench: Bench) -> None:
     bench.runner.run(main())
 
 
+def test_who_repeats_is_kept_for_as_long_as_anyone(bench: Bench) -> None:
+    async def main() -> None:
+        line = await learned(bench)
+        protocol = line.protocol
+        first = protocol.timeout_keep_alive_task
+        assert first is not None
+        protocol.timeout_keep_alive_handler()  # as if the first answer were long ago
+        assert protocol.timeout_keep_alive_task is not first
+        protocol.data_received(ONE)
+        protocol.timeout_keep_alive_handler()  # and as if this one took long
+        (answer,) = await line.answer()
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        closed = [line.wire.closed]
+        assert protocol.timeout_keep_alive_task is not None
+        protocol._rested -= protocol.timeout_keep_alive
+        protocol.timeout_keep_alive_handler()
+        assert [*closed, line.wire.closed] == [False, True]
+        line.end()
+
+    bench.runner.run(main())
+
+
 def test_an_answer_that_may_be_packed_goes_the_long_way(tmp_path: Path) -> None:
     wide = Bench(make_bundle(tmp_path / "bundle", features=64), asyncio.new_event_loop)
     rows = [list(range(64))] * 20
@@ -335,7 +249,7 @@ def test_an_answer_that_may_be_packed_goes_the_long_way(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("headers", "parameters"),
-    [("Mlctl-Priority: high\r\n", {"timeout": 1500}), ("", {"priority": "high"})],
+    [("Mlctl-Priority: high\r\n", {"timeout": 1_500_000}), ("", {"priority": "high"})],
 )
 def test_what_was_asked_for_is_known(
     bench: Bench, headers: str, parameters: Mapping[str, Any]
@@ -348,7 +262,7 @@ def test_what_was_asked_for_is_known(
         cycle = line.protocol.cycle
         assert cycle.priority is Priority.HIGH
         await line.answer()
-        assert cycle.timeout == (0.0015 if "timeout" in parameters else bench.inference.seconds)
+        assert cycle.timeout == (1.5 if "timeout" in parameters else bench.inference.seconds)
         line.end()
 
     bench.runner.run(main())

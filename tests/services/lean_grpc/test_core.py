@@ -340,7 +340,7 @@ class Client:
         self.core.update_settings({setting: value})
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @given(st.data())
 def test_h2s_client_understands_every_frame(data: st.DataObject) -> None:
     client = Client(data)

@@ -9,13 +9,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml  # type: ignore[import-untyped]
 from prometheus_client import CollectorRegistry
 
 from bundle.verify import VerifiedBundle
 from services.host import ModelHost
+from services.lanes import Priority
 from services.settings import Settings
+from services.stream.events import Batch, Event, Phase, Totals
+from services.stream.metrics import StreamMetrics
+from services.wire import InferRequest
 
 ROOT = Path(__file__).parents[3]
 # What the rollout's daemon exports, not the server.
@@ -41,13 +46,16 @@ def expressions() -> Iterator[str]:
 
 @pytest.fixture
 def exported(bundle: VerifiedBundle, tmp_path: Path) -> dict[str, set[str]]:
-    """The labels of every sample of a started server that has everything on."""
+    """The labels of every sample of a started server that has everything on, and of a stream."""
     registry = CollectorRegistry()
     settings = Settings(
         access_log=str(tmp_path / "log"),
         sample_dir=tmp_path / "samples",
         sample_share=1,
         otlp_endpoint="http://127.0.0.1:9",
+        hybrid="scores",
+        hybrid_store=str(tmp_path / "stores"),
+        hybrid_write_back=True,
     )
 
     async def main() -> None:
@@ -58,9 +66,15 @@ def exported(bundle: VerifiedBundle, tmp_path: Path) -> dict[str, set[str]]:
         host.count("grpc", TimeoutError())
         host.count("grpc", _refusal())
         host.stages(0.1, 0.1, 0.1, 0.1)
+        x = np.zeros((1, 4), np.float32)
+        request = InferRequest("", {"x": x}, {"y": True}, keys=("nobody",))
+        await host.ask(request, None, Priority.NORMAL)
         await host.stop()
 
     asyncio.run(main())
+    batch = Batch(2, 2, 1, 1, reasons={"invalid_input": 1})
+    stream = StreamMetrics("tiny", registry)
+    stream.watch(Event(Phase.COMMITTED, Totals(1, 1), 1.0, {"0": 1}, batch))
     samples = [sample for metric in registry.collect() for sample in metric.samples]
     return {sample.name: set(sample.labels) for sample in samples}
 

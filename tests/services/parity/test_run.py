@@ -16,6 +16,7 @@ from services.parity.base import Asked, Way
 from services.parity.compare import Verdict
 from services.parity.online import open_online
 from services.parity.run import ask, is_exact, judge
+from services.parity.streams import StreamWay
 from services.parity.tables import BatchWay
 from services.scorer import Scorer
 from services.settings import Settings, load_settings
@@ -91,16 +92,34 @@ def test_a_server_that_is_gone_ends_the_comparison(shared_bundle: VerifiedBundle
             assert caught.value.code is ErrorCode.UNAVAILABLE
 
 
-def test_a_batch_has_the_same_bits(shared_bundle: VerifiedBundle) -> None:
+def offline(bundle: VerifiedBundle) -> list[Way]:
+    return [BatchWay(bundle), StreamWay(bundle, "json"), StreamWay(bundle, "arrow")]
+
+
+def test_a_batch_and_a_stream_have_the_same_bits(shared_bundle: VerifiedBundle) -> None:
     for asked in asked_of(shared_bundle):
-        finding = judge(BatchWay(shared_bundle), asked, None)
-        assert (finding.verdict, finding.rows) == (Verdict.SAME, 40), finding
+        for way in offline(shared_bundle):
+            finding = judge(way, asked, None)
+            assert (finding.verdict, finding.rows) == (Verdict.SAME, 40), finding
 
 
-def test_a_batch_of_another_model_differs(shared_bundle: VerifiedBundle, tmp_path: Path) -> None:
-    other = make_bundle(tmp_path / "bundle", scale=3.0)
-    finding = judge(BatchWay(other), asked_of(shared_bundle)[1], lambda _want: 1e-3)
-    assert (finding.verdict, finding.differing) == (Verdict.DIFFERS, 40)
+def test_a_batch_and_a_stream_of_another_model_differ(
+    shared_bundle: VerifiedBundle, tmp_path: Path
+) -> None:
+    for way in offline(make_bundle(tmp_path / "bundle", scale=3.0)):
+        finding = judge(way, asked_of(shared_bundle)[1], lambda _want: 1e-3)
+        assert (finding.verdict, finding.differing) == (Verdict.DIFFERS, 40)
+
+
+def test_rows_that_the_model_does_not_take_are_no_answer(
+    shared_bundle: VerifiedBundle, tmp_path: Path
+) -> None:
+    wider = make_bundle(tmp_path / "bundle", features=5)
+    asked = asked_of(wider, np.zeros((2, 5), np.float32))[0]
+    for way in offline(shared_bundle):
+        finding = judge(way, asked, None)
+        assert (finding.verdict, finding.passed) == (Verdict.NO_ANSWER, False)
+        assert finding.detail
 
 
 def test_what_json_has_no_word_for_is_left_out(shared_bundle: VerifiedBundle) -> None:

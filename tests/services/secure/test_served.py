@@ -17,7 +17,7 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from rollout.launcher import LocalLauncher, free_ports
+from rollout.local.launcher import LocalLauncher, free_ports
 from rollout.model import Colour, Revision
 from rollout.model import Settings as RolloutSettings
 from rollout.ports import Probe

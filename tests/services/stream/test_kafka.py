@@ -5,19 +5,47 @@ What they cannot show runs with MLCTL_KAFKA=HOST:PORT against a real cluster.
 
 from __future__ import annotations
 
-import itertools
 import os
+import subprocess
+import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 
 import pytest
 
-from services.stream.base import Guarantee, Place
-from tests.services.stream.contract import Broker, TransportContract
-from tests.support.kafka import MockKafka
+from bundle.errors import ErrorCode, MlctlError
+from services.stream.base import (
+    Commit,
+    Guarantee,
+    LinkRequest,
+    LostPartitionsError,
+    Message,
+    Outgoing,
+    Place,
+    RefusedAnswersError,
+)
+from services.stream.transports import kafka_sender
+from services.stream.transports.kafka import KafkaLink, transport
+from services.stream.transports.kafka_client import properties
+from tests.services.stream.contract import (
+    Broker,
+    Places,
+    TransportContract,
+    answer,
+    answered,
+    numbered,
+    numbers,
+    read,
+    send,
+    take,
+)
+from tests.support.kafka import Api, MockKafka, Refusal
+from tests.support.wait import wait_until
 
 _REAL = os.environ.get("MLCTL_KAFKA")
-OPTIONS = "session.timeout.ms=6000&heartbeat.interval.ms=100&fetch.wait.max.ms=100"
+OPTIONS = "session.timeout.ms=1400&heartbeat.interval.ms=100&fetch.wait.max.ms=100"
 
 
 @pytest.fixture(scope="module")
@@ -42,3 +70,278 @@ class TestKafka(TransportContract):
     @pytest.fixture
     def broker(self, kafka: MockKafka) -> Broker:
         return Broker(places_of(kafka), Guarantee.AT_LEAST_ONCE, takes_over=False, fences=False)
+
+
+@pytest.mark.skipif(_REAL is None, reason="MLCTL_KAFKA=HOST:PORT names a real cluster")
+class TestRealTransactions(TransportContract):
+    """Exactly once: offsets in transactions, and fencing, which the mock does not have."""
+
+    @pytest.fixture(params=["range", "cooperative-sticky"])
+    def broker(self, request: pytest.FixtureRequest) -> Broker:
+        return Broker(
+            real_places(f"partition.assignment.strategy={request.param}"),
+            Guarantee.EXACTLY_ONCE,
+            exactly_once=True,
+            takes_over=False,
+            fences=False,
+        )
+
+    @pytest.mark.parametrize("exactly_once", [True, False])
+    def test_a_revoked_member_commits_what_is_in_flight(self, exactly_once: bool) -> None:
+        places = Places(*(real_places("", partitions=2)(name) for name in "abc"))
+        share_two_partitions(places, exactly_once=exactly_once)
+        assert numbers(read(places.answers)) == [*range(240)]
+
+    def test_nothing_of_an_aborted_transaction_is_seen(self) -> None:
+        small = "message.max.bytes=5000000"  # The broker's own limit is smaller.
+        places = Places(*(real_places(small)(name) for name in "abc"))
+        send(places.source, numbered(0, 20))
+        with link_of(places, exactly_once=True) as link:
+            found = take(link, 20)
+            answers = answered(found)
+            large = [*answers[:-1], answers[-1]._replace(value=b"x" * 4_000_000)]
+            with pytest.raises(MlctlError) as refused:
+                link.commit(Commit(found, large))
+            assert refused.value.code is ErrorCode.PAYLOAD_TOO_LARGE
+            assert read(places.answers) == []
+            link.commit(Commit(found, answers))
+        assert numbers(read(places.answers)) == [*range(20)]
+
+    def test_a_replaced_member_is_fenced(self) -> None:
+        places = Places(*(real_places("max.poll.interval.ms=6000")(name) for name in "abc"))
+        wanted = LinkRequest(places.source, "g", places.answers, exactly_once=True)
+        send(places.source, numbered(0, 50))
+        with transport.open_link(wanted) as silent:
+            held = take(silent, 50)
+            with transport.open_link(wanted) as heir:
+                answer(heir, take(heir, 50))
+                with pytest.raises(LostPartitionsError):
+                    answer(silent, held)
+        assert numbers(read(places.answers)) == [*range(50)]
+
+
+def real_places(options: str, partitions: int = 3) -> Callable[[str], Place]:
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    def place(name: str) -> Place:
+        topic = f"mlctl-{name}-{uuid.uuid4().hex[:8]}"
+        admin = AdminClient({"bootstrap.servers": _REAL or ""})
+        admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
+        return Place.parse(f"kafka://{_REAL}?session.timeout.ms=6000&{options}#{topic}")
+
+    return place
+
+
+@pytest.fixture
+def places(kafka: MockKafka) -> Places:
+    return Places(*(places_of(kafka)(name) for name in ("in", "out", "dead")))
+
+
+def link_of(places: Places, *, exactly_once: bool = False) -> KafkaLink:
+    return KafkaLink(
+        LinkRequest(places.source, "g", places.answers, places.dead, exactly_once=exactly_once)
+    )
+
+
+class InFlight:
+    """A listener as the engine is one: it commits what is on its way."""
+
+    def __init__(self, link: KafkaLink) -> None:
+        self.link = link
+        self.flight: list[Message] = []
+        self.revocations: list[list[str]] = []
+        link.listen(self)
+
+    def revoked(self, partitions: Sequence[str]) -> None:
+        self.revocations.append(sorted(partitions))
+        flight, self.flight = self.flight, []
+        if flight:
+            with suppress(LostPartitionsError):
+                answer(self.link, flight)
+
+    def lost(self, partitions: Sequence[str]) -> None:
+        raise AssertionError(partitions)
+
+
+def share_two_partitions(places: Places, *, exactly_once: bool = False) -> list[list[str]]:
+    """A second member comes while the first one has a batch on its way; answers are made to all.
+
+    What was revoked, one by one.
+    """
+    send(places.source, numbered(0, 200))
+    with ExitStack() as stack:
+        first = stack.enter_context(link_of(places, exactly_once=exactly_once))
+        member = InFlight(first)
+        member.flight = take(first, 200)
+        second = stack.enter_context(link_of(places, exactly_once=exactly_once))
+
+        def both_work() -> bool:
+            for link in (first, second):
+                if found := link.poll(100, 0.02):
+                    answer(link, found)
+            return len(first.lag()) == len(second.lag()) == 1
+
+        wait_until(both_work)
+        assert first.lag().keys() != second.lag().keys()
+        send(places.source, numbered(200, 240))
+        wait_until(lambda: both_work() and not sum(_lag([first, second])))
+    return member.revocations
+
+
+def _lag(links: Sequence[KafkaLink]) -> list[int]:
+    return [lag for link in links for lag in link.lag().values()]
+
+
+def test_partitions_are_shared_with_a_new_member(places: Places) -> None:
+    assert share_two_partitions(places)[0] == ["0", "1"]
+    # The mock takes no commit while members come: the batch in flight is answered again.
+    assert {*numbers(read(places.answers))} == {*range(240)}
+
+
+def test_an_aborted_transaction_is_begun_again(kafka: MockKafka, places: Places) -> None:
+    send(places.source, numbered(0, 20))
+    with link_of(places, exactly_once=True) as link:
+        assert link.guarantee is Guarantee.EXACTLY_ONCE
+        found = take(link, 20)
+        batch = Commit(found[1:], answered(found[1:]), [Outgoing(b"0", None, (), "dead")])
+        kafka.refuse(Api.PRODUCE, *[Refusal.MESSAGE_TOO_LARGE] * 10)
+        with pytest.raises(MlctlError) as refused:
+            link.commit(batch)
+        assert refused.value.code is ErrorCode.PAYLOAD_TOO_LARGE
+        kafka.obey(Api.PRODUCE)
+        link.commit(batch)
+    assert numbers(read(places.answers)) == [*range(1, 20)]
+    assert numbers(read(places.dead)) == [0]
+
+
+def test_what_a_lost_member_held_comes_again(kafka: MockKafka, places: Places) -> None:
+    send(places.source, numbered(0, 30))
+    with link_of(places) as link:
+        first = take(link, 10)
+        answer(link, first)
+        held = take(link, 10)
+        kafka.refuse(Api.OFFSET_COMMIT, Refusal.ILLEGAL_GENERATION)
+        with pytest.raises(LostPartitionsError):
+            answer(link, held)
+        with pytest.raises(LostPartitionsError):
+            answer(link, held)
+        rest = take(link, 20)
+        assert numbers([*first, *rest]) == [*range(30)]
+        answer(link, rest)
+        assert sum(link.lag().values()) == 0
+
+
+def test_what_is_too_large_is_no_obstacle(places: Places) -> None:
+    send(places.source, numbered(0, 3))
+    small = replace(places.source, options={**places.source.options, "message.max.bytes": "2000"})
+    narrow = Places(small, small.named(places.answers.topic), small.named(places.dead.topic))
+    with link_of(narrow) as link:
+        found = take(link, 3)
+        answers = [each._replace(value=b"x" * 1800) for each in answered(found)]
+        answers[1] = answers[1]._replace(value=b"x" * 2001)
+        with pytest.raises(RefusedAnswersError) as refused:
+            link.commit(Commit(found, answers))
+        assert list(refused.value.refused) == [1]
+        assert read(places.answers) == []
+        letter = Outgoing(b"y" * 3000, b"key", (("why", b"large"),))
+        link.commit(Commit(found, [answers[0], answers[2]], [letter]))
+    assert len(read(places.answers)) == 2
+    (dead,) = read(places.dead)
+    assert (dead.value, dead.key) == (b"", b"key")
+    assert dict(dead.headers) == {"why": b"large", "mlctl-left-out": b"3000"}
+
+
+def test_brokers_that_come_back_cause_no_duplicates(
+    kafka: MockKafka, places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(places.source, numbered(0, 20))
+    patient = {"session.timeout.ms": "60000", "reconnect.backoff.max.ms": "100"}
+    source = replace(places.source, options={**places.source.options, **patient})
+    answers = source.named(places.answers.topic)
+    with link_of(replace(places, source=source, answers=answers)) as link:
+        found = take(link, 20)
+        answer(link, found[:1])
+        monkeypatch.setattr(kafka_sender, "PATIENCE_S", 0.2)
+        kafka.down()
+        try:
+            for _ in range(2):
+                with pytest.raises(MlctlError) as away:
+                    answer(link, found[1:])
+                assert away.value.code is ErrorCode.BROKER_UNAVAILABLE
+            with pytest.raises(MlctlError) as away:
+                wait_until(lambda: link.poll(10, 0.1))
+            assert away.value.code is ErrorCode.BROKER_UNAVAILABLE
+        finally:
+            kafka.up()
+        monkeypatch.undo()
+        answer(link, found[1:])
+    assert numbers(read(places.answers)) == [*range(20)]
+
+
+_VICTIM = """
+import sys, time
+from services.stream.base import LinkRequest, Place
+from services.stream.transports.kafka import transport
+from tests.services.stream.contract import answer, take
+
+source, answers = map(Place.parse, sys.argv[1:])
+with transport.open_link(LinkRequest(source, "g", answers)) as link:
+    found = take(link, 20)
+    answer(link, found[:5])
+    print("ready", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_another_goes_on_after_a_kill(kafka: MockKafka) -> None:
+    source, answers = (places_of(kafka, partitions=1)(name) for name in ("in", "out"))
+    send(source, numbered(0, 30))
+    options = "&".join(f"{name}={value}" for name, value in source.options.items())
+    texts = [f"kafka://{kafka.address}?{options}#{each.topic}" for each in (source, answers)]
+    command = [sys.executable, "-c", _VICTIM, *texts]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as victim:
+        assert victim.stdout is not None
+        assert victim.stdout.readline() == b"ready\n"
+        victim.kill()
+    with transport.open_link(LinkRequest(source, "g", answers)) as link:
+        answer(link, take(link, 25))
+    assert numbers(read(answers)) == [*range(30)]
+
+
+def test_a_paused_link_gives_nothing_and_forgets_nothing(places: Places) -> None:
+    send(places.source, numbered(0, 20))
+    with link_of(places) as link:
+        found = [*link.poll(5, 5.0)]
+        link.pause()
+        for _ in range(5):
+            assert [*link.poll(0, 0.0)] == []
+        link.resume()
+        found += take(link, 20 - len(found))
+    assert numbers(found) == [*range(20)]
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "word"),
+    [
+        ("kafka://me:secret@host:9092#t", ErrorCode.INVALID_INPUT, "SASL_PASSWORD"),
+        ("kafka://host:9092", ErrorCode.INVALID_INPUT, "#TOPIC"),
+        ("kafka://host:9092?acks=0#t", ErrorCode.INVALID_INPUT, "acks"),
+        ("kafka://host:9092?no.such=1#t", ErrorCode.INVALID_INPUT, "no.such"),
+        ("kafka://{address}#no-such-topic", ErrorCode.NOT_FOUND, "--create"),
+    ],
+)
+def test_places_that_are_none(kafka: MockKafka, text: str, code: ErrorCode, word: str) -> None:
+    place = Place.parse(text.format(address=kafka.address))
+    with pytest.raises(MlctlError) as refused, transport.open_consumer(LinkRequest(place, "g")):
+        pass
+    assert refused.value.code is code
+    assert word in f"{refused.value.message} {refused.value.hint}"
+    assert "secret" not in f"{refused.value.message} {refused.value.hint}"
+
+
+def test_secrets_come_from_the_environment() -> None:
+    place = Place.parse("kafka://host:9092?sasl.username=me#t")
+    found = properties(place, {"MLCTL_KAFKA_SASL_PASSWORD": "secret", "MLCTL_KAFKA": "other"})
+    assert found["sasl.password"] == "secret"
+    assert found["sasl.username"] == "me"
+    assert "secret" not in place.shown()

@@ -1,0 +1,1 @@
+"""What the traffic proves of a candidate: counters, evidence, gates, verdicts."""

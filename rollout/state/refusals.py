@@ -1,0 +1,72 @@
+"""Why the journal refuses what a client asks for, with what to do instead. Pure."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+from bundle.errors import ErrorCode, MlctlError
+from rollout.machine import Phase
+from rollout.model import Outcome, Revision
+from rollout.state.records import Deployment, Rollout
+
+
+def unknown(name: str, known: Sequence[str]) -> MlctlError:
+    """No deployment of that name is up; `known` ones are, and near names are told."""
+    near = difflib.get_close_matches(name, known, n=3) or known[:3]
+    also = f"; up are: {', '.join(near)}" if near else ""
+    return MlctlError(ErrorCode.DEPLOYMENT_NOT_FOUND, f"no deployment {name!r} is up{also}")
+
+
+def check_candidate(deployment: Deployment, candidate: Revision, active: Rollout | None) -> None:
+    """INVALID_INPUT for another model than the live one's, ALREADY_LIVE for its very digest."""
+    name, live = deployment.name, deployment.live
+    if candidate.name != live.name:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"{name!r} serves the model {live.name!r}, not {candidate.name!r}: "
+            "its clients would get nothing but 404",
+            "Start another model with `mlctl up` under a deployment name of its own.",
+        )
+    if active is None and live.digest == candidate.digest:
+        raise MlctlError(
+            ErrorCode.ALREADY_LIVE, f"{candidate.bento} is what {name!r} serves already"
+        )
+
+
+def under_way(name: str, active: Rollout | None) -> MlctlError:
+    """Another rollout is active."""
+    to = active.candidate.bento if active else "another Bento"
+    if active is not None and active.progress.phase is Phase.FINALIZE:
+        return MlctlError(
+            ErrorCode.ROLLOUT_ACTIVE,
+            f"the rollout of {name!r} to {to} was proved and is being finished",
+            "Try again in a few seconds; `mlctl status` shows when it has ended.",
+        )
+    return MlctlError(ErrorCode.ROLLOUT_ACTIVE, f"a rollout of {name!r} to {to} is under way")
+
+
+def nothing_under_way(name: str, active: Rollout | None, rollouts: Iterable[Rollout]) -> MlctlError:
+    """No rollout can obey any more; the hint names the way back to the former revision."""
+    promoted = (rollout for rollout in rollouts if rollout.outcome is Outcome.PROMOTED)
+    former = active or next(promoted, None)
+    what = f"no rollout of {name!r} is under way"
+    if active is not None and active.progress.phase is Phase.FINALIZE:
+        what = f"{active.candidate.bento} was proved: rollout {active.id} is over"
+    elif active is not None:
+        what = f"rollout {active.id} of {name!r} is being taken back"
+    hint = (
+        f"To go back, promote the former one: `mlctl promote {name} {former.live.bento}`."
+        if former
+        else "There is no earlier revision."
+    )
+    return MlctlError(ErrorCode.NOT_FOUND, what, hint)
+
+
+def not_paused(name: str, active: Rollout) -> MlctlError:
+    """There is nothing to resume."""
+    return MlctlError(
+        ErrorCode.NOT_FOUND,
+        f"the rollout of {name!r} to {active.candidate.bento} is not paused",
+        f"`mlctl status {name}` shows what it waits for.",
+    )

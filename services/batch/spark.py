@@ -1,0 +1,157 @@
+"""A bundle's model as a function of Spark's columns: the same scorer, in each Python worker.
+
+Spark decides what is run where and again; nothing here keeps a ledger. What a row's fault is
+ends its task, for a column of Spark has no place for the reason.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.tensors import DYNAMIC, Datatype, TensorSpec
+from bundle.verify import VerifiedBundle, verify
+from services.batch.bisect import TooManyError, score_rows
+from services.batch.model import check_batched, find_model, open_scorer
+
+if TYPE_CHECKING:
+    from services.scorer import Scorer
+
+# Rows in a call of the function; the scorer cuts them as it does in a job.
+_BATCH_ROWS = 8192
+# Names in pyspark.sql.types.
+_TYPES: dict[Datatype, str] = {
+    Datatype.BOOL: "BooleanType",
+    Datatype.INT8: "ByteType",
+    Datatype.INT16: "ShortType",
+    Datatype.INT32: "IntegerType",
+    Datatype.INT64: "LongType",
+    Datatype.FP32: "FloatType",
+    Datatype.FP64: "DoubleType",
+    Datatype.BYTES: "StringType",
+}
+Predict = Callable[..., Any]
+
+
+def predict_udf(
+    model: str | VerifiedBundle, *, name: str | None = None, batch_size: int = _BATCH_ROWS
+) -> Any:
+    """`pyspark.ml.functions.predict_batch_udf` of a Bento's tag, a bundle's folder or a bundle.
+
+    It takes a column for each input, in the order of the signature: a value, or an array of
+    as many as a row has. It gives the output, or a struct of the outputs. Workers find
+    the bundle's folder at the same path, or as `name` among the files that were sent with
+    `SparkContext.addFile(folder, recursive=True)`, and load it only if its digest is the same.
+    UNSUPPORTED_MODEL for tensors that Spark's function cannot be given.
+    """
+    bundle = find_model(model) if isinstance(model, str) else model
+    check_batched(bundle.manifest)
+    signature = bundle.manifest.signature
+    for spec in (*signature.inputs, *signature.outputs):
+        _check_type(spec)
+    functions: Any = importlib.import_module("pyspark.ml.functions")
+    types: Any = importlib.import_module("pyspark.sql.types")
+    made = {spec.name: _spark_type(spec, types) for spec in signature.outputs}
+    fields = [types.StructField(name, kind) for name, kind in made.items()]
+
+    return functions.predict_batch_udf(
+        make_predict(str(bundle.root), bundle.digest, name),
+        return_type=fields[0].dataType if len(fields) == 1 else types.StructType(fields),
+        batch_size=batch_size,
+        input_tensor_shapes=[list(spec.shape[1:]) or None for spec in signature.inputs],
+    )
+
+
+def make_predict(folder: str, digest: str, name: str | None = None) -> Callable[[], Predict]:
+    """What a worker calls once to get the function of its batches.
+
+    That takes an array for each input, rows first, and returns the array of the only output, or
+    arrays by output. ValueError names the first row that has no answer, and why.
+    """
+
+    def make() -> Predict:
+        scorer = open_scorer(verify(_find(folder, name), digest))
+
+        def predict(*columns: np.ndarray) -> np.ndarray | dict[str, np.ndarray]:
+            found = _score(scorer, columns)
+            outputs = {
+                spec.name: _as_column(spec, found[spec.name]) for spec in scorer.signature.outputs
+            }
+            return next(iter(outputs.values())) if len(outputs) == 1 else outputs
+
+        return predict
+
+    return make
+
+
+def _score(scorer: Scorer, columns: tuple[np.ndarray, ...]) -> dict[str, np.ndarray]:
+    specs = scorer.signature.inputs
+    inputs = {
+        spec.name: _as_input(spec, column) for spec, column in zip(specs, columns, strict=True)
+    }
+
+    def call(part: Any) -> dict[str, np.ndarray]:
+        scorer.check(part)
+        if scorer.joinable:
+            return scorer.run(part)
+        rows = range(len(next(iter(part.values()))))
+        each = [scorer.run({n: array[row : row + 1] for n, array in part.items()}) for row in rows]
+        return {n: np.concatenate([one[n] for one in each]) for n in each[0]}
+
+    try:
+        outputs = score_rows(call, inputs, most=0).outputs
+    except TooManyError as error:
+        ((row, reason),) = error.reasons.items()
+        raise ValueError(f"row {row} of a batch has no answer: {reason}") from error
+    assert outputs is not None
+    return outputs
+
+
+def _as_input(spec: TensorSpec, column: np.ndarray) -> np.ndarray:
+    if spec.dtype is Datatype.BYTES:
+        texts = np.empty(column.shape, object)
+        texts[...] = np.vectorize(str.encode, otypes=[object])(column)
+        return texts.reshape(len(column), *spec.shape[1:])
+    wanted = np.dtype(spec.dtype.numpy_name)
+    with np.errstate(all="ignore"):
+        made = np.ascontiguousarray(column, wanted).reshape(len(column), *spec.shape[1:])
+        back = made.reshape(np.shape(column)).astype(column.dtype)
+    # Floats may lose digits, but no value may become another number.
+    if wanted.kind != "f" and not np.array_equal(back, column):
+        raise ValueError(f"input {spec.name!r} has a value that is not one of {wanted.name}")
+    return made
+
+
+def _as_column(spec: TensorSpec, array: np.ndarray) -> np.ndarray:
+    width = math.prod(spec.shape[1:])
+    if spec.dtype is Datatype.BYTES:
+        array = np.vectorize(bytes.decode, otypes=[object])(array)
+    return array.reshape(len(array)) if width == 1 else array.reshape(len(array), width)
+
+
+def _check_type(spec: TensorSpec) -> None:
+    if spec.dtype not in _TYPES or DYNAMIC in spec.shape[1:]:
+        raise MlctlError(
+            ErrorCode.UNSUPPORTED_MODEL,
+            f"tensor {spec.name!r} is {spec.dtype.value}{list(spec.shape)}, which Spark's "
+            "functions of batches cannot be given",
+        )
+
+
+def _spark_type(spec: TensorSpec, types: Any) -> Any:
+    kind = getattr(types, _TYPES[spec.dtype])()
+    return kind if math.prod(spec.shape[1:]) == 1 else types.ArrayType(kind)
+
+
+def _find(folder: str, name: str | None) -> Path:
+    """The bundle's folder on this worker."""
+    if name is None:
+        return Path(folder)
+    spark: Any = importlib.import_module("pyspark")
+    return Path(spark.SparkFiles.get(name))

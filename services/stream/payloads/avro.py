@@ -1,0 +1,222 @@
+"""Avro messages in Confluent's wire format: a zero byte, the schema's number, the record.
+
+A record's fields are read as those of a JSON message. Answers are JSON, or Avro as well if
+`subject` says under which subject of the registry their schema is to be.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.tensors import Datatype, Signature, TensorSpec
+from services.batch.values import as_json
+from services.stream.base import Decoded
+from services.stream.payloads import PayloadRequest
+from services.stream.payloads.jsonrows import JsonWriter, too_long
+from services.stream.payloads.objects import Carried, ObjectReader
+from services.stream.payloads.schemas import SchemaRegistry
+from services.wire import invalid
+
+_HEAD = struct.Struct(">BI")
+_PLAIN = ("null", "boolean", "long", "double", "string")
+_INTS = frozenset({"int8", "uint8", "int16", "uint16", "int32"})
+
+
+class AvroPayload:
+    """Decodes records; needs the option `registry`, the URL of a schema registry."""
+
+    name = "avro"
+
+    def __init__(self, wanted: PayloadRequest, signature: Signature) -> None:
+        _require()
+        url = wanted.options.get("registry")
+        if not url:
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT,
+                "--payload avro needs a schema registry",
+                "Say where it is: --option registry=http://localhost:8081.",
+            )
+        self._wanted = wanted
+        self._registry = SchemaRegistry(url)
+        self._reader = ObjectReader(wanted, signature)
+        self._schemas: dict[int, Any] = {}
+        self._wire = {spec.name for spec in signature.inputs}
+        subject = wanted.options.get("subject")
+        self._writer: JsonWriter | AvroWriter = (
+            AvroWriter(signature, wanted, self._registry, subject)
+            if subject
+            else JsonWriter(signature)
+        )
+
+    def decode(self, values: Sequence[bytes]) -> Sequence[Decoded]:
+        rejected = too_long(values, self._wanted.max_bytes)
+        documents: list[Any] = []
+        for index, value in enumerate(values):
+            document = None
+            if index not in rejected:
+                try:
+                    document = self._read(value)
+                except MlctlError as error:
+                    if error.code is not ErrorCode.INVALID_INPUT:
+                        raise
+                    rejected[index] = error.message
+            documents.append(document)
+        return self._reader.read(documents, rejected)
+
+    def encode(
+        self, outputs: Mapping[str, np.ndarray], rows: Sequence[int], carried: Sequence[Any] = ()
+    ) -> Sequence[bytes]:
+        return self._writer.encode(outputs, rows, carried)
+
+    def _read(self, value: bytes) -> dict[str, Any]:
+        import fastavro
+
+        if len(value) < _HEAD.size or value[0]:
+            raise invalid("the message does not begin with the number of a schema")
+        schema = self._schema(_HEAD.unpack_from(value)[1])
+        content = io.BytesIO(value[_HEAD.size :])
+        try:
+            document = fastavro.schemaless_reader(content, schema, None)
+        # Whatever its compiled code meets in bytes that are no record.
+        except Exception as error:
+            raise invalid("the message is no record of its schema") from error
+        if not isinstance(document, dict) or content.read(1):
+            raise invalid("the message is no record of its schema")
+        return {name: self._plain(name, each) for name, each in document.items()}
+
+    def _plain(self, name: str, value: Any) -> Any:
+        """A field as JSON would have it."""
+        if name in self._wire:
+            return _texts(value)
+        return as_json(value) if name in self._wanted.keep else None
+
+    def _schema(self, number: int) -> Any:
+        known = self._schemas.get(number)
+        if known is not None:
+            return known
+        found = self._registry.schema(number)
+        if found.get("schemaType", "AVRO") != "AVRO":
+            raise invalid(f"schema {number} is not one of Avro")
+        import fastavro
+
+        named: dict[str, Any] = {}
+        try:
+            for text in self._registry.referenced(found):
+                fastavro.parse_schema(orjson.loads(text), named)
+            parsed = fastavro.parse_schema(orjson.loads(found["schema"]), named)
+        except (fastavro.schema.SchemaParseException, KeyError, ValueError, TypeError) as error:
+            raise invalid(f"schema {number} cannot be read") from error
+        self._schemas[number] = parsed
+        return parsed
+
+
+open_payload = AvroPayload
+
+
+class AvroWriter:
+    """Answers as records of a schema of their own, which is registered at once."""
+
+    def __init__(
+        self,
+        signature: Signature,
+        wanted: PayloadRequest,
+        registry: SchemaRegistry,
+        subject: str,
+    ) -> None:
+        import fastavro
+
+        self._names = [spec.name for spec in signature.outputs]
+        self._texts = {s.name for s in signature.outputs if s.dtype is Datatype.BYTES}
+        fields = [{"name": name, "type": list(_PLAIN), "default": None} for name in wanted.keep]
+        fields += [{"name": spec.name, "type": _type(spec)} for spec in signature.outputs]
+        document = {"type": "record", "name": "Answer", "namespace": "mlctl", "fields": fields}
+        try:
+            self._schema = fastavro.parse_schema(document)
+        except fastavro.schema.SchemaParseException as error:
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT,
+                "an output or a kept field has a name that Avro does not take",
+                "Leave --option subject out: answers are JSON then.",
+            ) from error
+        number = registry.register(subject, orjson.dumps(document).decode())
+        self._head = _HEAD.pack(0, number)
+
+    def encode(
+        self, outputs: Mapping[str, np.ndarray], rows: Sequence[int], carried: Sequence[Any]
+    ) -> list[bytes]:
+        import fastavro
+
+        if sum(rows) != len(rows) or any(each is not None and each.many for each in carried):
+            raise invalid("answers to several rows are no one record; send a row in each message")
+        columns = [
+            _decoded(outputs[name]) if name in self._texts else outputs[name].tolist()
+            for name in self._names
+        ]
+        found = []
+        for index, row in enumerate(zip(*columns, strict=True)):
+            about: Carried | None = carried[index] if carried else None
+            record = dict(zip(self._names, row, strict=True)) | dict(about.kept if about else {})
+            content = io.BytesIO(self._head)
+            content.seek(0, io.SEEK_END)
+            try:
+                fastavro.schemaless_writer(content, self._schema, record)
+            except (ValueError, TypeError, OverflowError) as error:
+                raise invalid("a kept field has no place in an answer of Avro") from error
+            found.append(content.getvalue())
+        return found
+
+
+def _type(spec: TensorSpec) -> Any:
+    """The type of one row of an output."""
+    kind = spec.dtype.numpy_name
+    if spec.dtype in (Datatype.UINT64, Datatype.BF16):
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT, f"output {spec.name!r}: Avro has no {spec.dtype.value}"
+        )
+    names = {"bool": "boolean", "object": "string", "float64": "double"}
+    name: Any = names.get(kind, "float" if "float" in kind else "int" if kind in _INTS else "long")
+    for _ in spec.shape[1:]:
+        name = {"type": "array", "items": name}
+    return name
+
+
+def _texts(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_texts(each) for each in value] if value and not _number(value[0]) else value
+    if not isinstance(value, bytes):
+        return value
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise invalid("a field's bytes are not UTF-8 text") from None
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float)
+
+
+def _decoded(array: np.ndarray) -> list[Any]:
+    try:
+        texts = np.array([each.decode() for each in array.flat], object)
+    except UnicodeDecodeError:
+        raise invalid("an answer is not UTF-8 text") from None
+    found: list[Any] = texts.reshape(array.shape).tolist()
+    return found
+
+
+def _require() -> None:
+    try:
+        import fastavro  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise MlctlError(
+            ErrorCode.RUNTIME_MISSING,
+            "Avro messages need the package 'fastavro'",
+            "pip install 'mlctl[avro]'",
+        ) from error

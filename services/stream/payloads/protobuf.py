@@ -1,0 +1,219 @@
+"""Protobuf messages of one type, which a compiled descriptor set describes.
+
+`protoc --include_imports --descriptor_set_out=FILE` makes one. Fields are read as those of a JSON
+message. Answers are JSON, or messages of the type that `answer` names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.tensors import Datatype, Signature
+from services.stream.base import Decoded
+from services.stream.payloads import PayloadRequest
+from services.stream.payloads.jsonrows import JsonWriter, too_long
+from services.stream.payloads.objects import Carried, ObjectReader
+from services.wire import invalid
+
+_HEAD_BYTES = 5
+
+
+class ProtobufPayload:
+    """Needs the options `descriptors`, a file, and `message`, the type's full name.
+
+    With `framing=confluent` a message begins with a zero byte, the number of its schema and the
+    place of its type in that; `message` must be that type.
+    """
+
+    name = "protobuf"
+
+    def __init__(self, wanted: PayloadRequest, signature: Signature) -> None:
+        options = wanted.options
+        if not (options.get("descriptors") and options.get("message")):
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT,
+                "--payload protobuf needs the description of the messages",
+                "Say --option descriptors=FILE, made by protoc --include_imports "
+                "--descriptor_set_out=FILE, and --option message=PACKAGE.NAME.",
+            )
+        types = _types(Path(options["descriptors"]))
+        self._type = _find(types, options["message"])
+        self._framed = options.get("framing") == "confluent"
+        self._most = wanted.max_bytes
+        fields = self._type.DESCRIPTOR.fields_by_name
+        wire = [spec.name for spec in signature.inputs]
+        for name in (*wire, *wanted.keep):
+            if name not in fields:
+                raise MlctlError(
+                    ErrorCode.INVALID_INPUT,
+                    f"message {options['message']} has no field {name!r}",
+                )
+            if fields[name].message_type is not None:
+                raise MlctlError(
+                    ErrorCode.INVALID_INPUT, f"field {name!r} is a message: only values can be read"
+                )
+        self._fields = [(name, fields[name].is_repeated) for name in (*wire, *wanted.keep)]
+        self._optional = {name for name, _ in self._fields if fields[name].has_presence}
+        self._reader = ObjectReader(wanted, signature)
+        answer = options.get("answer")
+        self._writer: JsonWriter | ProtobufWriter = (
+            ProtobufWriter(signature, wanted, _find(types, answer))
+            if answer
+            else JsonWriter(signature)
+        )
+
+    def decode(self, values: Sequence[bytes]) -> Sequence[Decoded]:
+        rejected = too_long(values, self._most)
+        documents: list[Any] = []
+        for index, value in enumerate(values):
+            document = None
+            if index not in rejected:
+                try:
+                    document = self._read(value)
+                except MlctlError as error:
+                    rejected[index] = error.message
+            documents.append(document)
+        return self._reader.read(documents, rejected)
+
+    def encode(
+        self, outputs: Mapping[str, np.ndarray], rows: Sequence[int], carried: Sequence[Any] = ()
+    ) -> Sequence[bytes]:
+        return self._writer.encode(outputs, rows, carried)
+
+    def _read(self, value: bytes) -> dict[str, Any]:
+        from google.protobuf.message import DecodeError
+
+        message = self._type()
+        try:
+            message.ParseFromString(_unframed(value) if self._framed else value)
+        except DecodeError as error:
+            raise invalid("the message is none of its type") from error
+        found = {}
+        for name, repeated in self._fields:
+            if name in self._optional and not message.HasField(name):
+                continue
+            each = getattr(message, name)
+            found[name] = list(map(_text, each)) if repeated else _text(each)
+        return found
+
+
+open_payload = ProtobufPayload
+
+
+class ProtobufWriter:
+    """Answers as messages of one type, whose fields have the names of outputs and kept fields."""
+
+    def __init__(self, signature: Signature, wanted: PayloadRequest, kind: type[Any]) -> None:
+        self._type = kind
+        fields = kind.DESCRIPTOR.fields_by_name
+        for name in (*(spec.name for spec in signature.outputs), *wanted.keep):
+            if name not in fields or fields[name].message_type is not None:
+                raise MlctlError(
+                    ErrorCode.INVALID_INPUT, f"the answer's message has no plain field {name!r}"
+                )
+        self._outputs = [
+            (spec.name, fields[spec.name].is_repeated, _is_bytes(spec.dtype, fields[spec.name]))
+            for spec in signature.outputs
+        ]
+
+    def encode(
+        self, outputs: Mapping[str, np.ndarray], rows: Sequence[int], carried: Sequence[Any]
+    ) -> list[bytes]:
+        """The rows of an output are flat, in row-major order."""
+        if sum(rows) != len(rows) or any(each is not None and each.many for each in carried):
+            raise invalid("answers to several rows are no one message; send a row in each")
+        columns = {
+            name: outputs[name].reshape(len(rows), -1).tolist() for name, _, _ in self._outputs
+        }
+        found = []
+        for index in range(len(rows)):
+            message = self._type()
+            about: Carried | None = carried[index] if carried else None
+            try:
+                for name, repeated, raw in self._outputs:
+                    values = columns[name][index]
+                    if values and isinstance(values[0], bytes) and not raw:
+                        values = [each.decode() for each in values]
+                    _set(message, name, values if repeated else values[0])
+                for name, value in (about.kept if about else {}).items():
+                    _set(message, name, value)
+            except (TypeError, ValueError, IndexError) as error:
+                raise invalid("an answer has no place in its message") from error
+            found.append(message.SerializeToString())
+        return found
+
+
+def _types(path: Path) -> Any:
+    """The types of a descriptor set, in a pool of their own."""
+    from google.protobuf import descriptor_pb2, descriptor_pool
+    from google.protobuf.message import DecodeError
+
+    pool = descriptor_pool.DescriptorPool()
+    try:
+        files = descriptor_pb2.FileDescriptorSet.FromString(path.read_bytes())
+        for file in files.file:
+            pool.Add(file)
+            pool.FindFileByName(file.name)
+    except (OSError, DecodeError, TypeError, KeyError) as error:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"{path} is not a whole descriptor set",
+            "Make it with protoc --include_imports --descriptor_set_out=FILE.",
+        ) from error
+    return pool
+
+
+def _find(types: Any, name: str) -> type[Any]:
+    from google.protobuf import message_factory
+
+    try:
+        return message_factory.GetMessageClass(types.FindMessageTypeByName(name))
+    except KeyError as error:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT, f"the descriptor set has no message {name!r}"
+        ) from error
+
+
+def _unframed(value: bytes) -> bytes:
+    """What follows the head: a zero byte, four of a number, and a list of small numbers."""
+    if len(value) <= _HEAD_BYTES or value[0]:
+        raise invalid("the message does not begin with the number of a schema")
+    count, start = _varint(value, _HEAD_BYTES)
+    for _ in range(min(count >> 1, len(value))):
+        _, start = _varint(value, start)
+    return value[start:]
+
+
+def _varint(value: bytes, start: int) -> tuple[int, int]:
+    found = shift = 0
+    for place in range(start, min(start + 10, len(value))):
+        found |= (value[place] & 0x7F) << shift
+        if value[place] < 0x80:
+            return found, place + 1
+        shift += 7
+    raise invalid("the message ends inside of its head")
+
+
+def _text(value: Any) -> Any:
+    if not isinstance(value, bytes):
+        return value
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise invalid("a field's bytes are not UTF-8 text") from None
+
+
+def _is_bytes(dtype: Datatype, field: Any) -> bool:
+    return dtype is Datatype.BYTES and field.type == field.TYPE_BYTES
+
+
+def _set(message: Any, name: str, value: Any) -> None:
+    if isinstance(value, list):
+        getattr(message, name).extend(value)
+    elif value is not None:
+        setattr(message, name, value)

@@ -1,0 +1,310 @@
+"""Infer calls that are known: the answers, statuses and counts of all others, on a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from h2 import events
+from h2.errors import ErrorCodes
+from h2.settings import SettingCodes
+from prometheus_client import CollectorRegistry
+from pydantic import SecretStr
+
+from services.admission import QueueFullError
+from services.budget import Inflight
+from services.grpc_server import GrpcServer
+from services.host import ModelHost
+from services.lean_grpc.desk import InferCall, InferDesk
+from services.v2_messages import methods
+from tests.services.lean_grpc.conftest import INFER, Raw, Serve, framed, head, infer_message
+from tests.support.listening import until
+
+BODY = framed(infer_message().SerializeToString())
+TOKEN = "the-token-0123456789abcdef"
+
+
+def body(value: float, **fields: Any) -> bytes:
+    message = infer_message()
+    message.raw_input_contents[0] = np.full((1, 4), value, "<f4").tobytes()
+    for name, field in fields.items():
+        setattr(message, name, field)
+    return framed(message.SerializeToString())
+
+
+def rows(data: bytes) -> list[float]:
+    message = methods()["ModelInfer"].response.FromString(data[5:])
+    found: list[float] = np.frombuffer(message.raw_output_contents[0], "<f4").tolist()
+    return found
+
+
+def data_of(raw: Raw, stream: int) -> bytes:
+    return b"".join(event.data for event in raw.of(events.DataReceived, stream))
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[InferCall]]:
+    """The calls that the desk took."""
+    found: list[InferCall] = []
+    take = InferDesk.take
+
+    def note(*arguments: Any) -> InferCall | None:
+        call = take(*arguments)
+        if call is not None:
+            found.append(call)
+        return call
+
+    monkeypatch.setattr(InferDesk, "take", note)
+    yield found
+    assert all(call.done() and call.data == b"" for call in found)
+
+
+async def learned(server: GrpcServer, *extra: tuple[bytes, bytes]) -> Raw:
+    """A connection after a call that the desk could learn of."""
+    raw = await Raw.open(server.port)
+    await raw.until(lambda: raw.of(events.SettingsAcknowledged))
+    assert (await raw.trailers(raw.ask(head(INFER, *extra), BODY)))[b"grpc-status"] == b"0"
+    return raw
+
+
+def hold(host: ModelHost) -> threading.Event:
+    """Let no batch end before the event is set."""
+    batching: Any = host._batching
+    gate, model = threading.Event(), batching._model
+
+    class Held:
+        check = model.check
+
+        def run(self, inputs: Any) -> Any:
+            assert gate.wait(30)
+            return model.run(inputs)
+
+    batching._model, batching._inline = Held(), False
+    return gate
+
+
+def counted(registry: CollectorRegistry, outcome: str) -> float | None:
+    labels = {"model": "tiny", "protocol": "grpc", "outcome": outcome}
+    return registry.get_sample_value("mlctl_requests_total", labels)
+
+
+def test_the_same_answer_byte_for_byte(serve: Serve, taken: list[InferCall]) -> None:
+    async def use(server: GrpcServer, host: ModelHost) -> None:
+        raw = await learned(server)
+        before = len(taken)
+        again = raw.ask(head(), BODY)
+        found = await raw.trailers(again)
+        assert len(taken) == before + 1
+        assert data_of(raw, again) == data_of(raw, 1)
+        assert found == await raw.trailers(1)
+        streams = {raw.ask(head(), body(value)): value for value in range(300)}
+        for stream, value in streams.items():
+            assert (await raw.trailers(stream))[b"grpc-status"] == b"0"
+            expected = host._batching._model.run({"x": np.full((1, 4), value, np.float32)})  # type: ignore[union-attr]
+            assert rows(data_of(raw, stream)) == expected["y"].ravel().tolist()
+        assert len(taken) == before + 301
+        assert host.inflight.used == 0
+        raw.close()
+
+    registry = serve(use)
+    assert counted(registry, "ok") == 302
+    for stage in ("parse", "queue", "infer", "serialize"):
+        labels = {"model": "tiny", "stage": stage}
+        assert registry.get_sample_value("mlctl_stage_seconds_count", labels) == 302
+
+
+def test_what_is_not_known_goes_the_long_way(serve: Serve, taken: list[InferCall]) -> None:
+    async def use(server: GrpcServer, _host: ModelHost) -> None:
+        raw = await learned(server)
+        cases: list[tuple[Any, bytes, bytes]] = [
+            (head(), body(1, model_name="other"), b"5"),
+            (head(), body(1, id="7"), b"0"),
+            (head(), body(1, id="7"), b"0"),
+            (head(), BODY + BODY, b"3"),
+            (head(), b"\1" + BODY[1:], b"3"),
+            (head(INFER, (b"grpc-encoding", b"snappy")), BODY, b"12"),
+            (head(INFER, (b"grpc-timeout", b"soon")), BODY, b"3"),
+            (head(b"/inference.GRPCInferenceService/ServerLive"), BODY, b"0"),
+        ]
+        for headers, data, status in cases:
+            assert (await raw.trailers(raw.ask(headers, data)))[b"grpc-status"] == status
+        assert not taken
+        raw.close()
+
+    serve(use)
+
+
+def test_its_deadline(serve: Serve, taken: list[InferCall]) -> None:
+    async def use(server: GrpcServer, host: ModelHost) -> None:
+        raw = await learned(server)
+        gate = hold(host)
+        for timeout in (b"0m", b"50m"):
+            late = await raw.trailers(raw.ask(head(INFER, (b"grpc-timeout", timeout)), BODY))
+            assert (late[b"grpc-status"], late[b"mlctl-code"]) == (b"4", b"deadline_exceeded")
+        gate.set()
+        assert len(taken) == 2
+        assert host.inflight.used == 0
+        raw.close()
+
+    assert counted(serve(use), "deadline_exceeded") == 2
+
+
+def test_who_leaves_is_withdrawn(serve: Serve, taken: list[InferCall]) -> None:
+    async def use(server: GrpcServer, host: ModelHost) -> None:
+        raw = await learned(server)
+        gate = hold(host)
+        first, second = raw.ask(head(), BODY), raw.ask(head(), BODY)
+        await until(lambda: len(taken) == 2)
+        raw.core.reset_stream(first, ErrorCodes.CANCEL)
+        raw.flush()
+        await until(taken[0].done)
+        assert not taken[1].done()
+        raw.close()
+        await until(taken[1].done)
+        assert host.inflight.used == 0
+        gate.set()
+        assert second
+
+    assert counted(serve(use), "gone") == 2
+
+
+def test_a_stop_ends_it_with_a_status(serve: Serve, taken: list[InferCall]) -> None:
+    async def use(server: GrpcServer, host: ModelHost) -> None:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            method: Any = channel.unary_unary(INFER.decode())
+            await method(BODY[5:])
+            gate = hold(host)
+            call = method(BODY[5:])
+            waiting = asyncio.ensure_future(call.code())
+            await until(lambda: len(taken) == 1)
+            await server.stop(0)
+            assert await waiting is grpc.StatusCode.UNAVAILABLE
+            gate.set()
+
+    serve(use)
+
+
+def test_a_model_that_fails_shows_nothing(
+    serve: Serve, taken: list[InferCall], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def use(server: GrpcServer, host: ModelHost) -> None:
+        raw = await learned(server)
+        gate = hold(host)
+        batching: Any = host._batching
+
+        def fail(_inputs: Any) -> Any:
+            raise RuntimeError("a secret")
+
+        batching._model.run = fail
+        with caplog.at_level(logging.CRITICAL):
+            found = await raw.trailers(raw.ask(head(), BODY))
+        assert found[b"grpc-status"] == b"13"
+        assert not any(b"secret" in value for value in found.values())
+        assert len(taken) == 1
+        gate.set()
+        raw.close()
+
+    assert counted(serve(use), "internal") == 1
+
+
+def test_a_full_queue_says_when_to_come_again(
+    serve: Serve, taken: list[InferCall], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def use(server: GrpcServer, host: ModelHost) -> None:
+        raw = await learned(server)
+
+        def full(*_arguments: Any) -> None:
+            raise QueueFullError(8, 8, 2.3)
+
+        monkeypatch.setattr(host, "submit_all", full)
+        found = await raw.trailers(raw.ask(head(), BODY))
+        assert (found[b"grpc-status"], found[b"retry-after"]) == (b"8", b"3")
+        assert b"grpc-status-details-bin" in found
+        assert len(taken) == 1
+        raw.close()
+
+    assert counted(serve(use), "queue_full") == 1
+
+
+def test_no_room_and_no_token(serve: Serve, taken: list[InferCall]) -> None:
+    async def use(server: GrpcServer, host: ModelHost) -> None:
+        raw = await learned(server, (b"authorization", b"Bearer " + TOKEN.encode()))
+        right = (b"authorization", b"Bearer " + TOKEN.encode())
+        assert (await raw.trailers(raw.ask(head(), BODY)))[b"grpc-status"] == b"16"
+        assert (await raw.trailers(raw.ask(head(INFER, right), BODY)))[b"grpc-status"] == b"0"
+        assert len(taken) == 1
+        host.inflight = Inflight(10)
+        found = await raw.trailers(raw.ask(head(INFER, right), BODY))
+        assert found[b"grpc-status"] == b"8"
+        assert b"retry-after" in found
+        assert len(taken) == 1
+        raw.close()
+
+    serve(use, token=SecretStr(TOKEN))
+
+
+def test_small_windows_get_it_in_pieces_or_drop_it(serve: Serve, taken: list[InferCall]) -> None:
+    async def use(server: GrpcServer, host: ModelHost) -> None:
+        raw = await learned(server)
+        raw.core.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 10})
+        stream = raw.ask(head(), BODY)
+        while not raw.of(events.StreamEnded, stream):
+            await raw.receive()
+            have = len(data_of(raw, stream))
+            if not raw.of(events.StreamEnded, stream) and have % 10 == 0 and have:
+                raw.core.increment_flow_control_window(10, stream)
+                raw.flush()
+        assert data_of(raw, stream) == data_of(raw, 1)
+        dropped = raw.ask(head(), BODY)
+        await raw.until(lambda: raw.of(events.StreamReset, dropped))
+        assert len(taken) == 2
+        lean: Any = server._server
+        (connection,) = lean._connections
+        assert connection.outbox.is_empty
+        assert connection.outbox.size == 0
+        assert host.inflight.used == 0
+        raw.close()
+
+    serve(use, deadline_ms=300)
+
+
+def test_who_takes_nothing_asks_nothing_more(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, taken: list[InferCall]
+) -> None:
+    monkeypatch.setattr("services.lean_grpc.connection._PARKED_BYTES", 100)
+
+    async def use(server: GrpcServer, _host: ModelHost) -> None:
+        raw = await learned(server)
+        raw.core.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 0})
+        first = raw.ask(head(), BODY) and raw.ask(head(), BODY)
+        await until(lambda: len(taken) == 2 and all(call.done() for call in taken))
+        refused = raw.ask(head(), BODY)
+        await raw.until(lambda: raw.of(events.StreamReset, refused))
+        assert raw.of(events.StreamReset, refused)[0].error_code == ErrorCodes.REFUSED_STREAM
+        raw.core.increment_flow_control_window(1000, first)
+        raw.flush()
+        assert (await raw.trailers(first))[b"grpc-status"] == b"0"
+        raw.close()
+
+    serve(use)
+
+
+def test_a_call_in_pieces_is_answered_alike(serve: Serve, taken: list[InferCall]) -> None:
+    async def use(server: GrpcServer, _host: ModelHost) -> None:
+        raw = await learned(server)
+        stream = raw.ask(head(), BODY[:20], end=False)
+        await asyncio.sleep(0)
+        raw.core.send_data(stream, BODY[20:], end_stream=True)
+        raw.flush()
+        assert (await raw.trailers(stream))[b"grpc-status"] == b"0"
+        assert data_of(raw, stream) == data_of(raw, 1)
+        assert not taken
+        raw.close()
+
+    serve(use)

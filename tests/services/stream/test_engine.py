@@ -1,0 +1,323 @@
+"""The pump: order, backpressure, retries, revoked and lost partitions, the limit, the end."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+import numpy as np
+import pytest
+
+from bundle.errors import ErrorCode, MlctlError
+from services.stream.base import (
+    Commit,
+    Guarantee,
+    LostPartitionsError,
+    Message,
+    Place,
+    RebalanceListener,
+)
+from services.stream.engine import Pump, Report, RunSettings
+from services.stream.events import Event, Phase
+from services.stream.scoring import MessageScorer
+from services.stream.stamps import Stamp
+from services.stream.window import Goals
+from tests.services.stream.test_scoring import Doubling, Numbers
+from tests.support.wait import PATIENCE_SECONDS
+
+AWAY = MlctlError(ErrorCode.BROKER_UNAVAILABLE, "the broker is away")
+
+
+@dataclass
+class MemoryLink:
+    """A stream in memory; `before_poll` and `before_commit` are called once each, in turn."""
+
+    source: deque[Message]
+    guarantee: Guarantee = Guarantee.EXACTLY_ONCE
+    committed: list[Commit] = field(default_factory=list)
+    before_poll: deque[Callable[[MemoryLink], None] | None] = field(default_factory=deque)
+    before_commit: deque[Callable[[MemoryLink], None] | None] = field(default_factory=deque)
+    listener: RebalanceListener | None = None
+    polls: list[int] = field(default_factory=list)
+    pauses: list[str] = field(default_factory=list)
+    taken: int = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc_info: object) -> None: ...
+
+    def listen(self, listener: RebalanceListener) -> None:
+        self.listener = listener
+
+    def pause(self) -> None:
+        self.pauses.append("pause")
+
+    def resume(self) -> None:
+        self.pauses.append("resume")
+
+    def poll(self, limit: int, wait_s: float) -> Sequence[Message]:
+        self.polls.append(limit)
+        if self.before_poll and (act := self.before_poll.popleft()):
+            act(self)
+        if limit and not self.source:
+            threading.Event().wait(min(wait_s, 0.02))
+        found = [self.source.popleft() for _ in range(min(limit, len(self.source)))]
+        self.taken += len(found)
+        return found
+
+    def commit(self, batch: Commit) -> None:
+        if self.before_commit and (act := self.before_commit.popleft()):
+            act(self)
+        self.committed.append(batch)
+
+    def lag(self) -> Mapping[str, int]:
+        return {"0": len(self.source)}
+
+    def values(self) -> list[int]:
+        return [int(each.value) for batch in self.committed for each in batch.answers]
+
+    def offsets(self) -> list[int]:
+        return [int(each.offset) for batch in self.committed for each in batch.done]
+
+
+def stream_of(values: Sequence[bytes], partitions: int = 1) -> deque[Message]:
+    return deque(Message(str(i % partitions), i, each) for i, each in enumerate(values))
+
+
+def fail(error: Exception) -> Callable[[MemoryLink], None]:
+    def act(_link: MemoryLink) -> None:
+        raise error
+
+    return act
+
+
+@dataclass
+class Ran:
+    report: Report | None
+    events: list[Event]
+    error: MlctlError | None = None
+
+    def phases(self, phase: Phase) -> list[Event]:
+        return [event for event in self.events if event.phase is phase]
+
+
+def pump_of(
+    link: MemoryLink, model: Doubling | None = None, **settings: object
+) -> tuple[Pump, list[Event]]:
+    events: list[Event] = []
+    scorer = MessageScorer(model or Doubling(), Numbers())
+    stamp = Stamp(Place.parse("sqlite://e.db#in"), "tiny", "d" * 64)
+    chosen = {"goals": Goals(messages=16), "until_empty": True, **settings}
+    return Pump(link, scorer, stamp, RunSettings(**chosen), events.append), events  # type: ignore[arg-type]
+
+
+def ran(link: MemoryLink, model: Doubling | None = None, **settings: object) -> Ran:
+    pump, events = pump_of(link, model, **settings)
+    try:
+        return Ran(pump.run(), events)
+    except MlctlError as error:
+        return Ran(None, events, error)
+
+
+def plain(count: int) -> list[bytes]:
+    return [b"%d" % (100 + n) for n in range(count)]
+
+
+def test_all_messages_are_answered_in_order() -> None:
+    link = MemoryLink(stream_of(plain(500)))
+    found = ran(link)
+    assert link.values() == [2 * (100 + n) for n in range(500)]
+    assert link.offsets() == [*range(500)]
+    assert found.report is not None
+    assert (found.report.totals.answers, found.report.complete) == (500, True)
+    assert max(len(batch.done) for batch in link.committed) <= 16
+    assert [event.phase for event in found.events][:1] == [Phase.STARTED]
+    assert found.events[-1].phase is Phase.FINISHED
+    batches = [event.batch for event in found.phases(Phase.COMMITTED) if event.batch]
+    assert sum(batch.messages for batch in batches) == 500
+
+
+def test_a_few_poisoned_messages_are_dead_letters_with_their_reasons() -> None:
+    values = plain(400)
+    for place in (5, 111, 399):
+        values[place] = b"13"
+    values[200] = b""
+    link = MemoryLink(stream_of(values))
+    found = ran(link)
+    dead = [each for batch in link.committed for each in batch.dead]
+    assert [each.value for each in dead] == [b"13", b"13", b"", b"13"]
+    assert link.offsets() == [*range(400)]
+    assert len(link.values()) == 396
+    reasons = [e.batch.reasons for e in found.phases(Phase.COMMITTED) if e.batch and e.batch.dead]
+    assert sum(each.get("internal", 0) for each in reasons) == 3
+    assert sum(each.get("invalid_input", 0) for each in reasons) == 1
+
+
+@pytest.mark.parametrize("poison", [b"13", b""])
+def test_a_poisoned_stream_stops_before_the_batch_that_crosses_the_limit(poison: bytes) -> None:
+    link = MemoryLink(stream_of(plain(64) + [poison] * 500))
+    found = ran(link)
+    assert found.error is not None
+    assert found.error.code is ErrorCode.TOO_MANY_DEAD_LETTERS
+    assert sum(len(batch.dead) for batch in link.committed) < 20
+    assert len(link.values()) == 64
+
+
+def test_a_broker_that_is_away_is_waited_for() -> None:
+    link = MemoryLink(stream_of(plain(100)))
+    link.before_poll.extend([fail(AWAY), None, fail(AWAY)])
+    link.before_commit.extend([fail(AWAY), None, fail(AWAY)])
+    pump, events = pump_of(link)
+    pump.stop = Hasty()
+    report = pump.run()
+    assert report.totals.answers == 100
+    assert link.values() == [2 * (100 + n) for n in range(100)]
+    assert sum(event.phase is Phase.PAUSED for event in events) == 4
+
+
+def test_patience_has_an_end_and_other_errors_end_at_once() -> None:
+    link = MemoryLink(stream_of(plain(10)))
+    link.before_commit.extend([fail(AWAY)] * 50)
+    found = ran(link, patience=0.0)
+    assert found.error is AWAY
+    wrong = MlctlError(ErrorCode.INVALID_INPUT, "no such topic")
+    found = ran(MemoryLink(stream_of(plain(10)), before_poll=deque([fail(wrong)])))
+    assert found.error is wrong
+
+
+def test_a_model_without_memory_gets_smaller_calls_and_nothing_is_a_dead_letter() -> None:
+    link = MemoryLink(stream_of([b"1"] * 60))
+    model = Doubling(memory=4, max_rows=16)
+    pump, events = pump_of(link, model)
+    pump.stop = Hasty()
+    pump.run()
+    assert link.values() == [2] * 60
+    assert model.max_rows == 4
+    assert any("memory" in event.detail for event in events if event.phase is Phase.PAUSED)
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+def test_revoked_partitions_are_committed_first_and_the_rest_of_them_is_dropped(
+    in_time: bool,
+) -> None:
+    link = MemoryLink(stream_of(plain(100), partitions=2))
+    model = Held()
+
+    def revoke(each: MemoryLink) -> None:
+        assert each.listener is not None
+        if in_time:
+            model.go_on.set()
+        each.listener.revoked(["1"])
+        # It is the last moment to commit what was on its way.
+        assert len(each.committed) == in_time
+        model.go_on.set()
+        each.source = deque(m for m in each.source if m.partition != "1")
+
+    link.before_poll.extend([None, revoke])
+    found = ran(link, model, revoke_s=PATIENCE_SECONDS if in_time else 0.0)
+    done = link.offsets()
+    assert sorted(n for n in done if n % 2 == 0) == [*range(0, 100, 2)]
+    assert [n for n in done if n % 2] == ([*range(1, 16, 2)] if in_time else [])
+    assert link.values() == [2 * (100 + n) for n in done]
+    assert found.phases(Phase.REBALANCED)[0].rebalances == 1
+
+
+def test_lost_partitions_are_never_committed() -> None:
+    link = MemoryLink(stream_of(plain(100), partitions=2))
+    lost_at: list[int] = []
+
+    def lose(each: MemoryLink) -> None:
+        assert each.listener is not None
+        each.listener.lost(["1"])
+        lost_at.append(len(each.committed))
+        each.source = deque(m for m in each.source if m.partition != "1")
+
+    link.before_poll.extend([None, lose])
+    ran(link)
+    after = [m for batch in link.committed[lost_at[0] :] for m in batch.done]
+    assert {m.partition for m in after} == {"0"}
+    assert [n for n in link.offsets() if n % 2 == 0] == [*range(0, 100, 2)]
+    for batch in link.committed:
+        assert len(batch.answers) == len(batch.done), "answers of dropped messages are dropped"
+
+
+def test_after_a_refused_commit_all_that_is_uncommitted_is_forgotten() -> None:
+    link = MemoryLink(stream_of(plain(100)))
+    every = [*link.source]
+
+    def refuse(each: MemoryLink) -> None:
+        done = len(each.offsets())
+        each.source = deque(every[done:])
+        each.taken = done
+        raise LostPartitionsError
+
+    link.before_commit.extend([None, refuse, None, refuse])
+    found = ran(link)
+    assert link.offsets() == [*range(100)]
+    assert len(found.phases(Phase.REBALANCED)) == 2
+
+
+def test_a_slow_model_bounds_what_waits_and_the_broker_is_polled_all_the_same() -> None:
+    link = MemoryLink(stream_of(plain(2000)))
+    model = Held()
+
+    def free(each: MemoryLink) -> None:
+        if each.polls[-3:] == [0, 0, 0]:
+            assert each.taken <= 16 + 4 * 16
+            model.go_on.set()
+        else:
+            each.before_poll.append(free)
+
+    link.before_poll.append(free)
+    ran(link, model)
+    assert link.offsets() == [*range(2000)]
+    assert link.pauses[:2] == ["pause", "resume"]
+
+
+def test_a_stop_commits_what_was_begun_and_forgets_the_rest() -> None:
+    link = MemoryLink(stream_of(plain(100_000)))
+    pump, events = pump_of(link, until_empty=False)
+
+    def stop(_each: MemoryLink) -> None:
+        pump.stop.set()
+
+    link.before_commit.extend([None, None, stop])
+    report = pump.run()
+    assert not report.complete
+    done = link.offsets()
+    assert done == [*range(len(done))]
+    assert 3 <= len(link.committed) <= 5
+    assert report.totals.answers == len(done)
+    assert any(event.phase is Phase.STOPPING for event in events)
+
+
+def test_a_number_of_messages_may_be_the_end() -> None:
+    link = MemoryLink(stream_of(plain(1000)))
+    found = ran(link, max_messages=70, until_empty=False)
+    assert found.report is not None
+    assert found.report.complete
+    assert link.offsets() == [*range(70)]
+
+
+class Held(Doubling):
+    """A model that answers nothing until it is let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on = threading.Event()
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        assert self.go_on.wait(PATIENCE_SECONDS)
+        return super().run(inputs)
+
+
+class Hasty(threading.Event):
+    """A stop that nobody sets, and whose waiting takes no time."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        return False

@@ -1,0 +1,115 @@
+"""When a batch begins, how large it is, what may wait, and how many dead letters are too many."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.stream.base import Message
+from services.stream.buffer import Buffer
+from services.stream.window import DeadRate, Goals, Window
+
+
+def messages(first: int, last: int, size: int = 1, partition: str = "0") -> list[Message]:
+    return [Message(partition, n, b"x" * size) for n in range(first, last)]
+
+
+def trained(goals: Goals, fixed_s: float, each_s: float, batches: int = 40) -> Window:
+    """A window that has seen batches of its own size, of that cost."""
+    window = Window(goals)
+    for _ in range(batches):
+        window.observe(window.limit, fixed_s + each_s * window.limit)
+    return window
+
+
+def test_a_batch_is_as_large_as_the_goal_allows() -> None:
+    slow = trained(Goals(latency_s=0.1), 0.002, 100e-6)
+    assert slow.limit * 100e-6 + 0.002 <= 0.04
+    assert slow.limit >= 128
+    assert trained(Goals(latency_s=0.1), 0.002, 1e-6).limit == 8192
+    assert trained(Goals(latency_s=0.1, messages=100), 0.002, 1e-6).limit <= 100
+    assert trained(Goals(latency_s=0.01), 0.5, 1.0).limit == 1
+
+
+def test_a_batch_waits_no_longer_than_it_takes_and_not_beyond_its_share_of_the_goal() -> None:
+    window = trained(Goals(latency_s=0.1), 0.004, 1e-6)
+    assert 0.0 < window.linger(1) <= 0.025
+    assert window.linger(window.limit) == 0.0
+    assert trained(Goals(latency_s=0.1), 3.0, 0.0).linger(0) == pytest.approx(0.025)
+    assert Window(Goals()).linger(1) == 0.0, "nothing was measured yet"
+
+
+def test_a_model_that_becomes_slow_gets_smaller_batches() -> None:
+    window = trained(Goals(latency_s=0.1), 0.001, 1e-6)
+    large = window.limit
+    for _ in range(8):
+        window.observe(large, 1.0)
+    assert window.limit < large
+
+
+def test_the_backlog_is_bounded_and_filled_again_below_its_half() -> None:
+    window = Window(Goals())
+    buffer = Buffer(window)
+    assert buffer.room() == window.high
+    buffer.add(messages(0, window.high), 0.0)
+    assert buffer.room() == 0
+    buffer.take()
+    assert buffer.room() == 0, "not at once"
+    buffer.take()
+    assert buffer.room() == window.high - 2 * window.limit
+
+
+def test_large_messages_count_by_their_bytes() -> None:
+    buffer = Buffer(Window(Goals(size=1000)))
+    buffer.add(messages(0, 100, size=100), 0.0)
+    assert buffer.room() == 0
+    taken, _since = buffer.take()
+    assert len(taken) == 10
+    alone = Buffer(Window(Goals(size=10)))
+    alone.add(messages(0, 2, size=100), 0.0)
+    assert len(alone.take()[0]) == 1
+
+
+def test_a_batch_is_as_old_as_its_oldest_message() -> None:
+    buffer = Buffer(Window(Goals(messages=4)))
+    buffer.add(messages(0, 3), 1.0)
+    buffer.add(messages(3, 6), 2.0)
+    taken, since = buffer.take()
+    assert ([each.offset for each in taken], since) == ([0, 1, 2, 3], 1.0)
+    assert buffer.since == 2.0
+    buffer.drop({"0"})
+    assert buffer.messages == 0
+
+
+def test_only_messages_of_other_partitions_stay() -> None:
+    buffer = Buffer(Window(Goals()))
+    buffer.add(messages(0, 3, partition="a") + messages(0, 2, partition="b"), 1.0)
+    buffer.drop(["a"])
+    assert {each.partition for each in buffer.take()[0]} == {"b"}
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.floats(0, 1)), max_size=60))
+def test_the_dead_rate_is_of_the_newest_messages(batches: list[tuple[int, float]]) -> None:
+    rate, history = DeadRate(0.1, newest=100, least=5), list[bool]()
+    for count, share in batches:
+        dead = int(share * count)
+        room = rate.room(count)
+        if dead > room:
+            newest = (history + [True] * dead + [False] * (count - dead))[-149:]
+            assert sum(newest) >= 5, "so few tell nothing"
+            return
+        rate.observe(count, dead)
+        history += [True] * dead + [False] * (count - dead)
+    assert sum(history[-100:]) <= 0.1 * 149 + 5
+
+
+def test_a_poisoned_stream_is_stopped_and_one_percent_is_not() -> None:
+    rate = DeadRate(0.1)
+    for _ in range(1000):
+        assert rate.room(100) >= 1
+        rate.observe(100, 1)
+    assert rate.room(1000) < 1000
+    assert DeadRate(0.1).room(19) >= 19, "too few to judge"
+    assert DeadRate(1.0).room(5000) == 5000
+    assert DeadRate(0.0).room(5000) == 19
