@@ -31,6 +31,7 @@ GOLDEN_NAME = "golden.npz"
 EVIDENCE_NAME = "evidence.json"
 TRANSFORM_FOLDER = "transform"
 TRANSFORM_NAME = f"{TRANSFORM_FOLDER}/transform.py"
+TRANSFORM_REQUIREMENTS = f"{TRANSFORM_FOLDER}/requirements.txt"
 MAX_MANIFEST_BYTES = 4 << 20
 _OPTIONAL_BATCHING = ("pad", "max_wait_ms", "max_queue_rows", "max_queue_ms")
 

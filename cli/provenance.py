@@ -106,9 +106,9 @@ def _published(digest: str, rows: Sequence[ModelRow]) -> PublishedModel | None:
 
 def _manifest(bento: BentoInfo | None) -> Manifest | None:
     from bundle.verify import read_manifest
-    from services.packaging import MODEL_FOLDER
+    from services.layout import model_folder
 
-    return None if bento is None else read_manifest(bento.path / "src" / MODEL_FOLDER)
+    return None if bento is None else read_manifest(model_folder(bento.source))
 
 
 def _source(

@@ -19,7 +19,7 @@ def find_revision(bento: str) -> Revision:
     """
     from bundle.verify import read_manifest
     from rollout.model import Revision
-    from services.packaging import MODEL_FOLDER
+    from services.layout import model_folder, read_together
     from services.store import find_bento
 
     found = find_bento(bento)
@@ -31,5 +31,7 @@ def find_revision(bento: str) -> Revision:
             "Build it with `mlctl build NAME`.",
         )
     labels = {name: found.labels[f"mlctl.{name}"] for name in _LABELS}
-    evidence = read_manifest(found.path / "src" / MODEL_FOLDER).evidence
-    return Revision(found.tag, **labels, agreement=evidence.agreement)
+    evidence = read_manifest(model_folder(found.source)).evidence
+    together = read_together(found.source)
+    models = () if together is None else tuple(together.models[name] for name in together.names)
+    return Revision(found.tag, **labels, agreement=evidence.agreement, models=models)

@@ -22,37 +22,21 @@ _PERIOD = 10.0
 _JSON_PERIOD = 1.0
 
 
-def opening_line(output: Output, wanted: Wanted, link: Link) -> None:
-    """The first line: what is guaranteed, and between which places."""
-    from services.stream.run import promise
-
-    request = wanted.link
-    places = {
-        "in": request.source.shown(),
-        "out": request.answers.shown() if request.answers else None,
-        "dead": request.dead.shown() if request.dead else None,
-    }
-    if output.as_json:
-        json_line({"event": "opened", "guarantee": link.guarantee.value, **places})
-        return
-    output.note(f"{promise(link, request.source)}.")
-    output.note(f"{places['in']} -> {places['out']}, dead letters -> {places['dead']}")
-
-
 def serving_line(output: Output, port: int) -> None:
     """Where the metrics are."""
     output.note(f"Metrics: http://127.0.0.1:{port}/metrics")
 
 
 @contextlib.contextmanager
-def watching(output: Output) -> Iterator[Callable[[Event], None]]:
-    """Something that shows events as fits where the output goes.
+def watching(output: Output) -> Iterator[Shown]:
+    """Something that shows a run as fits where the output goes.
 
     What a transform prints goes to stderr, so that it cannot get among answers or events.
     """
     if output.as_json:
         with os.fdopen(os.dup(1), "w") as stream, only_results_on_stdout():
-            yield _Seldom(_JSON_PERIOD, lambda event: _event_line(event, stream))
+            seldom = _Seldom(_JSON_PERIOD, lambda event: _event_line(event, stream))
+            yield Shown(output, seldom, stream)
         return
     with only_results_on_stdout(), output.working() as show:
         note = _Seldom(_PERIOD, lambda event: output.note(told(event)))
@@ -62,7 +46,38 @@ def watching(output: Output) -> Iterator[Callable[[Event], None]]:
             if not output.live:
                 note(event)
 
-        yield watch
+        yield Shown(output, watch)
+
+
+class Shown:
+    """Shows events; before the first of them what is guaranteed. `stream` is for --json."""
+
+    def __init__(
+        self, output: Output, show: Callable[[Event], None], stream: TextIO | None = None
+    ) -> None:
+        self._output = output
+        self._show = show
+        self._stream = stream
+
+    def __call__(self, event: Event) -> None:
+        self._show(event)
+
+    def opened(self, wanted: Wanted, link: Link) -> None:
+        """The first line: what is guaranteed, and between which places."""
+        from services.stream.run import promise
+
+        request = wanted.link
+        places = {
+            "in": request.source.shown(),
+            "out": request.answers.shown() if request.answers else None,
+            "dead": request.dead.shown() if request.dead else None,
+        }
+        if self._stream is not None:
+            document = {"event": "opened", "guarantee": link.guarantee.value, **places}
+            json_line(document, self._stream)
+            return
+        self._output.note(f"{promise(link, request.source)}.")
+        self._output.note(f"{places['in']} -> {places['out']}, dead letters -> {places['dead']}")
 
 
 class _Seldom:

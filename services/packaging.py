@@ -1,6 +1,7 @@
-"""From a verified bundle to a Bento: our serving code, the bundle as `model/`, pinned requirements.
+"""From verified bundles to a Bento: our serving code, the bundles, pinned requirements.
 
-The version is the start of the bundle's digest, so the same bundle gives the same tag.
+The version is the start of the digest, so the same bundles give the same tag; what is put
+in is told by a digest as well, so the same bundles under the same mlctl give the same bytes.
 BentoML builds in a process of its own: it imports the service it builds, and that
 import must see the staged files and leave nothing behind here.
 """
@@ -8,13 +9,14 @@ import must see the staged files and leave nothing behind here.
 from __future__ import annotations
 
 import filecmp
+import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,85 +24,79 @@ from typing import Any
 import bundle as bundle_package
 import services as services_package
 from bundle.errors import ErrorCode, MlctlError
-from bundle.files import write_atomic
+from bundle.files import sha256_file, write_atomic
 from bundle.home import BENTO_HOME_VARIABLE, bento_environment, bento_home
-from bundle.packages import RUNTIMES, installed_version
+from bundle.manifest import canonical_json
 from bundle.verify import VerifiedBundle, verify
-from services.runtime import require_onnxruntime
-from services.service_bundle import digest_file
-from services.store import BentoInfo, find_bento
+from services.layout import MODEL_FOLDER, Packed, pack, unpack
+from services.requirements import Flavour, pinned
+from services.store import CONTENT_LABEL, DIGEST_LABEL, BentoInfo, find_bento
+
+__all__ = ["MODEL_FOLDER", "BuiltBento", "bento_tag", "build_bento"]
 
 SERVICE = "services.service:service"
-MODEL_FOLDER = "model"
-# What the image needs and no more: neither torch nor mlflow. BentoML adds itself, pinned.
-REQUIREMENTS = (
-    "googleapis-common-protos", "grpcio", "grpcio-health-checking", "grpcio-reflection",
-    "hpack", "httptools", "numpy", "onnx", "orjson", "platformdirs",
-    "prometheus-client", "protobuf",
-    "pydantic", "pydantic-settings", "uvicorn", "uvloop",
-)  # fmt: skip
 _SOURCES = ("*.py", "*.proto", "*.binpb", "py.typed")
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltBento:
-    """A Bento of a bundle; `reused` if the store had it already."""
+    """A Bento of a bundle, or of several; `reused` if the store had it already.
+
+    `digest` is the bundle's, or that of all together; `content_digest` covers every file that
+    was put in and the requirements, and nothing that depends on when or where it was built.
+    """
 
     tag: str
     digest: str
     path: Path
     reused: bool
+    content_digest: str
 
 
 def build_bento(
-    bundle: VerifiedBundle, labels: Mapping[str, str], *, force: bool = False
+    bundles: VerifiedBundle | Packed,
+    labels: Mapping[str, str],
+    *,
+    force: bool = False,
+    flavour: Flavour | None = None,
 ) -> BuiltBento:
-    """Build the Bento of `bundle`, or find it in the store; `force` builds it again.
+    """Build the Bento of `bundles`, or find it in the store; `force` builds it again.
 
     One that was altered, or that holds other serving code than this mlctl's, is built anew,
     and stays in the store until the new one takes its place.
     RUNTIME_MISSING if the packages that it needs are not installed here (their
     versions are pinned to these); INTERNAL with BentoML's own words if it fails.
     """
-    tag = bento_tag(bundle)
+    packed = bundles if isinstance(bundles, Packed) else pack([bundles])
+    tag = bento_tag(packed, flavour)
+    requirements = pinned(packed.bundles, flavour)
+    content = _content_digest(packed, requirements)
     present = _present(tag)
-    if present is not None and not force and _is_whole(present, bundle.digest):
-        return BuiltBento(tag, bundle.digest, present.path, reused=True)
-    requirements = pinned_requirements()
+    if present is not None and not force and _is_whole(present, packed, content):
+        return BuiltBento(tag, packed.digest, present.path, reused=True, content_digest=content)
+    own = {DIGEST_LABEL: packed.digest, CONTENT_LABEL: content}
+    if flavour is not None:
+        own["mlctl.flavour"] = flavour.value
     with (
         tempfile.TemporaryDirectory(prefix="mlctl-bento-") as folder,
         # In the store's file system, so that what is built there can be moved in at once.
         tempfile.TemporaryDirectory(prefix=".mlctl-build-", dir=bento_home()) as apart,
     ):
         stage, home = Path(folder), Path(apart)
-        _stage(stage, bundle)
-        document = _bentofile(bundle, {"mlctl.digest": bundle.digest, **labels}, requirements)
+        _stage(stage, packed)
+        document = _bentofile(packed, {**labels, **own}, requirements)
         (stage / "bentofile.yaml").write_text(json.dumps(document))
-        _run_bentoml(stage, home, bundle.digest[:12])
+        _run_bentoml(stage, home, tag.partition(":")[2])
         _move_in(home, tag)
-    return BuiltBento(tag, bundle.digest, find_bento(tag).path, reused=False)
+    path = find_bento(tag).path
+    return BuiltBento(tag, packed.digest, path, reused=False, content_digest=content)
 
 
-def bento_tag(bundle: VerifiedBundle) -> str:
-    """NAME:VERSION of the Bento of `bundle`."""
-    return f"{bundle.manifest.name}:{bundle.digest[:12]}"
-
-
-def pinned_requirements() -> list[str]:
-    """`package==version` for everything a Bento needs, as installed here."""
-    require_onnxruntime()
-    names = [*REQUIREMENTS, *(name for name in RUNTIMES if installed_version(name) is not None)]
-    pins = []
-    for name in sorted(names):
-        version = installed_version(name)
-        if version is None:
-            raise MlctlError(
-                ErrorCode.RUNTIME_MISSING,
-                f"package {name!r} is not installed",
-                "Install it with the rest of what serving needs: `pip install 'mlctl[serve]'`.",
-            )
-        pins.append(f"{name}=={version}")
-    return pins
+def bento_tag(bundles: VerifiedBundle | Packed, flavour: Flavour | None = None) -> str:
+    """NAME:VERSION of the Bento of `bundles`; a flavour that was asked for is told in it."""
+    packed = bundles if isinstance(bundles, Packed) else pack([bundles])
+    end = "" if flavour is None else f"-{flavour.value}"
+    return f"{packed.name}:{packed.digest[:12]}{end}"
 
 
 def _present(tag: str) -> BentoInfo | None:
@@ -112,21 +108,27 @@ def _present(tag: str) -> BentoInfo | None:
         raise
 
 
-def _is_whole(bento: BentoInfo, digest: str) -> bool:
-    """Whether `bento` still holds the bundle that was put there, and the code of today."""
+def _is_whole(bento: BentoInfo, packed: Packed, content: str) -> bool:
+    """Whether `bento` still holds the bundles that were put there, and the code of today."""
     source = bento.path / "src"
-    try:
-        verify(source / MODEL_FOLDER, digest)
-    except MlctlError:
+    if bento.labels.get(CONTENT_LABEL) != content:
         return False
-    beside = digest_file(source / MODEL_FOLDER)
-    if not beside.is_file() or beside.read_bytes() != digest.encode():
+    try:
+        unpack(source)
+    except (MlctlError, OSError):
+        return False
+    notes = packed.notes().items()
+    if any(not _has(source / name, text) for name, text in notes):
         return False
     return all(
         _same(file, source / file.relative_to(package.parent))
         for package in _packages()
         for file in _sources(package)
     )
+
+
+def _has(path: Path, content: bytes) -> bool:
+    return path.is_file() and path.read_bytes() == content
 
 
 def _same(ours: Path, theirs: Path) -> bool:
@@ -142,30 +144,53 @@ def _sources(package: Path) -> Iterator[Path]:
         yield from package.rglob(pattern)
 
 
-def _stage(stage: Path, bundle: VerifiedBundle) -> None:
+def _content_digest(packed: Packed, requirements: Sequence[str]) -> str:
+    """The hex sha256 over the name and content of each file of the Bento, and what it needs."""
+    files = {
+        file.relative_to(package.parent).as_posix(): sha256_file(file)
+        for package in _packages()
+        for file in _sources(package)
+    }
+    models = {folder: bundle.digest for folder, bundle in packed.folders()}
+    document = {
+        "files": files,
+        "models": models,
+        "notes": {name: text.decode() for name, text in packed.notes().items()},
+        "requirements": list(requirements),
+        "service": SERVICE,
+    }
+    return hashlib.sha256(canonical_json(document)).hexdigest()
+
+
+def _stage(stage: Path, packed: Packed) -> None:
     for package in _packages():
         for source in _sources(package):
             copy = stage / source.relative_to(package.parent)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, copy)
-    model = stage / MODEL_FOLDER
-    shutil.copytree(bundle.root, model)
-    verify(model, bundle.digest)
-    digest_file(model).write_text(bundle.digest)
+    for folder, bundle in packed.folders():
+        shutil.copytree(bundle.root, stage / folder)
+        verify(stage / folder, bundle.digest)
+    for name, text in packed.notes().items():
+        (stage / name).write_bytes(text)
 
 
 def _bentofile(
-    bundle: VerifiedBundle, labels: Mapping[str, str], requirements: list[str]
+    packed: Packed, labels: Mapping[str, str], requirements: Sequence[str]
 ) -> dict[str, Any]:
     """The build options; JSON is YAML."""
-    manifest = bundle.manifest
+    told = [
+        f"{bundle.manifest.name} from {bundle.manifest.source.uri}, {bundle.manifest.variant.recipe}"
+        for bundle in packed.bundles
+    ]
+    folders = {folder.partition("/")[0] for folder, _ in packed.folders()}
     return {
         "service": SERVICE,
-        "name": manifest.name,
-        "description": f"{manifest.name} from {manifest.source.uri}, {manifest.variant.recipe}",
-        "labels": dict(labels),
-        "include": ["services/", "bundle/", f"{MODEL_FOLDER}/", f"{MODEL_FOLDER}.digest"],
-        "python": {"packages": requirements, "lock_packages": False},
+        "name": packed.name,
+        "description": "; ".join(told),
+        "labels": dict(sorted(labels.items())),
+        "include": ["services/", "bundle/", *(f"{one}/" for one in sorted(folders)), *packed.notes()],
+        "python": {"packages": list(requirements), "lock_packages": False},
     }
 
 

@@ -15,6 +15,8 @@ from pathlib import Path
 from bundle.errors import ErrorCode, MlctlError
 from bundle.home import bento_home
 
+DIGEST_LABEL = "mlctl.digest"
+CONTENT_LABEL = "mlctl.content"
 _LATEST = "latest"
 _TAG = re.compile(r"([a-z0-9](?:[a-z0-9._-]*[a-z0-9])?)(?::([a-z0-9](?:[a-z0-9._-]*[a-z0-9])?))?")
 
@@ -26,6 +28,11 @@ class BentoInfo:
     tag: str
     path: Path
     labels: Mapping[str, str]
+
+    @property
+    def source(self) -> Path:
+        """Where its code and its bundles are; see `services.layout`."""
+        return self.path / "src"
 
 
 def find_bento(tag: str) -> BentoInfo:

@@ -138,10 +138,11 @@ def _check(
 
 def _data(target: str, data: str | None) -> Path | None:
     from bundle.manifest import GOLDEN_NAME
+    from services.layout import model_folder
     from services.store import find_bento
 
     if data == "golden":
-        return find_bento(target).path / "src" / "model" / GOLDEN_NAME
+        return model_folder(find_bento(target).source) / GOLDEN_NAME
     return None if data is None else Path(data)
 
 

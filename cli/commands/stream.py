@@ -12,7 +12,7 @@ from cli.batches import stopping
 from cli.output import Output, reporting
 from cli.stream_options import run_options, wanted_run
 from cli.stream_tools import lag, peek, redrive, send, tail
-from cli.streams import opening_line, serving_line, show_report, watching
+from cli.streams import serving_line, show_report, watching
 
 
 @click.group()
@@ -44,9 +44,7 @@ def run(output: Output, /, bento: str, **given: Any) -> None:
         watching(output) as shown,
         counting(name, port, shown, partial(serving_line, output)) as watch,
     ):
-        report = run_stream(
-            bundle, wanted, watch, stop, lambda link: opening_line(output, wanted, link)
-        )
+        report = run_stream(bundle, wanted, watch, stop, partial(shown.opened, wanted))
     show_report(output, report)
     if not report.complete and (given["until_empty"] or given["max_messages"]):
         raise MlctlError(

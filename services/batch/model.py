@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import MANIFEST_NAME, MODEL_NAME, Manifest
+from bundle.manifest import MODEL_NAME, Manifest
 from bundle.tensors import DYNAMIC, Datatype, TensorSpec
 from bundle.verify import VerifiedBundle, verify
+from services.layout import is_bundle, labelled_digest, model_folder
 
 if TYPE_CHECKING:
     from services.scorer import Scorer
@@ -21,25 +22,34 @@ _UNIT_ROWS = 20_000
 _CALL_ROWS = 4096
 _CALL_BYTES = 4 << 20
 _WEIGHED_BYTES = 512 << 20
-_DIGEST_LABEL = "mlctl.digest"
 
 
 def find_model(reference: str) -> VerifiedBundle:
-    """The verified bundle of a Bento's tag, of a Bento's folder, or in a bundle's own folder."""
-    for folder in (Path(reference), Path(reference) / "src" / "model"):
-        if (folder / MANIFEST_NAME).is_file():
-            return verify(folder)
-    from services.store import find_bento
+    """The verified bundle of a Bento's tag, of a Bento's folder, or in a bundle's own folder.
 
-    bento = find_bento(reference)
-    folder = bento.path / "src" / "model"
-    if not (folder / MANIFEST_NAME).is_file():
+    Of a Bento with several models it is the default one; TAG/NAME is another.
+    """
+    for folder in (Path(reference), model_folder(Path(reference) / "src")):
+        if is_bundle(folder):
+            return verify(folder)
+    from services.store import DIGEST_LABEL, find_bento
+
+    tag, _, name = reference.partition("/")
+    bento = find_bento(tag)
+    folder = model_folder(bento.source, name or None)
+    if not is_bundle(folder):
         raise MlctlError(
             ErrorCode.BENTO_NOT_FOUND,
             f"the Bento {bento.tag} holds no bundle: it was not made by mlctl",
             "`mlctl build NAME` makes one.",
         )
-    return verify(folder, bento.labels.get(_DIGEST_LABEL))
+    bundle = verify(folder, labelled_digest(bento.source, bento.labels.get(DIGEST_LABEL), name))
+    if name not in ("", bundle.manifest.name):
+        raise MlctlError(
+            ErrorCode.MODEL_NOT_FOUND,
+            f"the Bento {bento.tag} has no model {name!r}; it has {bundle.manifest.name}",
+        )
+    return bundle
 
 
 def lasting_name(reference: str) -> str:

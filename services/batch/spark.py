@@ -64,7 +64,7 @@ def predict_udf(
         make_predict(str(bundle.root), bundle.digest, name),
         return_type=fields[0].dataType if len(fields) == 1 else types.StructType(fields),
         batch_size=batch_size,
-        input_tensor_shapes=[list(spec.shape[1:]) or None for spec in signature.inputs],
+        input_tensor_shapes=[list(spec.shape[1:]) for spec in signature.inputs],
     )
 
 

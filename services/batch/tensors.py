@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Reasons = dict[int, str]
+# What Arrow calls them, and numpy; the names of integers are the same.
+_FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +170,9 @@ def _right_length(column: Any, feed: Feed, reasons: Reasons) -> np.ndarray:
 
     inner = column.type.value_type
     if pa.types.is_fixed_size_list(column.type) and not _is_list(inner):
-        lengths = np.where(compute.is_valid(column), column.type.list_size, -1)
+        lengths = np.full(len(column), column.type.list_size)
+        if column.null_count:
+            lengths[compute.is_null(column).to_numpy(zero_copy_only=False)] = -1
     elif not _is_list(inner):
         lengths = compute.fill_null(compute.list_value_length(column), -1).to_numpy(
             zero_copy_only=False
@@ -235,8 +239,26 @@ def _numbers(column: Any, wanted: np.dtype[Any]) -> tuple[np.ndarray, Reasons]:
             return _parsed(column.to_pylist(), wanted)
     if column.null_count:
         column = column.fill_null(pa.scalar(0).cast(column.type))
-    values: np.ndarray = column.to_numpy(zero_copy_only=False)
+    values = _memory(column)
     return (values, {}) if values.dtype == wanted else _converted(values, wanted)
+
+
+def _memory(column: Any) -> np.ndarray:
+    """The values of a column without nulls, where they are if that can be.
+
+    pyarrow's own way loads pandas, if there is one, which takes longer than a small job.
+    """
+    import pyarrow as pa
+
+    if pa.types.is_boolean(column.type) or not len(column):
+        plain: np.ndarray = column.to_numpy(zero_copy_only=False)
+        return plain
+    name = str(column.type)
+    dtype = np.dtype(_FLOATS.get(name, name))
+    values: np.ndarray = np.frombuffer(
+        column.buffers()[1], dtype, len(column), column.offset * dtype.itemsize
+    )
+    return values
 
 
 def _cast_whole(column: Any, wanted: np.dtype[Any]) -> Any:

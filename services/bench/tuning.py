@@ -18,6 +18,7 @@ from services.bench.figures import Figures
 from services.bench.runs import Asking, Load, bench
 from services.bench.search import Knob, Score, Values, search
 from services.bench.server import serving
+from services.layout import model_folder
 from services.store import BentoInfo
 
 _WAITS_MS = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -116,7 +117,7 @@ class Tuning:
         )
 
     def _knobs(self) -> list[Knob]:
-        manifest = self._bento.path / "src" / "model" / MANIFEST_NAME
+        manifest = model_folder(self._bento.source) / MANIFEST_NAME
         batching = parse_manifest(manifest.read_bytes()).batching
         processors = _doubling(self._cores)
         knobs = [Knob("threads", processors, 1), Knob("workers", processors, 1)]

@@ -53,16 +53,15 @@ class RepeatDesk:
     def _submit(self) -> None:
         arrived, self._arrived = self._arrived, []
         waiting = [cycle for cycle in arrived if not cycle.response_complete]
-        texts = [cycle for cycle in waiting if cycle.texts]
-        if texts:
-            read_all(texts, self._inference)
-            waiting = [cycle for cycle in waiting if not cycle.response_complete]
         seconds = self._inference.seconds
         for cycle in waiting:
             wanted = cycle.known.timeout
             cycle.timeout = seconds if wanted is None or wanted > seconds else wanted
-        self._turn.parse = (perf_counter() - self._began) / len(arrived)
         try:
+            if texts := [cycle for cycle in waiting if cycle.texts]:
+                read_all(texts, self._inference)
+                waiting = [cycle for cycle in waiting if not cycle.response_complete]
+            self._turn.parse = (perf_counter() - self._began) / len(arrived)
             self._inference.submit_all(waiting, self)
         except Exception as error:  # noqa: BLE001 - it is logged and answered
             for cycle in waiting:

@@ -27,6 +27,7 @@ _DRAIN_PING = b"mlctlend"
 _ALIVE_PING = b"mlctlpng"
 # While so much of what was answered waits for a client that does not take it, it asks no more.
 _PARKED_BYTES = 16 << 20
+_REFUSED_DROPS = 0.125
 logger = logging.getLogger("mlctl.grpc")
 
 
@@ -206,6 +207,7 @@ class Connection(asyncio.Protocol):
         """Whether a call is taken; one that is not may be asked again, elsewhere or later."""
         if self._told_last or self.outbox.size > _PARKED_BYTES:
             self._core.refuse(stream)
+            self._on_noise(Noise(_REFUSED_DROPS))
             return False
         return True
 

@@ -32,7 +32,7 @@ class Assembler:
     """Puts one stream's messages together, each of at most `limit` bytes; `hold` counts them."""
 
     __slots__ = (
-        "_begun", "_compressed", "_held", "_hold", "_left", "_length", "_limit", "_parts",
+        "_begun", "_begun_message", "_compressed", "_held", "_hold", "_left", "_length", "_limit",
         "messages",
     )  # fmt: skip
 
@@ -41,7 +41,8 @@ class Assembler:
         self._hold = hold
         self._held = 0
         self._begun = b""  # of a prefix
-        self._parts: list[bytes] = []
+        # Not the pieces: a byte that comes alone would cost fifty of memory.
+        self._begun_message = bytearray()
         self._left: int | None = None  # of a message whose prefix is known
         self._length = 0
         self._compressed = False
@@ -70,10 +71,13 @@ class Assembler:
                 continue
             piece = data[at : at + left]
             at += len(piece)
-            self._parts.append(piece)
             self._left = left - len(piece)
+            if len(piece) == self._length:  # whole, as nearly all are
+                self._complete(piece)
+                continue
+            self._begun_message += piece
             if self._left == 0:
-                self._complete()
+                self._complete(bytes(self._begun_message))
 
     def take(self) -> Packed:
         """The next whole message. The last that waits is not counted here any more."""
@@ -87,7 +91,7 @@ class Assembler:
     def drop(self) -> None:
         """Keep and count nothing more."""
         self.messages.clear()
-        self._parts = []
+        self._begun_message.clear()
         self._hold.release()
 
     def _begin(self, flag: int, length: int) -> int:
@@ -99,15 +103,14 @@ class Assembler:
         self._hold.grow(self._held)
         self._compressed = flag == 1
         if length == 0:
-            self._complete()
+            self._complete(b"")
         else:
             self._left = self._length = length
         return length
 
-    def _complete(self) -> None:
-        data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+    def _complete(self, data: bytes) -> None:
         self.messages.append(Packed(data, self._compressed))
-        self._parts = []
+        self._begun_message.clear()
         self._left = None
 
 

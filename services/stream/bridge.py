@@ -83,9 +83,16 @@ class Bridge:
 def connect(request: LinkRequest) -> Link:
     """The link of `request`, whose places may be at different brokers.
 
-    INVALID_INPUT if `exactly_once` is asked of brokers that are not one.
+    INVALID_INPUT if `exactly_once` is asked of brokers that are not one, or if the source is also
+    where messages go: a run would never come to an end.
     """
     transport = transport_of(request.source)
+    if request.source.scheme != "-" and request.source in (request.answers, request.dead):
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"{request.source.shown()} cannot be both --in and where messages go",
+            "Give answers and dead letters places of their own.",
+        )
     places = [place for place in (request.answers, request.dead) if place is not None]
     if all(same_broker(request.source, place) for place in places):
         return transport.open_link(request)

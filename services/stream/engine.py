@@ -14,7 +14,15 @@ from typing import TypeVar
 
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
-from services.stream.base import Ending, Link, LostPartitionsError, Message, Pausable, Rebalancing
+from services.stream.base import (
+    Ending,
+    Link,
+    LostPartitionsError,
+    Message,
+    Pausable,
+    Rebalancing,
+    RefusedAnswersError,
+)
 from services.stream.buffer import Buffer
 from services.stream.events import Batch, Event, Phase, Totals
 from services.stream.flight import Flight, ModelThread, too_many
@@ -213,6 +221,10 @@ class Pump:
         began = self.clock.monotonic()
         try:
             self._patiently(lambda: self.link.commit(flight.commit()))
+        except RefusedAnswersError as error:
+            flight.refuse(error.refused, self.stamp)
+            self._commit(flight)
+            return
         except LostPartitionsError:
             self._forget_all()
             return

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.bisect import TooManyError
 from services.stream.base import Commit, Message, Outgoing
-from services.stream.scoring import PASSING, Answers, MessageScorer, NoMemoryError
+from services.stream.scoring import PASSING, Answers, Fault, MessageScorer, NoMemoryError
 from services.stream.stamps import Stamp
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 10.0
@@ -54,6 +54,15 @@ class Flight:
             self._cut()
         self.answers = stamp.answers(self.messages, self.found)
         self.dead = stamp.dead(self.messages, self.found.faults) if self.found.faults else ()
+
+    def refuse(self, refused: Mapping[int, str], stamp: Stamp) -> None:
+        """Make dead letters of the messages whose answers, by index, the broker never takes."""
+        assert self.found is not None
+        answered = [i for i, value in enumerate(self.found.values) if value is not None]
+        for index, why in refused.items():
+            self.found.values[answered[index]] = None
+            self.found.faults[answered[index]] = Fault(ErrorCode.PAYLOAD_TOO_LARGE, why)
+        self.stamp(stamp)
 
     def _cut(self) -> None:
         assert self.found is not None

@@ -165,7 +165,7 @@ def calls_of(request: bytes, count: int, parts: tuple[str, ...] = ("",)) -> Use:
 
 @pytest.mark.parametrize(
     ("request_of", "count", "bound"),
-    [(binary, 1, 262), (binary, 64, 66), (text, 1, 430), (text, 64, 290)],
+    [(binary, 1, 253), (binary, 64, 57), (text, 1, 314), (text, 64, 73)],
 )
 def test_a_request_costs_no_more_calls(
     measure: Measure, request_of: Callable[[], bytes], count: int, bound: float

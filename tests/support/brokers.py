@@ -1,10 +1,13 @@
-"""A real NATS server on a free port, gone at the end."""
+"""A real NATS server on a free port, gone at the end; and brokers that stall."""
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import subprocess
 import sysconfig
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -49,3 +52,15 @@ def nats_server(folder: Path, port: int | None = None, *options: str) -> Iterato
         yield server
     finally:
         server.kill()
+
+
+@contextmanager
+def stalled(process: subprocess.Popen[bytes], seconds: float) -> Iterator[None]:
+    """The broker takes nothing, and goes on after `seconds`."""
+    os.kill(process.pid, signal.SIGSTOP)
+    timer = threading.Timer(seconds, os.kill, (process.pid, signal.SIGCONT))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.join()

@@ -99,4 +99,3 @@ class MockKafka:
     @staticmethod
     def _check(error: int) -> None:
         assert error == 0, f"librdkafka's error {error}"
-

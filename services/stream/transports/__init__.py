@@ -33,5 +33,13 @@ def transport_of(place: Place) -> Transport:
             f"there is no transport for {place.scheme!r}",
             f"Give a place such as sqlite://events.db#orders; known are: {', '.join(BY_SCHEME)}.",
         )
-    transport: Transport = importlib.import_module(name).transport
+    try:
+        transport: Transport = importlib.import_module(name).transport
+    except ModuleNotFoundError as error:
+        extra = name.rpartition(".")[2]
+        raise MlctlError(
+            ErrorCode.RUNTIME_MISSING,
+            f"streams at {place.scheme}:// need the package {error.name}",
+            f"pip install 'mlctl[{extra}]'",
+        ) from error
     return transport

@@ -7,7 +7,6 @@ all of it is there, or it is taken away again.
 
 from __future__ import annotations
 
-import os
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Self
 
 from bundle.errors import ErrorCode, MlctlError
-from services.batch.locking import lock_job
 from services.stream.base import (
     Commit,
     Examined,
@@ -27,15 +25,8 @@ from services.stream.base import (
     Place,
 )
 from services.stream.transports.line_ends import FileLines, FileSink, PipeLines, PipeSink
-from services.stream.transports.line_files import (
-    Append,
-    Entry,
-    Mark,
-    Tail,
-    load_entry,
-    save_entry,
-    settled,
-)
+from services.stream.transports.line_files import Tail, settled
+from services.stream.transports.line_ledger import Append, Entry, Ledger, Mark, read_entry
 from services.stream.transports.lines import from_line
 
 PIPE = "-"
@@ -51,7 +42,7 @@ class LinesLink:
         files = (request.source, *filter(None, (request.answers, request.dead)))
         exact = all(place.scheme != PIPE for place in files)
         self.guarantee = Guarantee.EXACTLY_ONCE if exact else Guarantee.AT_LEAST_ONCE
-        self._ledger = _ledger(request.source, request.group)
+        self._ledger: Ledger | None = None
         self._lines = _lines(request.source)
         self._sinks: dict[str, FileSink | PipeSink] = {}
         self._mark: Mark | None = None
@@ -70,21 +61,25 @@ class LinesLink:
         return self
 
     def _enter(self, stack: ExitStack) -> None:
-        request, ledger, lines = self._request, self._ledger, self._lines
+        request, lines = self._request, self._lines
+        path = _ledger(request.source, request.group)
         stack.callback(lines.close)
-        if ledger is not None:
-            group = f"{request.source.shown()} as group {request.group!r}"
-            lock = lock_job(ledger.with_name(f"{ledger.name}.lock"), group)
-            stack.callback(os.close, lock)
+        if path is not None:
+            who = f"{request.source.shown()} as group {request.group!r}"
+            self._ledger = Ledger(path, who)
+            stack.callback(self._ledger.close)
         for name, place in (("answers", request.answers), ("dead", request.dead)):
             if place is not None:
                 self._sinks[name] = _sink(place, dead=name == "dead")
                 stack.callback(self._sinks[name].close)
-        if ledger is not None and isinstance(lines, FileLines):
-            entry = load_entry(ledger)
+        if self._ledger is not None and isinstance(lines, FileLines):
+            entry = self._ledger.entry
             if entry is not None:
                 self._mark = settled(entry, [sink.file for sink in self._files()])
-            lines.tail.open(self._mark, latest=request.start == "latest")
+            elif request.start == "latest":
+                self._mark = lines.tail.end_mark()
+                self._ledger.save(Entry(self._mark))
+            lines.tail.open(self._mark)
             stack.callback(self._keep_mark)
         for sink in self._files():
             sink.file.end_line()
@@ -94,7 +89,7 @@ class LinesLink:
 
     def _keep_mark(self) -> None:
         if self._ledger is not None and self._mark is not None:
-            save_entry(self._ledger, Entry(self._mark))
+            self._ledger.save(Entry(self._mark))
 
     def poll(self, limit: int, wait_s: float) -> Sequence[Message]:
         if not limit:
@@ -119,7 +114,7 @@ class LinesLink:
             last = batch.done[-1]
             mark = self._lines.tail.mark(int(last.partition), int(last.offset))
             named = {str(sink.file.path.resolve()): each for sink, each in appends.items()}
-            save_entry(self._ledger, Entry(self._mark or Mark(), mark, named))
+            self._ledger.save(Entry(self._mark or Mark(), mark, named))
         try:
             for sink, content in written:
                 sink.write(content)
@@ -194,7 +189,7 @@ class LinesTransport:
             lines = PipeLines(0)
         else:
             tail = Tail(_path(place), anew=True)
-            tail.open(None, latest=True)
+            tail.open(tail.end_mark())
             lines = FileLines(tail)
         try:
             while not lines.ended:
@@ -215,11 +210,11 @@ class LinesTransport:
         try:
             messages = lag = tail.ahead()
             ledger = _ledger(place, group)
-            entry = load_entry(ledger) if ledger is not None else None
+            entry = read_entry(ledger) if ledger is not None else None
             if entry is not None:
                 tail.close()
                 tail = Tail(_path(place), anew=True)
-                tail.open(entry.then or entry.mark, latest=False)
+                tail.open(entry.then or entry.mark)
                 lag = tail.ahead()
         finally:
             tail.close()
@@ -235,7 +230,7 @@ def _opened(place: Place) -> Tail:
     if not path.is_file():
         raise MlctlError(ErrorCode.NOT_FOUND, f"there is no file {path}")
     tail = Tail(path, anew=True)
-    tail.open(None, latest=False)
+    tail.open()
     return tail
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Self
 
@@ -40,6 +40,8 @@ class KafkaLink:
         else:
             self.guarantee = Guarantee.AT_LEAST_ONCE
             self._sender = Sender(place, topics)
+        # What waits for nothing but its acknowledgement: it is not sent again.
+        self._delivered: Sequence[Message] | None = None
         # Called for each batch, and nothing to add.
         self.poll = self._reader.poll
         self.lag = self._reader.lag
@@ -60,16 +62,17 @@ class KafkaLink:
         self._stack.close()
 
     def commit(self, batch: Commit) -> None:
-        """In the order of the polls, so the last message's position tells batches apart."""
         if not batch.done:
             return
-        mark = (batch.done[0][:2], batch.done[-1][:2])
         if self._transactions is not None:
-            self._transactions.transact(batch, self._reader, self._answers, self._dead, mark)
+            self._transactions.transact(batch, self._reader, self._answers, self._dead, batch.done)
             return
         self._reader.after(batch.done)  # Nothing is sent for what is another's.
-        self._sender.deliver(batch, self._answers, self._dead, mark)
+        if self._delivered is None or self._delivered != batch.done:
+            self._sender.deliver(batch, self._answers, self._dead, batch.done)
+        self._delivered = batch.done
         self._reader.acknowledge(batch.done)
+        self._delivered = None
 
 
 class KafkaTransport:

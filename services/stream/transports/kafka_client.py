@@ -89,15 +89,16 @@ class Health:
         self._last: KafkaError | None = None
 
     def heard(self, error: KafkaError) -> None:
-        """The client's `error_cb`; called from inside its poll."""
-        self._last = error
+        """The client's `error_cb`; called from inside its poll, also for what mends itself."""
+        if error.name() in _AUTHENTICATION or (
+            error.name() == "_ALL_BROKERS_DOWN" and self._last is None
+        ):
+            self._last = error
 
     def check(self) -> None:
         """BROKER_UNAVAILABLE if all brokers went away since the last call, or as translated()."""
         error, self._last = self._last, None
-        if error is not None and (
-            error.name() in _AUTHENTICATION or error.name() == "_ALL_BROKERS_DOWN"
-        ):
+        if error is not None:
             raise translated(error)
 
 

@@ -147,7 +147,8 @@ class GroupReader:
             room = limit - len(self._held)
             wait_s = 0 if self._held else wait_s
             more = self._more(room, wait_s) if room > 0 else self._taken(self._waited(0))
-            self._held = [*self._held, *more]  # A rebalance in between may have dropped some.
+            # A rebalance in between may have dropped some, or all if a commit was refused.
+            self._held = [] if self._behind else [*self._held, *more]
         taken, self._held = self._held[:limit], self._held[limit:]
         if not taken:
             self._health.check()

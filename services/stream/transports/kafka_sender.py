@@ -208,9 +208,10 @@ class TransactionalSender(Sender):
         if self._under_way is not None:
             same = self._under_way == mark
             self._end()
-            if same:
-                reader.forget_committed()
-            return same
+            reader.forget_committed()
+            if not same:  # Some of this batch may be committed by now.
+                raise reader.lost()
+            return True
         if self._open_transaction:
             self._abort()
         return False
@@ -244,19 +245,17 @@ class TransactionalSender(Sender):
                 return
 
     def _failed_with(self, error: KafkaError, reader: GroupReader) -> None:
+        refused, self._failed = self._failed[:1], []
         if error.fatal():
             if self._named and error.name() in {"_FENCED", "PRODUCER_FENCED"}:
                 raise self._told(error)
-            # Another producer of the same id ends whatever this one left open.
-            self._started = self._open_transaction = False
-            self._under_way = None
-            self._failed.clear()
-            self._open()
+            self._renew()
             raise reader.lost()
-        refused, self._failed = self._failed[:1], []
         if error.txn_requires_abort():
             self._under_way = None
             self._abort_or_leave()
+            if refused:
+                self._renew()  # What was refused left a gap in its numbers.
             if error.name() in LOST:
                 raise reader.lost()
         raise self._told(refused[0] if refused else error)
@@ -265,7 +264,12 @@ class TransactionalSender(Sender):
         try:
             self._abort()
         except self._driver.KafkaException as error:
-            # It stays open, and is ended before the next one begins.
+            # Otherwise it stays open, and is ended before the next one begins.
             if error.args[0].fatal():
-                self._open_transaction = self._started = False
-                self._open()
+                self._renew()
+
+    def _renew(self) -> None:
+        """Another producer of the same id: its first step ends whatever this one left open."""
+        self._started = self._open_transaction = False
+        self._under_way = None
+        self._open()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bundle.errors import ErrorCode, MlctlError
 from services.stream.base import Outgoing
-from services.stream.transports.line_files import Output, Tail
+from services.stream.transports.line_files import LONGEST_BYTES, Output, Tail
 from services.stream.transports.lines import to_line
 
 _BLOCK = 1 << 20
@@ -79,6 +79,8 @@ class PipeLines:
             if line.strip():
                 self._lines.append((0, self._offset, line))
             self._offset += len(line) + 1
+        if len(self._rest) > LONGEST_BYTES:
+            raise MlctlError(ErrorCode.INVALID_INPUT, f"a line has more than {LONGEST_BYTES} bytes")
 
 
 class FileSink:

@@ -1,4 +1,4 @@
-"""Files of lines: one that grows and is read, one that is written, and the ledger of both."""
+"""Files of lines: one that grows and is read, and one that is written."""
 
 from __future__ import annotations
 
@@ -8,76 +8,15 @@ import os
 import zlib
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
-
-import orjson
 
 from bundle.errors import ErrorCode, MlctlError
-from bundle.files import write_atomic
+from services.stream.transports.line_ledger import Append, Entry, Mark
 
 _BLOCK = 1 << 20
 # A line that does not end within this many bytes is no message.
-_LONGEST = 64 << 20
+LONGEST_BYTES = 64 << 20
 _HEAD = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """How far a file was read: `offset` is where the last line that is done begins, -1 for none.
-
-    `turn` counts how often the file was replaced; `head` is the checksum of its first `known`
-    bytes, by which it is recognized.
-    """
-
-    turn: int = 0
-    offset: int = -1
-    known: int = 0
-    head: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Append:
-    """`length` bytes with the checksum `check`, written after the first `before` bytes."""
-
-    before: int
-    length: int
-    check: int
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """The ledger: `mark` was reached. If `appends` are whole in their files, `then` was."""
-
-    mark: Mark
-    then: Mark | None = None
-    appends: dict[str, Append] = field(default_factory=dict)
-
-
-def load_entry(path: Path) -> Entry | None:
-    """The ledger at `path`; None if there is none. INVALID_INPUT if it is something else."""
-    try:
-        document: Any = orjson.loads(path.read_bytes())
-        then = document["then"]
-        return Entry(
-            Mark(**document["mark"]),
-            None if then is None else Mark(**then),
-            {name: Append(**each) for name, each in document["appends"].items()},
-        )
-    except FileNotFoundError:
-        return None
-    except (orjson.JSONDecodeError, KeyError, TypeError) as error:
-        raise MlctlError(
-            ErrorCode.INVALID_INPUT,
-            f"{path} is not a ledger of positions",
-            "Remove it to begin anew, or use another --group.",
-        ) from error
-
-
-def save_entry(path: Path, entry: Entry) -> None:
-    """Make `entry` durable."""
-    write_atomic(path, orjson.dumps(asdict(entry)), 0o600)
 
 
 class Tail:
@@ -98,8 +37,15 @@ class Tail:
         self._counted = 0
         self._ahead = 0
 
-    def open(self, mark: Mark | None, *, latest: bool) -> None:
-        """Go on after `mark`, or begin at the beginning, or at the end; waits for no file."""
+    def end_mark(self) -> Mark:
+        """The mark by which everything that is there now is done."""
+        if not self._reopen():
+            return Mark()
+        return self.mark(0, _last_line(self._file))
+
+    def open(self, mark: Mark | None = None) -> None:
+        """Go on after `mark`, or begin at the beginning; waits for no file."""
+        self.close()
         self._turn = mark.turn if mark else 0
         if not self._reopen():
             return
@@ -108,8 +54,6 @@ class Tail:
         elif mark is not None and mark.offset >= 0:
             self._seek(mark.offset)
             self._skip_line()
-        elif mark is None and latest:
-            self._seek(_last_end(self._file))
 
     def close(self) -> None:
         """Read no more."""
@@ -164,9 +108,10 @@ class Tail:
             if line.strip():
                 self._lines.append((self._turn, start, line))
             start += len(line) + 1
-        if len(self._rest) > _LONGEST:
+        if len(self._rest) > LONGEST_BYTES:
             raise MlctlError(
-                ErrorCode.INVALID_INPUT, f"{self._path} has a line of more than {_LONGEST} bytes"
+                ErrorCode.INVALID_INPUT,
+                f"{self._path} has a line of more than {LONGEST_BYTES} bytes",
             )
         return True
 
@@ -252,7 +197,7 @@ class Output:
         try:
             while view:
                 view = view[os.write(self._file, view) :]
-            os.fsync(self._file)
+            os.fdatasync(self._file)
         except OSError as error:
             os.ftruncate(self._file, before)
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -291,13 +236,18 @@ def settled(entry: Entry, outputs: Sequence[Output]) -> Mark:
     return entry.mark
 
 
-def _last_end(file: int) -> int:
-    """Where the last line that has ended ends."""
-    end = os.fstat(file).st_size
+def _last_line(file: int) -> int:
+    """Where the last line that has ended begins; -1 if there is none."""
+    end = _newline_before(file, os.fstat(file).st_size)
+    return -1 if end < 0 else _newline_before(file, end) + 1
+
+
+def _newline_before(file: int, end: int) -> int:
+    """Where the last newline before `end` is; -1 if there is none."""
     while end > 0:
         start = max(0, end - _BLOCK)
         found = os.pread(file, end - start, start).rfind(b"\n")
         if found >= 0:
-            return start + found + 1
+            return start + found
         end = start
-    return 0
+    return -1

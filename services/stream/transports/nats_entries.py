@@ -86,10 +86,14 @@ def _texts(headers: Headers) -> dict[str, str]:
     return found
 
 
-@lru_cache(4096)
 def _text(name: str, value: bytes) -> tuple[str, str]:
-    name = _ODD.sub("_", name)
-    text = value.decode("ascii", "replace")
-    if value.isascii() and (text.isprintable() and text == text.strip()):
-        return name, text
-    return name + _BINARY, base64.b64encode(value).decode()
+    if value.isascii():
+        text = value.decode("ascii")
+        if text.isprintable() and text == text.strip():
+            return _name(name), text
+    return _name(name) + _BINARY, base64.b64encode(value).decode()
+
+
+@lru_cache(256)
+def _name(name: str) -> str:
+    return _ODD.sub("_", name)

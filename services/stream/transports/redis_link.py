@@ -6,7 +6,6 @@ import os
 import secrets
 import socket
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -30,6 +29,8 @@ _TRIM_SECONDS = 10.0
 # Behind every entry: reading what is pending after it only tells the server that we live. Not the
 # last id of all, which would mean new entries.
 _END = b"18446744073709551615-18446744073709551614"
+# What the script that reads with a lease says first; 1 is for whoever has it.
+_STANDING_BY, _TAKING_OVER = 0, 2
 # Redis takes about a million arguments in one command.
 _MOST_ARGUMENTS = 1_000_000
 
@@ -56,7 +57,6 @@ class RedisLink:
         self._topic = request.source.topic
         self._writer = FieldWriter()
         self._held: set[int | str] = set()  # handed out by poll() and not committed
-        self._again: deque[Message] = deque()
         self._cursor: bytes | None = b"0"  # up to where our own pending entries were read
         self._next_claim = self._next_trim = 0.0
         self._unsure: Sequence[int | str] = ()  # a commit was cut off, and may have happened
@@ -109,12 +109,11 @@ class RedisLink:
         unsure, self._unsure = self._unsure, ()
         self._held.difference_update(offsets)
         if reply[0] == 0:
-            happened = unsure == offsets and reply[1] == 0 and len(reply) == 2
+            happened = unsure == offsets and reply[1:] == [0, 0]
             if not happened:
-                self._lost(batch.done, frozenset(reply[2:]))
-        if self._trims and time.monotonic() >= self._next_trim:
-            self._next_trim = time.monotonic() + _TRIM_SECONDS
-            self._run("TRIM", (self._topic,), ())
+                # All of them are forgotten here: those that are still ours are read once more.
+                self._cursor = b"0"
+                raise LostPartitionsError
 
     def acknowledge(self, done: Sequence[Message]) -> None:
         """As commit(), of the position alone."""
@@ -125,13 +124,14 @@ class RedisLink:
         return {self._topic: int(reply[0])} if reply else {}
 
     def _poll(self, limit: int, wait_s: float) -> list[Message]:
+        if self._trims and time.monotonic() >= self._next_trim:
+            self._scripts["TRIM"]((self._topic,))
+            self._next_trim = time.monotonic() + _TRIM_SECONDS
         if limit <= 0:
             if self._request.ordered:
                 self._read_alone(0)
             self._read(1, None, _END)
             return []
-        if self._again:
-            return [self._again.popleft() for _ in range(min(limit, len(self._again)))]
         if self._request.ordered:
             return self._poll_alone(limit, wait_s)
         found = self._pending(limit) or self._claimed(limit)
@@ -139,35 +139,29 @@ class RedisLink:
 
     def _poll_alone(self, limit: int, wait_s: float) -> list[Message]:
         """As the one consumer that keeps the order, or standing by for it."""
-        if self._cursor is None:
-            found = self._read_alone(limit)
-            if found or wait_s <= 0:
-                return found
-            if self._cursor is None:
-                # Only to learn that there is something: who may read it is decided by the script.
-                streams = ("BLOCK", _milliseconds(wait_s), "STREAMS", self._topic, self._last)
-                self._db.execute_command("XREAD", "COUNT", 1, *streams)
-                return self._read_alone(limit)
-        elif not self._holds_lease():
+        role, found = self._read_alone(limit if self._cursor is None else 0)
+        if role == _STANDING_BY:
+            time.sleep(wait_s)
             return []
-        return self._pending(limit)
+        if self._cursor is not None:
+            return self._pending(limit)
+        if not found and wait_s > 0:
+            # Only to learn that there is something: who may read it is decided by the script.
+            streams = ("BLOCK", _milliseconds(wait_s), "STREAMS", self._topic, self._last)
+            if self._db.execute_command("XREAD", "COUNT", 1, *streams):
+                found = self._read_alone(limit)[1]
+        return found
 
-    def _read_alone(self, limit: int) -> list[Message]:
-        keys, more = (self._topic, self._lease()), (self._idle_ms, limit)
-        role, *rest = self._scripts["READ_ALONE"](keys, (self._request.group, self._me, *more))
-        if role == 2:
+    def _read_alone(self, limit: int) -> tuple[int, list[Message]]:
+        """Which role the lease gives us, and at most `limit` new entries."""
+        who = (self._request.group, self._me, self._idle_ms, limit)
+        role, *rest = self._scripts["READ_ALONE"]((self._topic, self._lease()), who)
+        if role == _TAKING_OVER:
             self._cursor = b"0"
-        if not rest or not rest[0]:
-            return []
-        self._last = rest[0][-1][0]
-        return self._messages(rest[0])
-
-    def _holds_lease(self) -> bool:
-        keys, more = (self._topic, self._lease()), (self._idle_ms, 0)
-        role, *_ = self._scripts["READ_ALONE"](keys, (self._request.group, self._me, *more))
-        if role == 2:
-            self._cursor = b"0"
-        return bool(role)
+        entries = rest[0] if rest and rest[0] else []
+        if entries:
+            self._last = entries[-1][0]
+        return role, self._messages(entries)
 
     def _pending(self, limit: int) -> list[Message]:
         """What was read under our name before, and was not handed out since."""
@@ -219,11 +213,6 @@ class RedisLink:
                 "Give a smaller --max-batch.",
             )
         return (self._topic, answers, dead, self._lease()), arguments
-
-    def _lost(self, done: Sequence[Message], ours: frozenset[bytes]) -> None:
-        """Some belong to others: the rest is handed out again, since all of them are forgotten."""
-        self._again.extend(each for each in done if str(each.offset).encode() in ours)
-        raise LostPartitionsError
 
     def _lease(self) -> str:
         return f"{self._topic}:mlctl:{self._request.group}:alone"

@@ -28,12 +28,12 @@ ADD = _ADD + "add(KEYS[1], 1)"
 
 # KEYS: source, answers, dead letters, the lease. ARGV: group, consumer, 1 if the lease counts, the
 # number of entries, their ids, the answers, the dead letters. Whoever does not hold all of the
-# entries any more changes nothing: {0, how many others hold, the ids that are still held}.
+# entries any more changes nothing: {0, how many others hold, how many are still held}.
 COMMIT = (
     _ADD
     + """
 local group, me, total = ARGV[1], ARGV[2], tonumber(ARGV[4])
-local held, own, missing, foreign = {}, {}, 0, 0
+local held, own, missing, foreign = {}, 0, 0, 0
 if total > 0 then
   local first, last = ARGV[5], ARGV[4 + total]
   for _, each in ipairs(redis.call('XPENDING', KEYS[1], group, first, last, total, me)) do
@@ -51,12 +51,12 @@ for at = 5, 4 + total do
       if now then foreign = foreign + 1 end
     end
   end
-  if held[id] then own[#own + 1] = id end
+  if held[id] then own = own + 1 end
 end
 local leased = ARGV[3] == '0' or redis.call('GET', KEYS[4]) == me
 if missing > 0 or not leased then
   if not leased then foreign = foreign + 1 end
-  return {0, foreign, unpack(own, 1, math.min(#own, 7000))}
+  return {0, foreign, own}
 end
 for at = 2, 3 do
   local kind = redis.call('TYPE', KEYS[at]).ok
@@ -105,7 +105,8 @@ return found
 """
 
 # With a lease (KEYS[2], ARGV[3] milliseconds) one consumer of the group reads and the others stand
-# by. Who takes it takes first what the others had not committed. {0} standing by; {1, entries}.
+# by. Who takes it takes first what the others had not committed. {0}: standing by; {1, entries}: it
+# is ours; {2}: it is ours from now on, and so is what the others had.
 READ_ALONE = """
 local group, me = ARGV[1], ARGV[2]
 local holder = redis.call('GET', KEYS[2])

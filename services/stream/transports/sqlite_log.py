@@ -28,9 +28,10 @@ from services.stream.transports.records import (
 )
 
 _VERSION = 1
-_ROW_MESSAGES = 1024
+_ROW_MESSAGES = 4096
 _ROW_BYTES = 1 << 20
 _BUSY_SECONDS = 10.0
+_NAP_SECONDS = 0.0005
 _MOST_PARTITIONS = 1024
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS topics (
@@ -90,7 +91,7 @@ class Log:
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """All that is written inside becomes durable at its end, or nothing does."""
         with told():
-            self.db.execute("BEGIN IMMEDIATE")
+            self._begin()
             try:
                 yield self.db
                 self.db.execute("COMMIT")
@@ -182,6 +183,23 @@ class Log:
                     "ORDER BY last LIMIT ?)",
                     (most, older_ms, rows),
                 )
+
+    def _begin(self) -> None:
+        """Wait for the writers before us: SQLite's own waiting sleeps up to 100 ms at a time."""
+        deadline = time.monotonic() + _BUSY_SECONDS
+        self.db.execute("PRAGMA busy_timeout = 0")
+        try:
+            while True:
+                try:
+                    self.db.execute("BEGIN IMMEDIATE")
+                    return
+                except sqlite3.OperationalError as error:
+                    busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+                    if not busy or time.monotonic() > deadline:
+                        raise
+                time.sleep(_NAP_SECONDS)
+        finally:
+            self.db.execute(f"PRAGMA busy_timeout = {int(_BUSY_SECONDS * 1000)}")
 
     def _prepare(self) -> None:
         if self._version() != _VERSION:

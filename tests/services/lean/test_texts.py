@@ -214,6 +214,45 @@ def test_a_wrong_one_costs_its_neighbours_no_answer(bench: Bench) -> None:
     bench.runner.run(main())
 
 
+def test_a_binary_row_may_have_an_answer_in_json(bench: Bench) -> None:
+    rows = np.array([[1, 2, 3, 4]], np.float32)
+    size = {"parameters": {"binary_data_size": rows.nbytes}}
+    head = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], **size}]})
+    content = post(
+        head.encode() + rows.tobytes(), f"Inference-Header-Content-Length: {len(head)}\r\n"
+    )
+
+    async def main() -> None:
+        answers = []
+        for line in (await learned(bench, content), Line(bench, learns=False)):
+            line.protocol.data_received(content)
+            answers.append(await line.answer())
+            line.end()
+        assert answers[0] == answers[1]
+        assert answers[0][0].endswith(b'"data":[12.0,14.0,16.0,18.0]}]}')
+
+    bench.runner.run(main())
+
+
+def test_what_goes_wrong_unforeseen_is_answered(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        line = await learned(bench, ONE)
+
+        def fail(*_: object) -> None:
+            raise MemoryError
+
+        monkeypatch.setattr("services.lean.texts.read_numbers", fail)
+        line.protocol.data_received(ONE)
+        assert line.repeated()
+        assert (await line.answer())[0].startswith(b"HTTP/1.1 500 ")
+        assert bench.host.inflight.used == 0
+        line.end()
+
+    bench.runner.run(main())
+
+
 def test_a_long_answer_that_may_be_packed_goes_the_long_way(tmp_path: Path) -> None:
     wide = Bench(make_bundle(tmp_path / "bundle", features=64), asyncio.new_event_loop)
     tensor = {"name": "x", "datatype": "FP32", "shape": [20, 64], "data": [*range(64)] * 20}

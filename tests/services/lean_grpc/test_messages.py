@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import sys
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -57,6 +58,20 @@ def test_a_length_is_judged_before_its_message_comes() -> None:
         assembler(inflight=inflight).feed(frame(b"x" * 50)[:5])
     into.drop()
     assert inflight.used == 0
+
+
+def test_a_message_of_single_bytes_takes_no_more_memory_than_it_has() -> None:
+    into = assembler(limit=1 << 20)
+    data = frame(bytes(range(256)) * 400)
+    tracemalloc.start()
+    try:
+        for start in range(0, len(data) - 3, 3):
+            into.feed(data[start : start + 3])
+        assert tracemalloc.get_traced_memory()[1] < 2 * len(data)
+    finally:
+        tracemalloc.stop()
+    into.feed(data[start + 3 :])
+    assert into.take().data == data[5:]
 
 
 def test_the_rest_of_a_stream_stays_counted() -> None:

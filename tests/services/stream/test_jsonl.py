@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bundle.errors import ErrorCode, MlctlError
-from bundle.files import write_atomic
 from services.stream.base import Commit, Guarantee, LinkRequest, Outgoing, Place
 from services.stream.transports import jsonl, line_files
 from services.stream.transports.jsonl import LinesLink
@@ -94,7 +93,7 @@ def _die() -> None:
 def _die_at(step: int, torn: float) -> None:
     """Be killed at the `step`-th write: before it, or after the share `torn` of its bytes."""
     left = [step]
-    write, save = os.write, write_atomic
+    write, pwrite = os.write, os.pwrite
 
     def counted() -> bool:
         left[0] -= 1
@@ -106,15 +105,14 @@ def _die_at(step: int, torn: float) -> None:
             _die()
         return write(file, content)
 
-    def atomic(path: Path, content: bytes, mode: int = 0o600) -> None:
+    def enter(file: int, content: bytes, place: int) -> int:
         if counted():
-            if torn > 0.5:
-                save(path, content, mode)
+            pwrite(file, content[: int(len(content) * torn)], place)
             _die()
-        save(path, content, mode)
+        return pwrite(file, content, place)
 
     vars(os)["write"] = append
-    vars(line_files)["write_atomic"] = atomic
+    vars(os)["pwrite"] = enter
 
 
 def test_a_kill_anywhere_loses_nothing_and_doubles_nothing(tmp_path: Path) -> None:
@@ -227,11 +225,24 @@ def test_the_end_of_a_replaced_file_is_read_first(tmp_path: Path) -> None:
         assert len({(m.partition, m.offset) for m in found}) == 3
 
 
+def test_what_comes_after_a_late_start_is_not_lost(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b"1\n2\n3")
+    source = Place.parse(str(path))
+    request = LinkRequest(source, "late", start="latest")
+    with LinesLink(request) as link:
+        assert [*link.poll(10, 0.0)] == []
+    with path.open("ab") as file:
+        file.write(b"\n4\n")
+    with LinesLink(request) as link:
+        assert values(take(link, 2)) == [b"3", b"4"]
+
+
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").touch()
     with (
         _link(tmp_path),
-        pytest.raises(MlctlError, match="another process writes to") as caught,
+        pytest.raises(MlctlError, match="another process reads") as caught,
         _link(tmp_path),
     ):
         pass
@@ -286,7 +297,7 @@ def test_pipes() -> None:
 
 def test_a_ledger_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").touch()
-    (tmp_path / "in.jsonl.g.ledger").write_text("{}")
+    (tmp_path / "in.jsonl.g.ledger").write_text("x" * 40_000)
     with pytest.raises(MlctlError, match="is not a ledger"), _link(tmp_path):
         pass
     with pytest.raises(MlctlError, match="no file"):

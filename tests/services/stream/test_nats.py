@@ -28,7 +28,7 @@ from tests.services.stream.contract import (
     send,
     take,
 )
-from tests.support.brokers import NatsServer, nats_server
+from tests.support.brokers import NatsServer, nats_server, stalled
 from tests.support.wait import PATIENCE_SECONDS, wait_until
 
 
@@ -48,6 +48,19 @@ class TestNats(TransportContract):
     @pytest.fixture
     def broker(self, server: NatsServer) -> Broker:
         return Broker(lambda name: place(server, name), Guarantee.DEDUPLICATED, fences=False)
+
+    def test_a_slow_sink_is_waited_for(
+        self, broker: Broker, places: Places, server: NatsServer
+    ) -> None:
+        send(places.source, numbered(0, 20))
+        with open_link(places, broker) as link:
+            held = take(link, 20)
+            with stalled(server.process, 0.6):
+                began = time.monotonic()
+                answer(link, held)
+                assert time.monotonic() - began > 0.4, "it did not wait for the broker"
+            assert [*link.poll(20, 0.05)] == []
+        assert numbers(read(places.answers)) == [*range(20)]
 
     def test_a_member_that_works_long_keeps_its_messages(self, server: NatsServer) -> None:
         source = place(server, "long-in", "create=yes&ack_wait_s=0.5")

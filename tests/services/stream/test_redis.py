@@ -27,6 +27,7 @@ from tests.services.stream.contract import (
     send,
     take,
 )
+from tests.support.brokers import stalled
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +46,19 @@ class TestRedis(TransportContract):
     @pytest.fixture
     def broker(self, server: RedisServer) -> Broker:
         return Broker(lambda name: place(server, name), Guarantee.EXACTLY_ONCE)
+
+    def test_a_slow_sink_is_waited_for(
+        self, broker: Broker, places: Places, server: RedisServer
+    ) -> None:
+        send(places.source, numbered(0, 20))
+        with open_link(places, broker) as link:
+            held = take(link, 20)
+            with stalled(server.process, 0.6):
+                began = time.monotonic()
+                answer(link, held)
+                assert time.monotonic() - began > 0.4, "it did not wait for the broker"
+            assert [*link.poll(20, 0.05)] == []
+        assert numbers(read(places.answers)) == [*range(20)]
 
     def test_a_member_that_works_long_keeps_its_messages(
         self, broker: Broker, places: Places
@@ -167,6 +181,8 @@ def test_only_what_all_groups_committed_is_trimmed(server: RedisServer) -> None:
         slow.acknowledge(kept[:5])
         with transport.open_consumer(LinkRequest(source, "quick")) as quick:
             quick.acknowledge(quick.poll(20, 1.0))
+        with transport.open_consumer(LinkRequest(source, "quick")) as quick:
+            assert [*quick.poll(20, 0.05)] == []
         assert numbers(read(source)) == [*range(5, 20)]
 
 

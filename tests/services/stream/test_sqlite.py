@@ -152,7 +152,10 @@ def test_a_commit_that_fails_leaves_nothing_and_can_be_repeated(source: Place) -
     db.close()
 
 
-def test_old_messages_go_once_every_group_has_committed_them(source: Place) -> None:
+def test_old_messages_go_once_every_group_has_committed_them(
+    source: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.stream.transports.sqlite_log._ROW_MESSAGES", 1024)
     kept = Place(source.scheme, source.address, "in", {"retention": "0.000001"})
     send(source, numbered(0, 3000))
     clock = ManualClock()
@@ -173,7 +176,7 @@ def test_old_messages_go_once_every_group_has_committed_them(source: Place) -> N
 
 
 def test_large_messages_and_many_of_them(source: Place) -> None:
-    values = [b"x" * (700_000 + index) for index in range(5)] + [b"%d" % n for n in range(2500)]
+    values = [b"x" * (700_000 + index) for index in range(5)] + [b"%d" % n for n in range(5000)]
     send(source, [Outgoing(value) for value in values])
     with link_of(source) as link:
         found = take(link, len(values), limit=7)

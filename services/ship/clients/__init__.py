@@ -1,0 +1,1 @@
+"""Clients of a model, written for it from its signature."""

@@ -1,0 +1,104 @@
+"""What a known call costs, in calls of the interpreter: the same on every machine, at any load."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from types import FrameType
+from typing import Any
+
+import pytest
+import uvloop
+from prometheus_client import CollectorRegistry
+
+from bundle.clock import ManualClock
+from bundle.verify import VerifiedBundle
+from services.grpc_server import GrpcServer
+from services.host import ModelHost
+from services.lean_grpc import frames
+from services.lean_grpc.frames import frame
+from services.lean_grpc.hpack import encode
+from services.settings import Settings
+from tests.services.lean_grpc.conftest import framed, head, infer_message
+from tests.support import wires
+from tests.support.wires import Wire
+
+HELLO = frames.PREFACE + frame(frames.SETTINGS, 0, 0)
+BLOCK = encode(tuple(head()))
+BODY = framed(infer_message().SerializeToString())
+OK = encode(((b"grpc-status", b"0"),))
+# What waits for the answers is not the server's.
+OTHERS = (__file__, wires.__file__, asyncio.tasks.__file__)
+TURNS = 8
+
+
+def request(stream: int) -> bytes:
+    """A call as gRPC's own clients send it."""
+    asked = frame(frames.HEADERS, frames.END_HEADERS, stream, BLOCK)
+    asked += frame(frames.WINDOW_UPDATE, 0, stream, frames.NUMBER.pack(5))
+    return asked + frame(frames.DATA, frames.END_STREAM, stream, BODY)
+
+
+async def ask(connections: list[tuple[Any, Wire]], stream: int) -> None:
+    """Ask once on each of `connections` in one turn of the loop, and wait for every answer."""
+    data = request(stream)
+    for connection, _ in connections:
+        connection.data_received(data)
+    async with asyncio.timeout(60):
+        while not all(wire.sent for _, wire in connections):  # noqa: ASYNC110 - turns count
+            await asyncio.sleep(0)
+    for _, wire in connections:
+        # After the first of all, which is made another way, one write for each answer.
+        assert b"".join(wire.sent).endswith(frame(frames.HEADERS, 5, stream, b"")[3:] + OK)
+        assert len(wire.sent) == 1 or stream == 1
+        assert not wire.closed
+        wire.sent.clear()
+
+
+async def calls(host: ModelHost, count: int) -> float:
+    """The calls that each of `count` infer calls costs which come at the same time."""
+    server: Any = GrpcServer(host, "127.0.0.1", 0)._server
+    connections: list[tuple[Any, Wire]] = [(server._connect(), Wire()) for _ in range(count)]
+    for connection, wire in connections:
+        connection.connection_made(wire)
+        connection.data_received(HELLO)
+    await asyncio.sleep(0)
+    for _, wire in connections:
+        wire.sent.clear()
+    found = 0
+    for stream in (1, 3, 5):
+        await ask(connections, stream)
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        nonlocal found
+        found += event in ("call", "c_call") and frame.f_code.co_filename not in OTHERS
+
+    sys.setprofile(note)
+    try:
+        for turn in range(TURNS):
+            await ask(connections, 7 + 2 * turn)
+    finally:
+        sys.setprofile(None)
+    for connection, _ in connections:
+        connection.connection_lost(None)
+    await server.stop(0)
+    return found / TURNS / count
+
+
+@pytest.mark.parametrize(("count", "bound"), [(1, 294), (64, 98)])
+def test_a_known_call_costs_no_more(
+    shared_bundle: VerifiedBundle, count: int, bound: float
+) -> None:
+    async def main() -> float:
+        # By this clock every batch takes no time, so that what is learned is the same, too.
+        registry = CollectorRegistry()
+        host = ModelHost(shared_bundle, Settings(), clock=ManualClock(), registry=registry)
+        await host.start()
+        try:
+            return await calls(host, count)
+        finally:
+            await host.stop()
+
+    first, second = uvloop.run(main()), uvloop.run(main())
+    assert first == pytest.approx(second, abs=0.5)
+    assert first <= bound
