@@ -198,7 +198,8 @@ def main() -> int:
         catalog.connect()
         given = sys.stdin.read()
         if given:
-            catalog.write_champion(Revision(**json.loads(given)).digest)
+            for digest in Revision(**json.loads(given)).digests:
+                catalog.write_champion(digest)
     except MlctlError as error:
         print(error.message, file=sys.stderr)
         return error.spec.exit_code

@@ -65,7 +65,8 @@ class Revision:
     """What a deployment serves: a Bento and the registered model version inside it.
 
     `agreement` is the share of rows with the source model's top class that optimize proved;
-    None where there are no classes.
+    None where there are no classes. A Bento with several models has their digests in `models`;
+    all else but `digest`, which stands for all of them, is then told of the first.
     """
 
     bento: str
@@ -74,8 +75,10 @@ class Revision:
     version: str
     source: str
     agreement: float | None = None
+    models: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "models", tuple(self.models))  # a list where it comes from JSON
         if not _DIGEST.fullmatch(self.digest):
             raise _invalid(f"digest {self.digest!r} is not 64 hexadecimal digits")
         if not self.bento or self.bento.startswith("-"):
@@ -85,6 +88,11 @@ class Revision:
     def name(self) -> str:
         """The served model's name: the Bento's name."""
         return self.bento.partition(":")[0]
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """Those of its models, by which their answers and the registry know them."""
+        return self.models or (self.digest,)
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,9 @@ class Restarted:
 
 def start_redis(folder: Path, port: int) -> ExitStack:
     stack = ExitStack()
-    stack.enter_context(redis_server(folder, port, "--appendonly", "yes"))
+    stack.enter_context(
+        redis_server(folder, port, "--appendonly", "yes", "--appendfsync", "always")
+    )
     return stack
 
 
@@ -114,7 +116,7 @@ def restarted(
 ) -> Iterator[tuple[Restarted, LinkRequest]]:
     (port,) = free_ports(1)
     start, address = {
-        "redis": (start_redis, f"redis://127.0.0.1:{port}/0?idle_s=5"),
+        "redis": (start_redis, f"redis://127.0.0.1:{port}/0?idle_s=1"),
         "nats": (start_nats, f"nats://127.0.0.1:{port}?create=yes&ack_wait_s=1"),
     }[request.param]
     broker = Restarted(lambda: start(tmp_path, port))

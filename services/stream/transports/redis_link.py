@@ -186,6 +186,8 @@ class RedisLink:
         found = self._messages(self._scripts["CLAIM"]((self._topic,), arguments))
         if not found:
             self._next_claim = now + self._idle_ms / 3000
+            # A server that was restarted may have forgotten a commit: then it is pending again.
+            self._cursor = b"0"
         return found
 
     def _read(self, limit: int, wait_s: float | None, after: bytes) -> list[Any]:
@@ -221,8 +223,12 @@ class RedisLink:
         self, name: str, keys: Sequence[str], arguments: Sequence[Any], *, named: bool = True
     ) -> Any:
         who = (self._request.group, self._me) if named else ()
-        with told(self._request.source):
-            return self._scripts[name](keys, (*who, *arguments))
+        try:
+            with told(self._request.source):
+                return self._scripts[name](keys, (*who, *arguments))
+        except MlctlError:
+            self._cursor = b"0"  # as in poll()
+            raise
 
 
 def _topic_of(place: Any, messages: Sequence[Outgoing], source: str) -> str:

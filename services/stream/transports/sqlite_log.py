@@ -189,17 +189,20 @@ class Log:
         deadline = time.monotonic() + _BUSY_SECONDS
         self.db.execute("PRAGMA busy_timeout = 0")
         try:
-            while True:
-                try:
-                    self.db.execute("BEGIN IMMEDIATE")
-                    return
-                except sqlite3.OperationalError as error:
-                    busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
-                    if not busy or time.monotonic() > deadline:
-                        raise
+            while not self._begun(last=time.monotonic() > deadline):
                 time.sleep(_NAP_SECONDS)
         finally:
             self.db.execute(f"PRAGMA busy_timeout = {int(_BUSY_SECONDS * 1000)}")
+
+    def _begun(self, *, last: bool) -> bool:
+        """Whether the transaction could begin; raises if not and it was the `last` try."""
+        try:
+            self.db.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            if last or error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+                raise
+            return False
+        return True
 
     def _prepare(self) -> None:
         if self._version() != _VERSION:
