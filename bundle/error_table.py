@@ -171,6 +171,13 @@ ERROR_TABLE: Mapping[ErrorCode, ErrorSpec] = MappingProxyType(
             500,
             "DATA_LOSS",
         ),
+        ErrorCode.SIGNATURE_INVALID: ErrorSpec(
+            "A signature is asked for, and the bundle has none that is valid.",
+            "Sign it with `mlctl sign`, or give the public key of who signed it.",
+            4,
+            500,
+            "FAILED_PRECONDITION",
+        ),
         ErrorCode.PARITY_FAILED: ErrorSpec(
             "The model's answers on its golden rows differ from the recorded ones.",
             "Run `mlctl optimize` on this kind of machine; do not serve this bundle here.",
@@ -312,6 +319,13 @@ ERROR_TABLE: Mapping[ErrorCode, ErrorSpec] = MappingProxyType(
         ErrorCode.BROKER_UNAVAILABLE: ErrorSpec(
             "A stream's broker did not answer, even after waiting.",
             "Once it is reachable again, run the same command: it goes on after the last commit.",
+            12,
+            503,
+            "UNAVAILABLE",
+        ),
+        ErrorCode.INDEX_UNAVAILABLE: ErrorSpec(
+            "The index of Python packages could not be reached.",
+            "Run it where it can be reached, or give a lock file that was made there with --lock.",
             12,
             503,
             "UNAVAILABLE",

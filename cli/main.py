@@ -11,6 +11,7 @@ from cli.commands.abort import abort
 from cli.commands.batch import batch
 from cli.commands.bench import bench
 from cli.commands.build import build
+from cli.commands.client import client
 from cli.commands.demo import demo
 from cli.commands.doctor import doctor
 from cli.commands.down import down
@@ -35,8 +36,8 @@ from cli.commands.up import up
 from cli.commands.why import why
 
 COMMANDS = (
-    doctor, demo, models, optimize, pull, build, serve, batch, stream, hybrid, bench, parity, up,
-    scale, promote, pause, resume, abort, rollback, status, ps, logs, history, why, gate, down,
+    doctor, demo, models, optimize, pull, build, serve, client, batch, stream, hybrid, bench, parity,
+    up, scale, promote, pause, resume, abort, rollback, status, ps, logs, history, why, gate, down,
 )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from bundle import manifest
 from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import TRANSFORM_FOLDER
+from bundle.manifest import TRANSFORM_FOLDER, TRANSFORM_REQUIREMENTS
 from bundle.tensors import Datatype, Signature, TensorSpec
 from optimize.transform_checks import (
     SAMPLE_ROWS,
@@ -30,6 +30,7 @@ from optimize.transform_checks import (
 )
 from optimize.transform_files import FILE_NAME, content_sha256, invalid, snapshot
 from registry.quiet import quiet
+from services.requirements import check_installed, parse_requirements
 from services.transform import Transform, TransformError, load_module
 
 _T = TypeVar("_T")
@@ -120,9 +121,14 @@ def read_transform(path: Path, model_signature: Signature) -> SourceTransform:
     """Read the file `path`, or the folder `path` with a transform.py and small data files.
 
     INVALID_INPUT says what is wrong: no such file, a syntax error with its line, an
-    import that fails, no functions, a bad INPUTS or OUTPUTS, a link, too many bytes.
+    import that fails, no functions, a bad INPUTS or OUTPUTS, a link, too many bytes, a
+    requirements.txt that is not names with versions. RUNTIME_MISSING if one of those is not
+    installed here: what is measured must be what serves.
     """
     root, sha256 = snapshot(path)
+    needs = root / Path(TRANSFORM_REQUIREMENTS).name
+    if needs.is_file():
+        check_installed(parse_requirements(needs.read_bytes()))
     return _tried(lambda: _load(root, sha256, model_signature))
 
 

@@ -14,7 +14,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.files import exclusive, settle
 from bundle.home import state_dir
 from bundle.verify import VerifiedBundle, verify
-from registry import lookup
+from registry import attachments, lookup
 from registry.catalog import (
     CHAMPION,
     Flavor,
@@ -142,6 +142,22 @@ class MlflowCatalog:
         source = parse_ref(published.source_uri)
         self.set_alias(source.name, CHAMPION, published.source_version)
         return published
+
+    def attach(self, published: PublishedModel, folder: Path, name: str) -> str:
+        """Keep `folder` as `name` on the version's run; where that is, as a URI."""
+        with quiet(), registry_errors():
+            return attachments.attach(self._connected(), published.run_id, folder, name)
+
+    def attached(self, published: PublishedModel, under: str) -> list[str]:
+        """The names of the folders that the version's run has in its folder `under`."""
+        with quiet(), registry_errors():
+            return attachments.attached(self._connected(), published.run_id, under)
+
+    def fetch_attached(self, published: PublishedModel, name: str, destination: Path) -> Path:
+        """Copy such a folder into `destination`, as it is; BENTO_NOT_FOUND if there is none."""
+        with quiet(), registry_errors():
+            client = self._connected()
+            return attachments.fetch_attached(client, published.run_id, name, destination)
 
     def list_models(self) -> tuple[ModelRow, ...]:
         """Every version of every model, for `mlctl models`; names and tags are untrusted text."""

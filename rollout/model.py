@@ -274,7 +274,8 @@ class Settings:
         max_unwatched_seconds: a rollout that no daemon watched for longer is rolled back.
         drain_seconds: limit for requests in flight before an idle colour is stopped.
         alias_retry_seconds: wait after an alias could not be written; it doubles each time.
-        proxy: what carries the traffic, `envoy` or `haproxy`.
+        proxy: what carries the traffic, `envoy` or `haproxy`. tls: the PEM files of its listener:
+            chain, key, and the CA of callers who must show a certificate; empty for plain HTTP.
         replicas: Bento processes per colour; 0 only while scaled to zero. workers: servers
             within each.
         min_replicas, max_replicas: bounds of `replicas` under autoscaling; None for none.
@@ -296,6 +297,7 @@ class Settings:
     drain_seconds: float = 10.0
     alias_retry_seconds: float = 30.0
     proxy: str = PROXIES[0]
+    tls: tuple[str, ...] = ()
     replicas: int = 1
     workers: int = 1
     min_replicas: int | None = None
@@ -317,6 +319,8 @@ class Settings:
         object.__setattr__(self, "champion", tuple(self.champion))
         object.__setattr__(self, "runs", tuple(self.runs))
         object.__setattr__(self, "webhooks", tuple(self.webhooks))
+        object.__setattr__(self, "tls", tuple(self.tls))
+        _require(len(self.tls) in (0, 2, 3), "tls", self.tls, "give a certificate and its key")
         for url in self.webhooks:
             # Its path is often a secret, so the message does not repeat it.
             held = re.fullmatch(r"https?://[^/\s]+\S*", url) is not None

@@ -27,6 +27,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.sampling import Sampling
 from services.batcher import deadline_exceeded
 from services.host import ModelHost
+from services.hosts import Serving
 from services.http import App, Message, Receive, Send, send_error, too_large
 from services.jsonbody import parse_object
 from services.responses import MethodError, error_response, json_response
@@ -45,11 +46,11 @@ logger = logging.getLogger("mlctl.admin")
 
 
 class Admin:
-    """The verbs for one host. `sample` makes it record by a document; None if it cannot."""
+    """The verbs for one worker. `sample` makes it record by a document; None if it cannot."""
 
     def __init__(
         self,
-        host: ModelHost,
+        host: Serving,
         sample: Sample | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -61,15 +62,11 @@ class Admin:
     async def status(self, _request: Request) -> Response:
         """What is served, in which state, and by which numbers the batcher decides."""
         host = self._host
+        models = [_model(each) for each in host.hosts]
+        told = {"model": host.name, "digest": host.digest, "state": host.state, "live": host.live}
         document = {
-            "model": host.name,
-            "digest": host.digest,
-            "state": host.state,
-            "live": host.live,
+            **(models[0] if len(models) == 1 else {**told, "models": models}),
             "uptime_seconds": round(self._clock() - self._started, 3),
-            "queue_rows": host.waiting_rows,
-            "batch_seconds": {str(rows): seconds for rows, seconds in host.costs.items()},
-            "limits": None if host.limits is None else asdict(host.limits),
             "log_level": logging.getLevelName(logging.getLogger("mlctl").level).lower(),
             "settings": host.settings.model_dump(mode="json", exclude=_SECRETS),
         }
@@ -160,6 +157,18 @@ def admin_app(admin: Admin, access: Access) -> App:
     if not access.required:
         return NoPages(app)
     return TokenGate(app, access, lambda error, _scope: error_response(error), frozenset())
+
+
+def _model(host: ModelHost) -> dict[str, Any]:
+    return {
+        "model": host.name,
+        "digest": host.digest,
+        "state": host.state,
+        "live": host.live,
+        "queue_rows": host.waiting_rows,
+        "batch_seconds": {str(rows): seconds for rows, seconds in host.costs.items()},
+        "limits": None if host.limits is None else asdict(host.limits),
+    }
 
 
 async def _body(request: Request) -> bytes:

@@ -14,7 +14,7 @@ import uvicorn
 from bundle.errors import ErrorCode, MlctlError
 from bundle.sampling import write_sampling
 from services.admin import Admin, admin_app
-from services.host import ModelHost
+from services.hosts import Serving
 from services.http import App
 from services.lean.guard import GuardedProtocol
 from services.secure.tls import Tls
@@ -65,7 +65,7 @@ class _Quiet(uvicorn.Server):
         yield
 
 
-def open_admin(host: ModelHost, worker: int) -> AdminServer | None:
+def open_admin(host: Serving, worker: int) -> AdminServer | None:
     """The admin server of one worker; None if the settings ask for none.
 
     Raises what `open_listener` and the reading of the token file raise.

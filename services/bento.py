@@ -25,14 +25,15 @@ from bundle.verify import VerifiedBundle
 from services.admin_server import AdminServer, open_admin
 from services.bento_app import TimeLimit, bento_app
 from services.grpc_server import GrpcServer
-from services.host import ModelHost
+from services.hosts import Serving, serving_of
 from services.http import App, Message, V2App
 from services.inference import Inference
+from services.layout import Packed
 from services.lean.protocol import lean_protocol
 from services.lean.stock import StockProtocol
 from services.limits import BodyLimit
 from services.observe.predict_calls import PredictCalls
-from services.predict import make_predict
+from services.predict import make_predict, predict_routes
 from services.responses import Response
 from services.secure.gate import PROBES, TokenGate
 from services.settings import Settings
@@ -65,21 +66,22 @@ class MlctlService(bentoml.Service[Any]):
     """A BentoML service whose ASGI application is behind `Front`."""
 
     def to_asgi(self, is_main: bool = True) -> Any:
-        host: ModelHost = self.inner.host
-        inference = Inference(host)
-        serve_http(inference, host.settings)
+        host: Serving = self.inner.host
+        inference, *others = [Inference(each) for each in host.hosts]
+        serve_http(host.settings, inference, *others)
         limits = (host.settings.max_body_bytes, host.inflight)
         timed = TimeLimit(bento_app(self, is_main), host.settings.deadline_ms / 1000 + 1)
-        limited = PredictCalls(BodyLimit(timed, *limits), host)
+        limited = PredictCalls(BodyLimit(timed, *limits), predict_routes(host))
 
         def publish() -> None:
             forget_dead_workers()
             host.publish()
 
-        return gated(Front(V2App(host, inference), limited, publish), inference, host)
+        front = Front(V2App(host, inference, *others), limited, publish)
+        return gated(front, inference, host)
 
 
-def gated(app: App, inference: Inference, host: ModelHost) -> App:
+def gated(app: App, inference: Inference, host: Serving) -> App:
     """`app` behind the token check, if tokens are asked for."""
     if not host.access.required:
         return app
@@ -94,25 +96,28 @@ def gated(app: App, inference: Inference, host: ModelHost) -> App:
     return TokenGate(app, host.access, refuse, paths)
 
 
-def serve_http(inference: Inference, settings: Settings) -> None:
+def serve_http(settings: Settings, inference: Inference, *others: Inference) -> None:
     """Choose the HTTP protocol of the server that this process starts next.
 
     BentoML makes uvicorn's configuration after the application and names no protocol,
     so uvicorn takes the one that its table has for "auto"; a test holds both to that.
     """
     protocols: dict[str, Any] = HTTP_PROTOCOLS
-    limited = lean_protocol(inference) if settings.lean_http else StockProtocol
+    limited = lean_protocol(inference, *others) if settings.lean_http else StockProtocol
     protocols["auto"] = type(
         limited.__name__, (limited,), {"max_connections": settings.max_connections}
     )
 
 
-def build_service(bundle: VerifiedBundle, settings: Settings) -> MlctlService:
-    """The service of one bundle. Nothing is loaded before a worker starts it."""
+def build_service(found: VerifiedBundle | Packed, settings: Settings) -> MlctlService:
+    """The service of one bundle, or of several. Nothing is loaded before a worker starts it."""
     settings.check(settings.workers)
-    host = ModelHost(bundle, settings)
+    packed = found if isinstance(found, Packed) else Packed((found,))
+    host = serving_of(packed, settings)
     hook = bentoml.on_deployment(partial(_prepare_server, settings))
-    attributes = {"host": host, "predict": make_predict(host), "prepare_server": hook}
+    attributes = {"host": host, "prepare_server": hook}
+    for number, (route, each) in enumerate(predict_routes(host).items()):
+        attributes[f"predict_{number}" if number else "predict"] = make_predict(each, route)
     inner = type("Model", (Worker,), attributes)
     tls = settings.tls
     options = {} if tls is None else {"ssl": tls.bentoml_options()}
@@ -130,7 +135,7 @@ def build_service(bundle: VerifiedBundle, settings: Settings) -> MlctlService:
 class Worker:
     """What runs in a worker process; BentoML makes one and calls its hooks."""
 
-    host: ModelHost
+    host: Serving
 
     def __init__(self) -> None:
         self._grpc: GrpcServer | None = None

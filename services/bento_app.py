@@ -17,6 +17,7 @@ from services.http import App, Message, Receive, Send, send_error
 from services.wire import shown
 
 _MOST_NAMED = 5
+_PREDICT = "/predict"
 
 
 def bento_app(service: Any, is_main: bool) -> App:
@@ -64,7 +65,8 @@ class PlainRefusals:
         self._app = app
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] != "/predict":
+        path = scope["path"] if scope["type"] == "http" else ""
+        if path != _PREDICT and not path.startswith(f"{_PREDICT}/"):
             await self._app(scope, receive, send)
             return
         held: list[Message] = []

@@ -11,10 +11,13 @@ from bundle import __version__
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import TensorSpec
 from services.host import ModelHost
+from services.hosts import Serving
 from services.jsonbody import parse_object
 from services.wire import invalid
 
 PLATFORM = "onnxruntime_onnx"
+# Of several models that are served under one name and digest, none of which it is.
+_TOGETHER = "mlctl_models"
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")
 _READY = "READY"
 _UNAVAILABLE = "UNAVAILABLE"
@@ -23,6 +26,31 @@ _UNAVAILABLE = "UNAVAILABLE"
 def server_metadata() -> dict[str, Any]:
     """The server's name, version and extensions."""
     return {"name": "mlctl", "version": __version__, "extensions": list(EXTENSIONS)}
+
+
+def is_group(serving: Serving, name: str, version: str) -> bool:
+    """Whether that means all models of the server together, by the Bento's name and digest."""
+    several = len(serving.hosts) > 1 and name == serving.name
+    return several and version in ("", serving.digest)
+
+
+def metadata(serving: Serving, name: str, version: str = "") -> dict[str, Any]:
+    """That of the model `name`; the Bento's own name has its digest as version, and no tensors.
+
+    MODEL_NOT_FOUND for any other.
+    """
+    if is_group(serving, name, version):
+        versions = [serving.digest]
+        told = {"name": name, "versions": versions, "platform": _TOGETHER}
+        return {**told, "inputs": [], "outputs": []}
+    return model_metadata(serving.find(name, version))
+
+
+def is_ready(serving: Serving, name: str, version: str = "") -> bool:
+    """Whether the model `name` is ready, or all if that is the Bento's name; MODEL_NOT_FOUND."""
+    if is_group(serving, name, version):
+        return serving.ready
+    return serving.find(name, version).ready
 
 
 def model_metadata(host: ModelHost) -> dict[str, Any]:
@@ -36,12 +64,14 @@ def model_metadata(host: ModelHost) -> dict[str, Any]:
     }
 
 
-def repository_index(host: ModelHost, *, ready: bool) -> list[dict[str, str]]:
+def repository_index(serving: Serving, *, ready: bool) -> list[dict[str, str]]:
     """The models here, with their state and the reason for it; with `ready` only ready ones."""
-    if ready and not host.ready:
-        return []
+    return [_indexed(host) for host in serving.hosts if host.ready or not ready]
+
+
+def _indexed(host: ModelHost) -> dict[str, str]:
     state, reason = (_READY, "") if host.ready else (_UNAVAILABLE, host.state)
-    return [{"name": host.name, "version": host.digest, "state": state, "reason": reason}]
+    return {"name": host.name, "version": host.digest, "state": state, "reason": reason}
 
 
 def only_ready(body: bytes) -> bool:
@@ -53,10 +83,10 @@ def only_ready(body: bytes) -> bool:
 
 
 def refuse_change(verb: str) -> NoReturn:
-    """NOT_PERMITTED for loading or unloading: a server has the model of its Bento for life."""
+    """NOT_PERMITTED for loading or unloading: a server has the models of its Bento for life."""
     raise MlctlError(
         ErrorCode.NOT_PERMITTED,
-        f"this server does not {verb} models: it serves the one that it was started with",
+        f"this server does not {verb} models: it serves what it was started with",
         "`mlctl promote` puts another version into service without an interruption.",
     )
 

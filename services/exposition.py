@@ -11,10 +11,27 @@ import asyncio
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import Lock
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
 
 PUBLISH_SECONDS = 1.0
+_Of = TypeVar("_Of", Counter, Gauge, Histogram)
+# Several models of a process have the same metrics, each under its own label.
+_METRICS: WeakKeyDictionary[CollectorRegistry, dict[str, Any]] = WeakKeyDictionary()
+_FIRST: WeakKeyDictionary[CollectorRegistry, list[Exposition]] = WeakKeyDictionary()
+
+
+def _shared(
+    kind: type[_Of], registry: CollectorRegistry, name: str, *given: Any, **more: Any
+) -> _Of:
+    """The metric `name` of `registry`, made the first time that it is asked for."""
+    known = _METRICS.setdefault(registry, {})
+    if name not in known:
+        known[name] = kind(name, *given, registry=registry, **more)
+    found: _Of = known[name]
+    return found
 
 
 class Exposition:
@@ -27,7 +44,11 @@ class Exposition:
         several = "PROMETHEUS_MULTIPROC_DIR" in os.environ
         self._loop = asyncio.get_running_loop() if several else None
         self._due = not several
-        registry.register(self)
+        # A registry collects in order: the one that comes first brings all of them up to date.
+        self._all = _FIRST.setdefault(registry, [])
+        self._all.append(self)
+        if self._all[0] is self:
+            registry.register(self)
 
     def touch(self) -> None:
         """Something was counted: it will be told within `PUBLISH_SECONDS`, or on scrape."""
@@ -46,7 +67,8 @@ class Exposition:
 
     def collect(self) -> Iterable[Metric]:
         """Nothing, but what is collected next is up to date."""
-        self.publish()
+        for each in self._all:
+            each.publish()
         return ()
 
     def _publish_due(self) -> None:
@@ -65,7 +87,7 @@ class CounterSink:
         names: tuple[str, ...],
         registry: CollectorRegistry,
     ) -> None:
-        self._counter = Counter(name, text, (*fixed, *names), registry=registry)
+        self._counter = _shared(Counter, registry, name, text, (*fixed, *names))
         self._fixed = tuple(fixed.values())
         self._told: dict[tuple[str, ...], int] = {}
         if not names:
@@ -86,7 +108,8 @@ class GaugeSink:
     def __init__(
         self, name: str, text: str, labels: Mapping[str, str], registry: CollectorRegistry
     ) -> None:
-        gauge = Gauge(name, text, tuple(labels), registry=registry, multiprocess_mode="livesum")
+        mode = "livesum"
+        gauge = _shared(Gauge, registry, name, text, tuple(labels), multiprocess_mode=mode)
         self._gauge = gauge.labels(*labels.values())
 
     def tell(self, value: float) -> None:
@@ -108,7 +131,7 @@ class HistogramSink:
         bounds: Sequence[float],
     ) -> None:
         names = (*labels, label) if label is not None else tuple(labels)
-        self._histogram = Histogram(name, text, names, buckets=bounds, registry=registry)
+        self._histogram = _shared(Histogram, registry, name, text, names, buckets=bounds)
         self._labels = tuple(labels.values())
         self._labelled = label is not None
         self._told: dict[str, tuple[list[int], float]] = {}

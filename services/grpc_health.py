@@ -14,7 +14,7 @@ import grpc
 from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health_pb2 import DESCRIPTOR, HealthCheckResponse
 
-from services.host import ModelHost
+from services.hosts import Serving
 
 HEALTH_SERVICE = DESCRIPTOR.services_by_name["Health"].full_name
 
@@ -22,7 +22,7 @@ HEALTH_SERVICE = DESCRIPTOR.services_by_name["Health"].full_name
 class Health(health_pb2_grpc.HealthServicer):
     """Answers for the whole server, which is named "", and for each of `services`."""
 
-    def __init__(self, host: ModelHost, *services: str) -> None:
+    def __init__(self, host: Serving, *services: str) -> None:
         self._host = host
         self._known = frozenset({"", *services})
         self._stopping = asyncio.Event()

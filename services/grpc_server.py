@@ -19,15 +19,22 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from services.budget import Hold
-from services.describe import model_metadata, refuse_change, repository_index, server_metadata
-from services.grpc_codec import GrpcCodec
+from services.describe import (
+    is_ready,
+    metadata,
+    refuse_change,
+    repository_index,
+    server_metadata,
+)
 from services.grpc_health import HEALTH_SERVICE, Health
+from services.grpc_models import Asking, GrpcModels
 from services.grpc_status import abort
 from services.grpc_stream import StreamInfer
-from services.host import ModelHost, require_model
+from services.hosts import Serving
 from services.lean_grpc.desk import InferDesk
+from services.lean_grpc.desks import InferDesks
 from services.lean_grpc.server import LeanServer
-from services.observe.calls import Seen, Stages
+from services.observe.calls import Stages
 from services.observe.grpc_calls import GrpcCalls
 from services.secure.grpc_gate import TokenInterceptor
 from services.secure.public import failed, is_public
@@ -42,19 +49,22 @@ logger = logging.getLogger("mlctl.grpc")
 
 
 class GrpcServer:
-    """One gRPC server for one host; `stop` lets open calls end."""
+    """One gRPC server for the models of one process; `stop` lets open calls end."""
 
-    def __init__(self, host: ModelHost, address: str, port: int, tls: Tls | None = None) -> None:
+    def __init__(self, host: Serving, address: str, port: int, tls: Tls | None = None) -> None:
         self._host = host
-        self._codec = GrpcCodec(host.name, host.digest, host.signature)
+        self._models = GrpcModels(host)
         self._methods = methods()
-        self._calls = GrpcCalls(host)
         self._health = Health(host, SERVICE)
         self._server = _make_server(host)
-        self._desk: InferDesk | None = None
+        self._desks: dict[str, InferDesk] = {}
         if isinstance(self._server, LeanServer):
-            self._desk = InferDesk(host, self._codec, self._methods["ModelInfer"].response)
-            self._server.add_desk(self._desk)
+            kind = self._methods["ModelInfer"].response
+            self._desks = {
+                each.host.name: InferDesk(each.host, each.codec, kind) for each in self._models.all
+            }
+            desks = list(self._desks.values())
+            self._server.add_desk(desks[0] if len(desks) == 1 else InferDesks(desks))
         self._server.add_generic_rpc_handlers((self._handlers(),))
         health_pb2_grpc.add_HealthServicer_to_server(  # type: ignore[no-untyped-call]
             self._health, self._server
@@ -94,7 +104,7 @@ class GrpcServer:
         }
         handlers["ModelInfer"] = _unary(self._methods["ModelInfer"], self._counted_infer)
         name, response = "ModelStreamInfer", self._methods["ModelInfer"].response
-        stream = StreamInfer(self._host, self._codec, self._methods[name], response)
+        stream = StreamInfer(self._models, self._methods[name], response)
         handlers[name] = stream.handler()
         return grpc.method_handlers_generic_handler(  # type: ignore[no-untyped-call]
             SERVICE, handlers
@@ -110,24 +120,25 @@ class GrpcServer:
         return self._response("ServerReady", ready=self._host.ready)
 
     async def _model_ready(self, request: Any, _context: Any) -> Any:
-        require_model(self._host, request.name, request.version)
-        return self._response("ModelReady", ready=self._host.ready)
+        ready = is_ready(self._host, request.name, request.version)
+        return self._response("ModelReady", ready=ready)
 
     async def _server_metadata(self, _request: Any, _context: Any) -> Any:
         return self._response("ServerMetadata", **server_metadata())
 
     async def _model_metadata(self, request: Any, _context: Any) -> Any:
-        require_model(self._host, request.name, request.version)
-        return self._response("ModelMetadata", **model_metadata(self._host))
+        document = metadata(self._host, request.name, request.version)
+        return self._response("ModelMetadata", **document)
 
     async def _model_config(self, request: Any, _context: Any) -> Any:
-        require_model(self._host, request.name, request.version)
-        return self._response("ModelConfig", config=model_config(self._host))
+        host = self._host.find(request.name, request.version)
+        return self._response("ModelConfig", config=model_config(host))
 
     async def _model_statistics(self, request: Any, _context: Any) -> Any:
+        hosts = self._host.hosts
         if request.name:
-            require_model(self._host, request.name, request.version)
-        return self._response("ModelStatistics", **model_statistics(self._host))
+            hosts = self._host.find(request.name, request.version).hosts
+        return self._response("ModelStatistics", **model_statistics(*hosts))
 
     async def _repository_index(self, request: Any, _context: Any) -> Any:
         models = repository_index(self._host, ready=request.ready)
@@ -139,27 +150,28 @@ class GrpcServer:
     async def _repository_unload(self, _request: Any, _context: Any) -> Any:
         refuse_change("unload")
 
-    async def _infer(self, message: bytes, context: Any, seen: Seen | None) -> Any:
+    async def _infer(self, message: bytes, context: Any, asking: Asking) -> Any:
         start = perf_counter()
         request = _parse(self._methods["ModelInfer"], message)
-        require_model(self._host, request.model_name, request.model_version)
-        decoded = self._codec.decode(request)
+        model = asking.of(self._models.find(request.model_name, request.model_version))
+        host, codec, seen = model.host, model.codec, asking.seen
+        decoded = codec.decode(request)
         parse = perf_counter() - start
         limits = [
             limit for limit in (context.time_remaining(), decoded.timeout) if limit is not None
         ]
-        answer = await self._host.ask(decoded, min(limits, default=None), decoded.priority)
+        answer = await host.ask(decoded, min(limits, default=None), decoded.priority)
         start = perf_counter()
         kind = self._methods["ModelInfer"].response
-        response = self._codec.encode(kind, decoded, answer.outputs, answer.parameters)
+        response = codec.encode(kind, decoded, answer.outputs, answer.parameters)
         serialize = perf_counter() - start
-        self._host.stages(parse, answer.queue_seconds, answer.infer_seconds, serialize)
-        if seen is not None and self._host.observer is not None:
+        host.stages(parse, answer.queue_seconds, answer.infer_seconds, serialize)
+        if seen is not None and host.observer is not None:
             stages = Stages(parse, answer.queue_seconds, answer.infer_seconds, serialize)
             size = response.ByteSize()
-            self._host.observer.answered(seen, stages, decoded.inputs, answer, size)
-        if self._desk is not None:
-            self._desk.learn(message, request, decoded)
+            host.observer.answered(seen, stages, decoded.inputs, answer, size)
+        if self._desks:
+            self._desks[host.name].learn(message, request, decoded)
         return response
 
     def _parsed(self, name: str, answer: Handler) -> Handler:
@@ -173,21 +185,21 @@ class GrpcServer:
         return parse_first
 
     async def _counted_infer(self, message: bytes, context: Any) -> Any:
-        seen = self._calls.begin(message.__len__, context)
+        asking = Asking(self._models, message.__len__, context)
         failure: BaseException | None = None
         try:
             with Hold(self._host.inflight) as hold:
                 hold.grow(len(message))
-                return await self._infer(message, context, seen)
+                return await self._infer(message, context, asking)
         except BaseException as error:
             failure = error
-            self._calls.ended(seen, error)
+            asking.ended(error)
             raise
         finally:
-            self._host.count("grpc", failure)
+            asking.count(failure)
 
 
-def _make_server(host: ModelHost) -> grpc.aio.Server:
+def _make_server(host: Serving) -> grpc.aio.Server:
     if host.settings.lean_grpc:
         return LeanServer(host)
     options = [
@@ -197,7 +209,7 @@ def _make_server(host: ModelHost) -> grpc.aio.Server:
         ("grpc.so_reuseport", int(host.settings.workers > 1)),
         ("grpc.max_allowed_incoming_connections", host.settings.max_connections),
     ]
-    refused = GrpcCalls(host).refused
+    refused = GrpcCalls(host.hosts[0]).refused
     gates = [TokenInterceptor(host.access, refused)] if host.access.required else []
     server: grpc.aio.Server = grpc.aio.server(options=options, interceptors=gates)
     return server

@@ -18,9 +18,8 @@ from google.protobuf.message import DecodeError
 
 from bundle.errors import MlctlError
 from services.budget import Hold
-from services.grpc_codec import GrpcCodec, wants_final
-from services.host import ModelHost, require_model
-from services.observe.grpc_calls import GrpcCalls
+from services.grpc_codec import wants_final
+from services.grpc_models import Asking, GrpcModel, GrpcModels
 from services.secure.public import failed, is_public
 from services.v2_messages import Method
 from services.wire import invalid
@@ -30,17 +29,13 @@ logger = logging.getLogger("mlctl.grpc")
 
 
 class StreamInfer:
-    """Answers the streams of one model's server."""
+    """Answers the streams of a server; each of their requests names its model."""
 
-    def __init__(
-        self, host: ModelHost, codec: GrpcCodec, method: Method, response: type[Any]
-    ) -> None:
+    def __init__(self, models: GrpcModels, method: Method, response: type[Any]) -> None:
         """`response` is the message class of one response, which `method` wraps."""
-        self._host = host
-        self._codec = codec
+        self._models = models
         self._method = method
         self._response = response
-        self._calls = GrpcCalls(host)
 
     def handler(self) -> Any:
         """What grpc calls for each stream."""
@@ -54,40 +49,40 @@ class StreamInfer:
 
     async def _answer(self, message: bytes, context: Any) -> None:
         request = self._method.request()
-        seen = self._calls.begin(message.__len__, context)
+        asking = Asking(self._models, message.__len__, context)
         failure: BaseException | None = None
         try:
-            with Hold(self._host.inflight) as hold:
+            with Hold(self._models.inflight) as hold:
                 hold.grow(len(message))
                 request.MergeFromString(message)
-                await self._send_pieces(request, context)
+                model = self._models.find(request.model_name, request.model_version)
+                await self._send_pieces(asking.of(model), request, context)
         except asyncio.CancelledError as error:
             failure = error
             raise
         except Exception as error:  # noqa: BLE001 - it is logged and told
             failure = self._public(error)
-            await context.write(self._refusal(failure, request.id))
+            await context.write(self._refusal(failure, asking.model, request.id))
         finally:
-            self._host.count("grpc", failure)
-            self._calls.ended(seen, failure)
+            asking.count(failure)
+            asking.ended(failure)
 
-    async def _send_pieces(self, request: Any, context: Any) -> None:
-        require_model(self._host, request.model_name, request.model_version)
-        decoded = self._codec.decode(request)
+    async def _send_pieces(self, model: GrpcModel, request: Any, context: Any) -> None:
+        decoded = model.codec.decode(request)
         limits = [
             limit for limit in (context.time_remaining(), decoded.timeout) if limit is not None
         ]
-        with closing(self._host.stream(decoded.inputs, min(limits, default=None))) as pieces:
+        with closing(model.host.stream(decoded.inputs, min(limits, default=None))) as pieces:
             async for piece in pieces:
-                response = self._codec.encode_piece(self._response, decoded, piece.outputs)
+                response = model.codec.encode_piece(self._response, decoded, piece.outputs)
                 await context.write(self._method.response(infer_response=response))
         if wants_final(request):
-            final = self._codec.encode_final(self._response, decoded.id)
+            final = model.codec.encode_final(self._response, decoded.id)
             await context.write(self._method.response(infer_response=final))
 
-    def _refusal(self, failure: MlctlError, request_id: str) -> Any:
+    def _refusal(self, failure: MlctlError, model: GrpcModel, request_id: str) -> Any:
         """The sentence where Triton's clients look for it; beside it the code, and whose it is."""
-        response = self._codec.encode_final(self._response, request_id)
+        response = model.codec.encode_final(self._response, request_id)
         response.parameters[CODE].string_param = failure.code.value
         return self._method.response(error_message=failure.message, infer_response=response)
 

@@ -1,7 +1,8 @@
 """The life of one served model: verified, proved, warm, ready; then drained and stopped.
 
 Nothing is answered before `start` has returned and nothing after `stop` was called.
-HTTP, gRPC and BentoML's own API all ask the model through `infer`.
+HTTP, gRPC and BentoML's own API all ask the model through `infer`. Several models of one
+process are several hosts, which `services.hosts` holds together.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ class ModelHost:
         *,
         clock: Clock | None = None,
         registry: CollectorRegistry = REGISTRY,
+        inflight: Inflight | None = None,
     ) -> None:
+        """`inflight` is what several models share."""
         self.name = bundle.manifest.name
         self.digest = bundle.digest
         self.signature = bundle.manifest.signature
@@ -80,10 +83,25 @@ class ModelHost:
         self._costs = BatchCosts()
         self._lengths: LengthPadding | None = None
         self._hung = False
-        self.inflight = Inflight(settings.max_inflight_bytes)
+        self.inflight = inflight or Inflight(settings.max_inflight_bytes)
         self._metrics: Metrics | None = None
         self.observer: Observer | None = None
         self._hybrid: Hybrid | None = None
+
+    @property
+    def hosts(self) -> tuple[ModelHost, ...]:
+        """The models that are served: this one alone."""
+        return (self,)
+
+    def find(self, name: str, version: str = "") -> ModelHost:
+        """This model; MODEL_NOT_FOUND if another name is meant, or a `version` not its digest."""
+        if name != self.name:
+            _not_found(f"no model {shown(name)} here; this server has {self.name!r}")
+        if version not in ("", self.digest):
+            _not_found(
+                f"no version {shown(version)} of model {name!r} here; this server has {self.digest}"
+            )
+        return self
 
     @property
     def ready(self) -> bool:
@@ -299,16 +317,6 @@ class ModelHost:
 
 def _first(ours: float | None, theirs: float | None) -> float | None:
     return theirs if ours is None else ours
-
-
-def require_model(host: ModelHost, name: str, version: str = "") -> None:
-    """MODEL_NOT_FOUND unless `host` serves `name`, in `version` (its digest) if one is given."""
-    if name != host.name:
-        _not_found(f"no model {shown(name)} here; this server has {host.name!r}")
-    if version not in ("", host.digest):
-        _not_found(
-            f"no version {shown(version)} of model {name!r} here; this server has {host.digest}"
-        )
 
 
 def _not_found(message: str) -> NoReturn:

@@ -16,13 +16,14 @@ from services.batcher import deadline_exceeded
 from services.batching import Answer
 from services.budget import Hold
 from services.describe import (
-    model_metadata,
+    is_ready,
+    metadata,
     only_ready,
     refuse_change,
     repository_index,
     server_metadata,
 )
-from services.host import ModelHost, require_model
+from services.hosts import Serving
 from services.inference import Inference, too_large
 from services.observe.calls import Seen
 from services.responses import MethodError, Response, error_response, json_response
@@ -47,11 +48,15 @@ _MODEL_PATHS: tuple[list[str], ...] = ([], ["ready"], ["config"], ["stats"])
 
 
 class V2App:
-    """Answers every path under /v2 for one model."""
+    """Answers every path under /v2: for one model, or for several with an inference for each.
 
-    def __init__(self, host: ModelHost, inference: Inference) -> None:
+    The first of them also answers for what is no model's.
+    """
+
+    def __init__(self, host: Serving, inference: Inference, *others: Inference) -> None:
         self._host = host
         self._inference = inference
+        self._inferences = {each.name: each for each in (inference, *others)}
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -81,9 +86,9 @@ class V2App:
             case ["health", "live"]:
                 return (200 if self._host.live else 503), {"live": self._host.live}
             case ["health", "ready"]:
-                return self._readiness()
-            case ["models", "stats"] if self._host.name != "stats":
-                return 200, model_statistics(self._host)
+                return _readiness(self._host.ready)
+            case ["models", "stats"] if "stats" not in self._inferences:
+                return 200, model_statistics(*self._host.hosts)
             case ["models", name, *rest]:
                 return self._describe_model(name, rest)
         raise _no_such_path()
@@ -94,18 +99,14 @@ class V2App:
             version, rest = rest[1], rest[2:]
         if rest not in _MODEL_PATHS:
             raise _no_such_path()
-        require_model(self._host, name, version)
         match rest:
             case ["ready"]:
-                return self._readiness()
+                return _readiness(is_ready(self._host, name, version))
             case ["config"]:
-                return 200, model_config(self._host)
+                return 200, model_config(self._host.find(name, version))
             case ["stats"]:
-                return 200, model_statistics(self._host)
-        return 200, model_metadata(self._host)
-
-    def _readiness(self) -> tuple[int, Mapping[str, Any]]:
-        return (200 if self._host.ready else 503), {"ready": self._host.ready}
+                return 200, model_statistics(self._host.find(name, version))
+        return 200, metadata(self._host, name, version)
 
     async def _repository(self, parts: list[str], receive: Receive) -> Response:
         match parts:
@@ -118,86 +119,95 @@ class V2App:
                 refuse_change(verb)
         raise _no_such_path()
 
+    def _meant(self, parts: list[str]) -> Inference:
+        """That of the model that the path names; the first one's if there is no such model."""
+        return self._inferences.get(parts[2] if len(parts) > 2 else "", self._inference)
+
     async def _infer(self, scope: Message, parts: list[str], receive: Receive, send: Send) -> None:
-        headers = dict(scope["headers"])
-        request_id = self._inference.request_id(headers)
-        seen = self._inference.watch(headers, request_id, scope.get("client"))
+        headers, inference = dict(scope["headers"]), self._meant(parts)
+        request_id = inference.request_id(headers)
+        seen = inference.watch(headers, request_id, scope.get("client"))
         try:
             _require_method(scope, "POST")
             self._require_path(parts)
-            response = await self._answer(headers, request_id, receive, seen)
+            response = await _answer(inference, headers, request_id, receive, seen)
         except (GoneError, asyncio.CancelledError) as error:
-            self._inference.gone(seen)
+            inference.gone(seen)
             if isinstance(error, GoneError):
                 return
             raise
         except Exception as error:  # noqa: BLE001 - it is logged and answered
-            response = self._inference.refuse(error, request_id, seen)
+            response = inference.refuse(error, request_id, seen)
             close_if_expecting(headers, response)
         await _send(send, response)
 
     async def _infer_stream(
         self, scope: Message, parts: list[str], receive: Receive, send: Send
     ) -> None:
-        headers = dict(scope["headers"])
-        request_id = self._inference.request_id(headers)
-        seen = self._inference.watch(headers, request_id, scope.get("client"))
+        headers, inference = dict(scope["headers"]), self._meant(parts)
+        request_id = inference.request_id(headers)
+        seen = inference.watch(headers, request_id, scope.get("client"))
         events = EventWriter(send, request_id)
         try:
             _require_method(scope, "POST")
             self._require_path(parts)
-            await self._stream(headers, events, receive, seen)
-            self._inference.ended(seen)
+            await _stream(inference, headers, events, receive, seen)
+            inference.ended(seen)
         except (GoneError, asyncio.CancelledError) as error:
-            self._inference.gone(seen)
+            inference.gone(seen)
             if not isinstance(error, GoneError):
                 raise
         except Exception as error:  # noqa: BLE001 - it is logged and answered
-            response = self._inference.refuse(error, request_id, seen)
+            response = inference.refuse(error, request_id, seen)
             if events.started:
                 await events.end(b"error", response.body)
             else:
                 close_if_expecting(headers, response)
                 await _send(send, response)
 
-    async def _stream(
-        self,
-        headers: Mapping[bytes, bytes],
-        events: EventWriter,
-        receive: Receive,
-        seen: Seen | None,
-    ) -> None:
-        inference = self._inference
-        head = inference.open(headers, events.request_id, seen)
-        deadline = asyncio.get_running_loop().time() + inference.seconds
-        with inference.hold(headers) as hold:
-            body = await _read_in_time(receive, inference, hold, deadline)
-            asked = await inference.ask_stream(head, body)
-            await send_events(asked, inference, events, receive)
-
     def _require_path(self, parts: list[str]) -> None:
         match parts[2:-1]:
             case [name]:
-                require_model(self._host, name)
+                self._host.find(name)
             case [name, "versions", version]:
-                require_model(self._host, name, version)
+                self._host.find(name, version)
             case _:
                 raise _no_such_path()
 
-    async def _answer(
-        self,
-        headers: Mapping[bytes, bytes],
-        request_id: bytes,
-        receive: Receive,
-        seen: Seen | None,
-    ) -> Response:
-        inference, loop = self._inference, asyncio.get_running_loop()
-        head = inference.open(headers, request_id, seen)
-        deadline = loop.time() + inference.seconds
-        with inference.hold(headers) as hold:
-            body = await _read_in_time(receive, inference, hold, deadline)
-            asked = inference.ask(head, body, deadline - loop.time())
-            return inference.answer(asked, await _unless_gone(asked.future, receive))
+
+def _readiness(ready: bool) -> tuple[int, Mapping[str, Any]]:
+    return (200 if ready else 503), {"ready": ready}
+
+
+async def _answer(
+    inference: Inference,
+    headers: Mapping[bytes, bytes],
+    request_id: bytes,
+    receive: Receive,
+    seen: Seen | None,
+) -> Response:
+    loop = asyncio.get_running_loop()
+    head = inference.open(headers, request_id, seen)
+    deadline = loop.time() + inference.seconds
+    with inference.hold(headers) as hold:
+        body = await _read_in_time(receive, inference, hold, deadline)
+        asked = inference.ask(head, body, deadline - loop.time())
+        return inference.answer(asked, await _unless_gone(asked.future, receive))
+
+
+async def _stream(
+    inference: Inference,
+    headers: Mapping[bytes, bytes],
+    events: EventWriter,
+    receive: Receive,
+    seen: Seen | None,
+) -> None:
+    head = inference.open(headers, events.request_id, seen)
+    deadline = asyncio.get_running_loop().time() + inference.seconds
+    with inference.hold(headers) as hold:
+        body = await _read_in_time(receive, inference, hold, deadline)
+        asked = await inference.ask_stream(head, body)
+        await send_events(asked, inference, events, receive)
 
 
 async def _unless_gone(future: asyncio.Future[Answer], receive: Receive) -> Answer:

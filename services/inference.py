@@ -96,6 +96,11 @@ class Inference:
         self.new_id = self._ids.make
 
     @property
+    def name(self) -> str:
+        """The model's."""
+        return self._host.name
+
+    @property
     def signature(self) -> Signature:
         """The model's."""
         return self._host.signature

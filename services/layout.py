@@ -90,9 +90,7 @@ def pack(bundles: Iterable[VerifiedBundle], name: str | None = None) -> Packed:
     names = [bundle.manifest.name for bundle in found]
     if len(found) == 1:
         if name not in (None, names[0]):
-            raise _invalid(
-                f"the Bento of one model has its name: {names[0]}", "Leave --name out."
-            )
+            raise _invalid(f"the Bento of one model has its name: {names[0]}", "Leave --name out.")
         return Packed(found)
     if name is None:
         raise _invalid(
@@ -127,9 +125,7 @@ def unpack(source: Path) -> Packed:
     folders = source / MODELS_FOLDER
     present = {path.name for path in folders.iterdir()} if folders.is_dir() else set[str]()
     if unlisted := sorted(present - together.models.keys()):
-        raise MlctlError(
-            ErrorCode.FILE_UNLISTED, f"model {unlisted[0]!r} is not in {MODELS_FILE}"
-        )
+        raise MlctlError(ErrorCode.FILE_UNLISTED, f"model {unlisted[0]!r} is not in {MODELS_FILE}")
     bundles = []
     for name in together.names:
         bundle = verify(source / _folder(name), together.models[name])

@@ -179,17 +179,20 @@ def _bentofile(
     packed: Packed, labels: Mapping[str, str], requirements: Sequence[str]
 ) -> dict[str, Any]:
     """The build options; JSON is YAML."""
-    told = [
-        f"{bundle.manifest.name} from {bundle.manifest.source.uri}, {bundle.manifest.variant.recipe}"
-        for bundle in packed.bundles
-    ]
+    manifests = [bundle.manifest for bundle in packed.bundles]
+    told = [f"{each.name} from {each.source.uri}, {each.variant.recipe}" for each in manifests]
     folders = {folder.partition("/")[0] for folder, _ in packed.folders()}
     return {
         "service": SERVICE,
         "name": packed.name,
         "description": "; ".join(told),
         "labels": dict(sorted(labels.items())),
-        "include": ["services/", "bundle/", *(f"{one}/" for one in sorted(folders)), *packed.notes()],
+        "include": [
+            "services/",
+            "bundle/",
+            *(f"{one}/" for one in sorted(folders)),
+            *packed.notes(),
+        ],
         "python": {"packages": list(requirements), "lock_packages": False},
     }
 

@@ -1,7 +1,8 @@
 """BentoML's typed `/predict`, generated from the signature: one argument for each input tensor.
 
 Names that are no Python identifiers are spelled with underscores. A model with one
-output answers with its array, one with several with an object of arrays.
+output answers with its array, one with several with an object of arrays. Of several models
+the first is at `/predict`, and each at `/predict/NAME`.
 """
 
 from __future__ import annotations
@@ -20,13 +21,23 @@ from pydantic import BaseModel, BeforeValidator, PlainValidator, create_model
 from bundle.errors import MlctlError
 from bundle.tensors import Datatype, Signature, TensorSpec
 from services.host import ModelHost
+from services.hosts import Serving
 from services.jsondata import decode_data
 from services.observe.calls import Stages
 from services.observe.predict_calls import take
 from services.secure.public import failed, is_public
 from services.wire import declare
 
+ROUTE = "/predict"
 logger = logging.getLogger("mlctl.predict")
+
+
+def predict_routes(serving: Serving) -> dict[str, ModelHost]:
+    """The paths of the typed APIs: one for the default model, and each one's own of several."""
+    routes = {ROUTE: serving.hosts[0]}
+    if len(serving.hosts) > 1:
+        routes |= {f"{ROUTE}/{host.name}": host for host in serving.hosts}
+    return routes
 
 
 def argument_names(specs: Iterable[TensorSpec]) -> dict[str, str]:
@@ -42,8 +53,8 @@ def argument_names(specs: Iterable[TensorSpec]) -> dict[str, str]:
     return names
 
 
-def make_predict(host: ModelHost) -> Any:
-    """The `predict` method of the service class of `host`, as a BentoML API."""
+def make_predict(host: ModelHost, route: str = ROUTE) -> Any:
+    """The `predict` method of the service class of `host`, as a BentoML API at the path `route`."""
     import bentoml
 
     names = argument_names(host.signature.inputs)
@@ -61,7 +72,7 @@ def make_predict(host: ModelHost) -> Any:
     predict.__signature__ = signature  # type: ignore[attr-defined]
     predict.__annotations__ = {**types, "return": output}
     predict.__doc__ = f"Ask model {host.name} (digest {host.digest})."
-    return bentoml.api(predict)
+    return bentoml.api(predict, route=route)
 
 
 async def _predict(

@@ -158,15 +158,12 @@ def _agree(one: str, other: str) -> bool:
 def _line(number: int, line: str) -> str:
     try:
         requirement = Requirement(line)
-        versions = [(each.operator, each.version) for each in requirement.specifier]
-        if requirement.url or requirement.marker or len(versions) != 1:
-            raise InvalidRequirement(line)
-        operator, version = versions[0]
-        if operator != "==" or version.endswith("*"):
-            raise InvalidRequirement(line)
-        Version(version)
-    except (InvalidRequirement, InvalidVersion):
-        raise _wrong(f"line {number} is not NAME==VERSION") from None
+        one = [each.version for each in requirement.specifier if each.operator == "=="]
+        version = Version(one[0]) if len(one) == len(requirement.specifier) == 1 else None
+    except (InvalidRequirement, InvalidVersion):  # a version may end with `.*`
+        version = None
+    if version is None or requirement.url or requirement.marker:
+        raise _wrong(f"line {number} is not NAME==VERSION")
     extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
     return f"{canonicalize_name(requirement.name)}{extras}=={version}"
 

@@ -17,9 +17,10 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import MODEL_NAME, Manifest
 from bundle.tensors import Datatype, TensorSpec
 from bundle.verify import VerifiedBundle
+from services.faults import ModelError, RunError
 from services.forms import misfit
 from services.padding import RowPaddedSession
-from services.session import Session, open_session
+from services.session import OnnxSession, Session, open_session
 from services.settings import Settings
 from services.transform import Transform, TransformError, load_transform
 
@@ -109,6 +110,17 @@ class Scorer:
         return self._transform is None and self._session.provider == "cpu"
 
     @property
+    def bindable(self) -> OnnxSession | None:
+        """The session if it may be given rows that are on its device already; for `max_rows`.
+
+        That is one of ONNX Runtime on CUDA, with independent rows and without a transform.
+        """
+        session = self._session
+        if self._transform is not None or not self.joinable or session.provider != "cuda":
+            return None
+        return session if isinstance(session, OnnxSession) else None
+
+    @property
     def yields(self) -> bool:
         """Whether the transform makes the answer in pieces."""
         return self._transform is not None and self._transform.yields
@@ -157,8 +169,8 @@ class Scorer:
         try:
             yield
         except TransformError as error:
-            raise MlctlError(
-                ErrorCode.INTERNAL, f"the transform of model {self.name!r} failed on these inputs"
+            raise ModelError(
+                f"the transform of model {self.name!r} failed on these inputs"
             ) from error
 
     def _infer(self, inputs: Arrays) -> dict[str, np.ndarray]:
@@ -191,9 +203,11 @@ class Scorer:
             outputs = self._session.run(inputs)
         except MlctlError:
             raise
+        except RunError as error:
+            raise ModelError(f"model {self.name!r} failed on these inputs") from error
         except Exception as error:
             raise MlctlError(
-                ErrorCode.INTERNAL, f"model {self.name!r} failed on these inputs"
+                ErrorCode.INTERNAL, f"model {self.name!r} could not be asked"
             ) from error
         rows = self._first(inputs).shape[0] if self.batched else None
         for spec in self._model_outputs:
@@ -206,10 +220,9 @@ class Scorer:
         if array is None or not fits or (rows is not None and array.shape[0] != rows):
             shape = "nothing" if array is None else f"shape {list(array.shape)}"
             logger.error("output %s: the model gave %s for %s rows", spec.name, shape, rows)
-            raise MlctlError(
-                ErrorCode.INTERNAL,
+            raise ModelError(
                 f"model {self.name!r} gave an output {spec.name!r} that is not "
-                "of its signature's shape",
+                "of its signature's shape"
             )
 
     def _wrong_names(self, inputs: Arrays) -> MlctlError:

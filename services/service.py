@@ -1,7 +1,7 @@
 """The Bento service: `bentoml serve` and `bentoml build` import `service` from here.
 
-The bundle is $MLCTL_BUNDLE, else the folder `model` beside this package (where a Bento
-has it). Importing verifies it, so a Bento whose bundle was altered does not start.
+The bundle is $MLCTL_BUNDLE, else what lies beside this package (as in a Bento).
+Importing verifies it, so a Bento whose bundle was altered does not start.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from services.bento import (
     is_worker,
     stop_supervisor,
 )
-from services.service_bundle import find_bundle
+from services.service_bundle import find_bundles
 from services.settings import load_settings
 from services.workers import join_server, listen_alone
 
@@ -28,7 +28,7 @@ def _build() -> MlctlService:
         join_server(settings)
         if settings.workers > 1:
             listen_alone(inherited_listener())
-    return build_service(find_bundle(settings), settings)
+    return build_service(find_bundles(settings), settings)
 
 
 try:

@@ -19,6 +19,7 @@ import numpy as np
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import Batching
+from services.faults import RunError
 from services.graph import read_graph
 from services.runtime import require_onnxruntime
 from services.tensorrt.options import EngineOptions
@@ -40,7 +41,7 @@ class Session(Protocol):
     provider: str
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """All outputs by name for `inputs` by name; the runtime's own errors pass through."""
+        """All outputs by name for `inputs` by name; RunError if the runtime fails on them."""
         ...
 
 
@@ -54,7 +55,12 @@ class FunctionSession:
         self._function = function
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return self._function(inputs)
+        try:
+            return self._function(inputs)
+        except MlctlError:
+            raise
+        except Exception as error:
+            raise RunError(str(error)) from error
 
 
 class OnnxSession:
@@ -67,10 +73,24 @@ class OnnxSession:
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         feed = {name: _to_runtime(name, array) for name, array in inputs.items()}
-        values = self._inner.run(None, feed)
+        try:
+            values = self._inner.run(None, feed)
+        except Exception as error:
+            raise RunError(str(error)) from error
         return {
             name: _from_runtime(value) for name, value in zip(self._outputs, values, strict=True)
         }
+
+    def binding(self) -> Any:
+        """A new binding of inputs and outputs to memory; for `run_bound`."""
+        return self._inner.io_binding()
+
+    def run_bound(self, binding: Any) -> None:
+        """Run what is bound, to its end; RunError if the runtime fails on it."""
+        try:
+            self._inner.run_with_iobinding(binding)
+        except Exception as error:
+            raise RunError(str(error)) from error
 
 
 def open_session(

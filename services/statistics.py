@@ -48,17 +48,21 @@ def model_config(host: ModelHost) -> dict[str, Any]:
     return config
 
 
-def model_statistics(host: ModelHost) -> dict[str, Any]:
+def model_statistics(*hosts: ModelHost) -> dict[str, Any]:
     """What this worker counted since it started, times in nanoseconds; UNAVAILABLE before that.
 
     Requests count in `inference_stats`, rows in `inference_count`, batches in the rest. The
     time of requests that failed is not measured: most are refused before there is any.
     """
+    return {"model_stats": [_statistics(host) for host in hosts]}
+
+
+def _statistics(host: ModelHost) -> dict[str, Any]:
     tally = host.tally
     if tally is None:
         raise _not_yet(host)
     batches = sorted(tally.batches.items())
-    statistics = {
+    return {
         "name": host.name,
         "version": _VERSION,
         "last_inference": round(tally.last * 1e3),
@@ -75,7 +79,6 @@ def model_statistics(host: ModelHost) -> dict[str, Any]:
             for rows, (count, seconds) in batches
         ],
     }
-    return {"model_stats": [statistics]}
 
 
 def _requests(tally: Tally) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.home import bento_home
@@ -70,17 +71,35 @@ def _read_latest(path: Path) -> str:
     return path.read_text().strip() if path.is_file() else ""
 
 
+def read_bento(path: Path) -> BentoInfo:
+    """The Bento in the folder `path`, wherever that is; its tag is the one that it says."""
+    document = _document(path)
+    return BentoInfo(f"{document.get('name')}:{document.get('version')}", path, _labels(path))
+
+
 def _labels(path: Path) -> Mapping[str, str]:
+    labels = _document(path).get("labels") or {}
+    if not isinstance(labels, dict):
+        raise _damaged(path)
+    return {str(key): str(value) for key, value in labels.items()}
+
+
+def _document(path: Path) -> dict[str, Any]:
     import yaml  # type: ignore[import-untyped]
 
     try:
         document = yaml.safe_load((path / "bento.yaml").read_text())
-        labels = document.get("labels") or {}
-        return {str(key): str(value) for key, value in labels.items()}
-    except (yaml.YAMLError, AttributeError) as error:
-        raise MlctlError(
-            ErrorCode.BENTO_NOT_FOUND, f"the Bento {path.parent.name}:{path.name} is damaged"
-        ) from error
+    except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
+        raise _damaged(path) from error
+    if not isinstance(document, dict):
+        raise _damaged(path)
+    return document
+
+
+def _damaged(path: Path) -> MlctlError:
+    return MlctlError(
+        ErrorCode.BENTO_NOT_FOUND, f"the Bento {path.parent.name}:{path.name} is damaged"
+    )
 
 
 def _not_found(tag: str, name: str) -> MlctlError:

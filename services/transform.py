@@ -26,6 +26,7 @@ from bundle.manifest import TRANSFORM_NAME
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle
 from services.forms import misfit
+from services.requirements import check_installed, of_bundle
 
 Arrays = Mapping[str, np.ndarray]
 Pieces = Generator[dict[str, np.ndarray], None, None]
@@ -39,10 +40,14 @@ class TransformError(Exception):
 
 
 def load_transform(bundle: VerifiedBundle) -> Transform | None:
-    """The transform of `bundle`, or None if it has none; UNSUPPORTED_MODEL if it does not load."""
+    """The transform of `bundle`, or None if it has none; UNSUPPORTED_MODEL if it does not load.
+
+    RUNTIME_MISSING names a package of its requirements that is not installed here.
+    """
     manifest = bundle.manifest
     if manifest.transform is None:
         return None
+    check_installed(of_bundle(bundle))
     try:
         module = load_module(bundle.path(TRANSFORM_NAME), f"mlctl_transform_{bundle.digest}")
         return Transform(module, manifest.signature, manifest.model_signature)

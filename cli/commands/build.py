@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from cli.output import Output, reporting
+from cli.shipping import push as push_to
 
 
 @click.command()
@@ -63,7 +64,7 @@ def build(
         output.note(f"Building a Bento from {uris} ...")
         wanted = None if flavour is None else Flavour(flavour)
         built = build_bento(packed, labels, force=force, flavour=wanted)
-    pushed = None if target is None else _push(target, built.tag, first.run_id)
+    pushed = None if target is None else push_to(target, built.tag, catalog, first)
     if output.as_json:
         output.document(
             {
@@ -85,5 +86,5 @@ def build(
         done = "is in the store already" if built.reused else "built"
         output.line(f"{built.tag} {done}: {uris}, digest {built.digest}")
         if pushed is not None:
-            output.line(f"Pushed to {pushed}")
+            output.line(f"Pushed to {pushed['reference']}")
         output.note(f"Serve it: mlctl serve {built.tag}    Deploy it: mlctl up NAME {built.tag}")

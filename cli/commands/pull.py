@@ -1,31 +1,61 @@
-"""`mlctl pull`: a verified bundle out of the registry."""
+"""`mlctl pull`: a verified bundle out of the registry, or a Bento that was pushed."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from bundle.errors import ErrorCode, MlctlError
 from cli.output import Output, reporting
+from cli.shipping import pull as take_in
+
+if TYPE_CHECKING:
+    from services.ship.push import Target
 
 
 @click.command()
-@click.argument("model")
+@click.argument("what", metavar="MODEL|BENTO")
 @click.option(
     "--out",
-    required=True,
     type=click.Path(file_okay=False, path_type=Path),
-    help="Directory to write; it must not exist yet, or be empty.",
+    help="Directory for the bundle of MODEL; it must not exist yet, or be empty.",
 )
 @reporting
-def pull(output: Output, model: str, out: Path) -> None:
-    """Fetch the bundle of an optimized MODEL and verify it.
+def pull(output: Output, what: str, out: Path | None) -> None:
+    """Fetch the bundle of an optimized MODEL, or a BENTO that was pushed, and verify it.
 
     MODEL is a name (its newest optimized version), NAME@ALIAS or NAME/VERSION of the
     source model, or NAME-optimized/VERSION. A bundle in ./model is what plain
     `bentoml serve` and `bentoml build` use at the root of the repository.
+
+    BENTO is folder:PATH, oci:PATH (#NAME:VERSION for one of several) or mlflow:MODEL
+    (#VERSION), as `mlctl build --push` tells it; it is put into the Bento store.
     """
+    from services.ship.push import parse_source
+
+    source = parse_source(what)
+    if source is not None:
+        _pull_bento(output, source, out)
+    elif out is None:
+        raise click.UsageError("Missing option '--out': the bundle's directory")
+    else:
+        _pull_bundle(output, what, out)
+
+
+def _pull_bento(output: Output, source: Target, out: Path | None) -> None:
+    if out is not None:
+        raise click.UsageError("--out is for a bundle: a Bento is put into the store")
+    bento = take_in(source)
+    digest = bento.labels["mlctl.digest"]
+    if output.as_json:
+        output.document({"tag": bento.tag, "digest": digest, "path": str(bento.path)})
+    else:
+        output.line(f"{bento.tag} is in the store, digest {digest}")
+
+
+def _pull_bundle(output: Output, model: str, out: Path) -> None:
     from registry.mlflow_catalog import MlflowCatalog
 
     target = out.absolute()

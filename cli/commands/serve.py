@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
 import click
 
 from bundle.home import bento_environment
+from cli.edge_options import FILE, edge_options, tell_exposure
 from cli.output import Output, reporting
 
-_FILE = click.Path(path_type=Path, resolve_path=True)
 _PORT = click.IntRange(1, 65535)
 
 
@@ -27,10 +26,8 @@ _PORT = click.IntRange(1, 65535)
     type=click.IntRange(1, 256),
     help="Processes that share the ports.  [default: MLCTL_WORKERS, or 1]",
 )
-@click.option("--token-file", type=_FILE, help="Answer only callers with a token of this file.")
-@click.option("--tls-cert", type=_FILE, help="Encrypt both ports: the certificate chain, PEM.")
-@click.option("--tls-key", type=_FILE, help="The certificate's key, PEM without a password.")
-@click.option("--tls-client-ca", type=_FILE, help="Answer only callers with a certificate of it.")
+@click.option("--token-file", type=FILE, help="Answer only callers with a token of this file.")
+@edge_options
 @click.option(
     "--admin-port", type=_PORT, help="Answer admin verbs on this loopback port.  [default: off]"
 )
@@ -43,6 +40,8 @@ def serve(
     port: int,
     grpc_port: int | None,
     workers: int | None,
+    *,
+    insecure: bool,
     **secure: object,
 ) -> None:
     """Serve BENTO in the foreground, without a deployment.
@@ -52,7 +51,6 @@ def serve(
     on stderr.
     """
     from rollout.local.launcher import require_free
-    from services.secure.settings import is_loopback
     from services.settings import load_settings
     from services.store import find_bento
 
@@ -63,8 +61,8 @@ def serve(
     os.environ.update(given)
     settings = load_settings()
     settings.check(workers or settings.workers)
-    if not is_loopback(host):
-        output.note(settings.exposure(host))
+    mutual, encrypted = settings.tls_client_ca is not None, settings.tls_cert is not None
+    tell_exposure(output, host, mutual=mutual, encrypted=encrypted, insecure=insecure)
     if output.as_json:
         output.document({"bento": found.tag, "host": host, "ports": ports})
     else:

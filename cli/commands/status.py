@@ -80,11 +80,12 @@ def _follow(output: Output, name: str) -> None:
 def _show(output: Output, status: Status) -> None:
     from cli.rollouts import event_line
     from cli.telling import show_links
+    from rollout.planes.edge import url_of
     from rollout.seen.links import links
 
     deployment, weights = status.deployment, status.weights
-    ports, cluster = deployment.ports, deployment.settings.kubernetes
-    where = cluster.where if cluster else f"http://{ports.host}:{ports.listen}"
+    cluster = deployment.settings.kubernetes
+    where = cluster.where if cluster else url_of(deployment.ports, deployment.settings)
     output.line(f"{deployment.name} on {where}")
     output.line(f"  serves   {deployment.live.bento} (digest {deployment.live.digest[:12]})")
     if weights is None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from cli.edge_options import edge, edge_options, tell_exposure
 from cli.kubernetes_options import kubernetes_options, kubernetes_settings
 from cli.output import Output, reporting
 from cli.scaling import bound_options, settings_of
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Where it runs; in a cluster what runs there is taken over: see docs/kubernetes.md.",
 )
+@edge_options
 @kubernetes_options
 @telling_options
 @click.option("--all", "everything", is_flag=True, help="Bring back what was up before a reboot.")
@@ -82,6 +84,7 @@ def up(
     if everything or name is None or bento is None:
         _show(output, *_brought_back(name, everything=everything))
     else:
+        insecure, guarded = edge(others, target)
         settings = _settings(
             target,
             others,
@@ -92,6 +95,10 @@ def up(
             idle_seconds=idle_seconds,
             proxy=proxy,
         )
+        settings = guarded(settings)
+        if target == "local":
+            encrypted, mutual = bool(settings.tls), len(settings.tls) == 3
+            tell_exposure(output, host, mutual=mutual, encrypted=encrypted, insecure=insecure)
         revision = find_revision(bento)
         output.note(f"Starting {name} with {revision.bento} ...")
         _show(output, deployments.up(name, revision, port, host=host, settings=settings))
@@ -131,28 +138,27 @@ def _settings(target: str, options: dict[str, Any], **local: Any) -> Settings:
 
 
 def _show(output: Output, *found: Deployment) -> None:
+    from rollout.planes.edge import url_of
+
     if output.as_json:
         documents = [_document(deployment) for deployment in found]
         output.document(documents[0] if len(documents) == 1 else {"deployments": documents})
         return
     for deployment in found:
-        live = deployment.live
-        if (cluster := deployment.settings.kubernetes) is not None:
+        live, settings = deployment.live, deployment.settings
+        if (cluster := settings.kubernetes) is not None:
             output.line(f"{deployment.name} serves {live.bento} through {cluster.where}")
             continue
-        url = _url(deployment)
+        url = url_of(deployment.ports, settings)
         output.line(f"{deployment.name} serves {live.bento} on {url} (HTTP and gRPC)")
         output.note(f"V2: POST {url}/v2/models/{live.name}/infer    typed: POST {url}/predict")
 
 
 def _document(deployment: Deployment) -> dict[str, Any]:
+    from rollout.planes.edge import url_of
+
     live, settings = deployment.live, deployment.settings
     served = {"name": deployment.name, "bento": live.bento, "digest": live.digest}
     if (cluster := settings.kubernetes) is not None:
         return {**served, "namespace": cluster.namespace, "route": cluster.route}
-    return {**served, "url": _url(deployment), "replicas": settings.replicas}
-
-
-def _url(deployment: Deployment) -> str:
-    host = deployment.ports.host
-    return f"http://{f'[{host}]' if ':' in host else host}:{deployment.ports.listen}"
+    return {**served, "url": url_of(deployment.ports, settings), "replicas": settings.replicas}

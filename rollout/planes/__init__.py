@@ -6,8 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bundle.latency import SERVED_EDGES_MS
+from bundle.tls import TlsFiles
 from rollout.judging.counts import LATENCY_EDGES_MS
 from rollout.model import Ports, Settings
+from rollout.planes.edge import tls_of
 from rollout.planes.envoy import EnvoyFiles
 from rollout.planes.haproxy import HaproxyFiles
 from rollout.ports import Proxy
@@ -32,8 +34,8 @@ def proxy_of(directory: Path, ports: Ports, settings: Settings, epoch: int | Non
         from rollout.kubernetes.gateway import Gateway
 
         return Gateway(directory, settings.kubernetes, epoch)
-    kinds: dict[str, Callable[[Path, Ports], Proxy]] = {
+    kinds: dict[str, Callable[[Path, Ports, TlsFiles | None], Proxy]] = {
         "envoy": EnvoyFiles,
         "haproxy": HaproxyFiles,
     }
-    return kinds[settings.proxy](directory, ports)
+    return kinds[settings.proxy](directory, ports, tls_of(settings))

@@ -16,12 +16,14 @@ import httpx
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import write_atomic
+from bundle.tls import TlsFiles
 from rollout.judging.counts import Reading
 from rollout.model import Colour, Endpoint, Ports
 from rollout.planes import envoy_config as config
 from rollout.planes.envoy_names import PROTOCOLS, Document, endpoints_file
 from rollout.planes.envoy_routes import ROUTES_FILE, parse_traffic, route_table
 from rollout.planes.envoy_stats import STATS_FILTER, parse_stats
+from rollout.planes.envoy_tls import SECRET_FILE, secret_table, transport_socket
 from rollout.ports import PlaneRejected, PlaneUnavailable, Traffic
 
 _ADMIN_TIMEOUT = 2.0
@@ -50,7 +52,9 @@ def envoy_command(bootstrap: Path) -> list[str]:
 class EnvoyFiles:
     """The configuration files of one deployment under `directory`."""
 
-    def __init__(self, directory: Path, ports: Ports) -> None:
+    def __init__(self, directory: Path, ports: Ports, tls: TlsFiles | None = None) -> None:
+        self._tls = tls
+        self._secret = directory / SECRET_FILE
         self._bootstrap = directory / "bootstrap.json"
         self._routes = directory / "routes"
         self._endpoints = directory / "endpoints"
@@ -65,7 +69,11 @@ class EnvoyFiles:
     def prepare(self, live: Colour) -> None:
         for directory in (self._routes, self._endpoints):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        document = config.bootstrap(self._ports, self._routes, self._endpoints)
+        security = None
+        if self._tls is not None:
+            _replace(self._secret, secret_table(self._tls))
+            security = transport_socket(self._tls, self._secret)
+        document = config.bootstrap(self._ports, self._routes, self._endpoints, security)
         _replace(self._bootstrap, document)
         for colour in Colour:
             for protocol in PROTOCOLS:

@@ -1,6 +1,6 @@
 """Envoy's configuration as plain documents; no I/O here.
 
-One listener takes HTTP/1.1, h2c and gRPC. Each colour has one cluster of its replicas per protocol,
+One listener takes HTTP/1.1, h2 and gRPC. Each colour has one cluster of its replicas per protocol,
 and in front of it an aggregate cluster that falls over to the other colour, because a weighted
 route never leaves a chosen cluster that is dead. Testers and copies have clusters of their own,
 so that nobody counts them among the users. Routes and endpoints are files that Envoy watches, so
@@ -29,10 +29,13 @@ INFER_SERVICE = "inference.GRPCInferenceService"
 INFER_METHODS = ("ModelInfer", "ModelStreamInfer")
 
 
-def bootstrap(ports: Ports, routes: Path, endpoints: Path) -> Document:
+def bootstrap(
+    ports: Ports, routes: Path, endpoints: Path, security: Document | None = None
+) -> Document:
     """The static part: admin on loopback, the listener, the clusters, histogram edges.
 
-    `routes` and `endpoints` are absolute directories, watched for renames into them.
+    `routes` and `endpoints` are absolute directories, watched for renames into them; `security`
+    is the listener's transport socket, None for plain HTTP.
     """
     return {
         "admin": {"address": _address("127.0.0.1", ports.admin)},
@@ -45,7 +48,7 @@ def bootstrap(ports: Ports, routes: Path, endpoints: Path) -> Document:
             ]
         },
         "static_resources": {
-            "listeners": [_listener(ports, routes)],
+            "listeners": [_listener(ports, routes, security)],
             "clusters": [
                 cluster
                 for protocol in PROTOCOLS
@@ -81,7 +84,7 @@ def _lb_endpoint(endpoint: Endpoint, protocol: str) -> Document:
     }
 
 
-def _listener(ports: Ports, routes: Path) -> Document:
+def _listener(ports: Ports, routes: Path, security: Document | None) -> Document:
     manager = {
         "@type": "type.googleapis.com/envoy.extensions.filters.network"
         ".http_connection_manager.v3.HttpConnectionManager",
@@ -109,7 +112,8 @@ def _listener(ports: Ports, routes: Path) -> Document:
                         "name": "envoy.filters.network.http_connection_manager",
                         "typed_config": manager,
                     }
-                ]
+                ],
+                **({} if security is None else {"transport_socket": security}),
             }
         ],
     }

@@ -14,6 +14,7 @@ from typing import Self
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import write_atomic
+from bundle.tls import TlsFiles
 from rollout.judging.counts import Reading
 from rollout.model import Colour, Endpoint, Ports
 from rollout.planes import haproxy_config as config
@@ -28,7 +29,8 @@ _LONGEST_SOCKET = 90
 class HaproxyFiles:
     """The configuration files of one deployment under `directory`."""
 
-    def __init__(self, directory: Path, ports: Ports) -> None:
+    def __init__(self, directory: Path, ports: Ports, tls: TlsFiles | None = None) -> None:
+        self._tls = tls
         self._directory = directory / "haproxy"
         self._configuration = self._directory / "haproxy.cfg"
         self._endpoints = self._directory / "endpoints.json"
@@ -59,8 +61,20 @@ class HaproxyFiles:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not self.traffic_map.exists():
             self.share(Traffic({live: 100, live.other: 0}))
-        text = config.configuration(self._ports, self.socket, self.traffic_map, self.slots())
+        bind = config.listening(self._ports)
+        if self._tls is not None:
+            bind += config.security(*self._copies(self._tls))
+        text = config.configuration(bind, self.socket, self.traffic_map, self.slots())
         write_atomic(self._configuration, text.encode(), mode=0o600)
+
+    def _copies(self, tls: TlsFiles) -> tuple[Path, Path | None]:
+        """The certificate and its key in one file, as HAProxy takes them, and the callers' CA."""
+        pair, callers = self._directory / "certificate.pem", self._directory / "callers.pem"
+        write_atomic(pair, tls.cert.read_bytes() + b"\n" + tls.key.read_bytes(), mode=0o600)
+        if tls.client_ca is None:
+            return pair, None
+        write_atomic(callers, tls.client_ca.read_bytes(), mode=0o600)
+        return pair, callers
 
     def reset(self) -> None:
         if self._directory.exists():

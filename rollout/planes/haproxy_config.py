@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rollout.model import MAX_REPLICAS, Colour, Endpoint, Ports
+from rollout.planes.edge import ALPN, CIPHER_NAMES
 from rollout.planes.marks import (
     CLIENT_COOKIE,
     CLIENT_HEADER,
@@ -76,11 +77,11 @@ def parse_entries(entries: Mapping[str, str]) -> Traffic | None:
     )
 
 
-def configuration(
-    ports: Ports, socket: Path, traffic_map: Path, slots: Mapping[Colour, Slots]
-) -> str:
-    """The whole file. `socket` is where it is steered, `traffic_map` the file of the map."""
-    sections = [_head(socket), _frontend(ports, traffic_map)]
+def configuration(bind: str, socket: Path, traffic_map: Path, slots: Mapping[Colour, Slots]) -> str:
+    """The whole file. `bind` is where and how it listens, `socket` where it is steered,
+    `traffic_map` the file of the map.
+    """
+    sections = [_head(socket), _frontend(bind, traffic_map)]
     for protocol in PROTOCOLS:
         for colour in Colour:
             own = _servers(colour, protocol, slots[colour])
@@ -135,7 +136,7 @@ defaults
 """
 
 
-def _frontend(ports: Ports, traffic_map: Path) -> str:
+def _frontend(bind: str, traffic_map: Path) -> str:
     asked = f'map_str_int("{traffic_map}",0)'
     testers = "\n".join(
         f"    use_backend {colour}-tester-%[var(txn.protocol)] if marked {{ {_tested(number)} }}"
@@ -143,7 +144,7 @@ def _frontend(ports: Ports, traffic_map: Path) -> str:
     )
     return f"""\
 frontend ingress
-    bind {_bind(ports)}
+    bind {bind}
     log ring@{RING} format raw local0
     log-format "{LOG_FORMAT}"
     acl is_grpc req.hdr(content-type) -m beg application/grpc
@@ -184,10 +185,18 @@ def _tested(number: int) -> str:
     return f"var(txn.testers) -m int {number}"
 
 
-def _bind(ports: Ports) -> str:
+def listening(ports: Ports) -> str:
+    """Where callers are taken."""
     # An address with colons and no brackets would be read as one with a port.
     host = f"ipv6@[{ports.host}]" if ":" in ports.host else ports.host
     return f"{host}:{ports.listen}"
+
+
+def security(pair: Path, callers: Path | None) -> str:
+    """What makes them callers over TLS: the file of the certificate and its key, and their CA."""
+    mutual = "" if callers is None else f' ca-file "{callers}" verify required'
+    ciphers, alpn = ":".join(CIPHER_NAMES), ",".join(ALPN)
+    return f' ssl crt "{pair}" ssl-min-ver TLSv1.2 ciphers {ciphers} alpn {alpn}{mutual}'
 
 
 def _backend(name: str, protocol: str, servers: list[str]) -> str:

@@ -10,6 +10,7 @@ from rollout import machine
 from rollout.judging.counts import Totals
 from rollout.machine import WATCHED, Phase
 from rollout.model import Colour, Outcome
+from rollout.planes.edge import url_of
 from rollout.seen.edges import quantile_edge, sparse
 from rollout.state.records import Deployment, Event, Rollout
 
@@ -131,8 +132,7 @@ def screen(seen: Snapshot) -> ScreenState:
 def _address(deployment: Deployment) -> str:
     if deployment.settings.kubernetes is not None:
         return deployment.settings.kubernetes.where
-    host, port = deployment.ports.host, deployment.ports.listen
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    return url_of(deployment.ports, deployment.settings)
 
 
 def _colour(seen: Snapshot, colour: Colour) -> ColourView:

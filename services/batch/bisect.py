@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from bundle.errors import ErrorCode, MlctlError
+from services.faults import ModelError
 
 Arrays = Mapping[str, np.ndarray]
-# These are of rows; every other error is of the machine, and ends the job.
-_OF_ROWS = frozenset({ErrorCode.INVALID_INPUT, ErrorCode.INTERNAL})
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ def score_rows(
             parts.append(run({name: array[first:last] for name, array in inputs.items()}))
             good.append(np.arange(first, last))
         except MlctlError as error:
-            if error.code not in _OF_ROWS:
+            if not _is_of_rows(error):
                 raise
             if last - first > 1:
                 middle = (first + last) // 2
@@ -64,6 +63,11 @@ def score_rows(
         return Scored(parts[0], good[0], reasons)
     outputs = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     return Scored(outputs, np.concatenate(good), reasons)
+
+
+def _is_of_rows(error: MlctlError) -> bool:
+    """Whether other rows may do; every other error is of the machine or ours, and ends the job."""
+    return error.code is ErrorCode.INVALID_INPUT or isinstance(error, ModelError)
 
 
 def _told(error: MlctlError) -> str:

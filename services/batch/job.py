@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
+from services.batch.answers import result_schema
 from services.batch.base import (
     Chunk,
     Job,
@@ -26,8 +27,8 @@ from services.batch.engine import Event, Executor, ReadingExecutor, Run
 from services.batch.feeds import find_feeds, parse_map
 from services.batch.filters import Filter
 from services.batch.limits import ErrorLimit
-from services.batch.model import check_batched, open_scorer
-from services.batch.scoring import Recipe, UnitScorer, result_schema
+from services.batch.model import check_batched, open_scorer, open_staging
+from services.batch.scoring import Recipe, UnitScorer
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -87,7 +88,8 @@ class Scoring:
     def open(self) -> UnitScorer:
         """The scorer of units, with the model loaded."""
         scorer = open_scorer(self.bundle, self.batch_rows)
-        return UnitScorer(scorer, self.recipe, self.schema, self.most_bad)
+        staging = open_staging(scorer)
+        return UnitScorer(scorer, self.recipe, self.schema, self.most_bad, staging=staging)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,13 +206,21 @@ def start(sink: Sink, progress: Progress, total: int | None, control: Control) -
 
 def local_executor(threads: int | None) -> MakeExecutor:
     """Threads on one session: as many as cores, but one where the model takes no more."""
-    from services.batch.executors.local import LocalExecutor
 
     def make(scoring: Scoring) -> Executor[Chunk]:
-        scorer = scoring.open()
-        return LocalExecutor(scorer.score, usual_threads(scorer, threads))
+        return executor_of(scoring.open(), threads)
 
     return make
+
+
+def executor_of(scorer: UnitScorer, threads: int | None) -> Executor[Chunk]:
+    """Whole units in each thread, or a thread for each step where only one may have the model."""
+    from services.batch.executors.local import LocalExecutor
+    from services.batch.executors.pipeline import PipelineExecutor
+
+    if scorer.scorer.shared:
+        return LocalExecutor(scorer.score, usual_threads(scorer, threads))
+    return PipelineExecutor((scorer.prepare, scorer.run, scorer.finish))
 
 
 def usual_threads(scorer: UnitScorer, wanted: int | None) -> int:

@@ -14,6 +14,7 @@ from services.layout import is_bundle, labelled_digest, model_folder
 
 if TYPE_CHECKING:
     from services.scorer import Scorer
+    from services.staging import Staging
 
 # A unit's inputs; what is larger than usual, such as pictures, comes in fewer rows.
 _UNIT_BYTES = 32 << 20
@@ -81,6 +82,20 @@ def open_scorer(bundle: VerifiedBundle, batch_rows: int | None = None) -> Scorer
     scorer = Scorer.open(bundle, load_settings())
     scorer.max_rows = batch_rows or _call_rows(bundle)
     return scorer
+
+
+def open_staging(scorer: Scorer) -> Staging | None:
+    """Copies ahead of the model's calls, if it runs on a GPU by way of ONNX Runtime's CUDA."""
+    session = scorer.bindable
+    if session is None:
+        return None
+    from services.staging import Staging, can_stage
+    from services.tensorrt.cuda import Driver, Gpu
+
+    if not can_stage(scorer.signature):
+        return None
+    driver = Driver()
+    return Staging(session, scorer.signature, scorer.max_rows, Gpu(driver), Gpu(driver))
 
 
 def _call_rows(bundle: VerifiedBundle) -> int:

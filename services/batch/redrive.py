@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
+from services.batch.answers import result_schema
 from services.batch.base import Chunk, Quarantined, QuarantineSink, Sink, Unit, UnitResult
 from services.batch.engine import Executor
 from services.batch.job import (
@@ -24,7 +25,6 @@ from services.batch.job import (
     start,
 )
 from services.batch.limits import ErrorLimit
-from services.batch.scoring import result_schema
 from services.batch.values import rows_from_json
 
 if TYPE_CHECKING:

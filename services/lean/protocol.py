@@ -1,6 +1,6 @@
 """The short way of an infer request: from uvicorn's parser to the batcher and back.
 
-`LeanProtocol` answers a POST to exactly the model's infer path that comes while no other
+`LeanProtocol` answers a POST to exactly a model's infer path that comes while no other
 request of its connection is open. Everything else (other paths and spellings, pipelined
 requests, Expect, upgrades) goes the way of uvicorn's own protocol to the ASGI application,
 which asks the same `Inference`.
@@ -9,8 +9,8 @@ which asks the same `Inference`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 from bundle.errors import MlctlError
 from services.batcher import deadline_exceeded
@@ -164,11 +164,25 @@ class LeanCycle:
         self._protocol.send(response, close=not self.keep_alive)
 
 
-class LeanProtocol(GuardedProtocol):
-    """One connection; see `lean_protocol`."""
+class Route(NamedTuple):
+    """What answers the requests to one model."""
 
-    inference: ClassVar[Inference]
-    targets: ClassVar[frozenset[bytes]]
+    inference: Inference
+    desk: RepeatDesk
+    memory: Memory
+
+
+class LeanProtocol(GuardedProtocol):
+    """One connection; see `lean_protocol`.
+
+    `inference`, `desk` and `memory` are those of the model that was asked last, of the first
+    one before that.
+    """
+
+    routes: ClassVar[Mapping[bytes, Route]]
+    inference: Inference
+    desk: RepeatDesk
+    memory: Memory
     cycle: Any
     # The last one here: `cycle` is a pipelined one's while this may be open still.
     _lean: LeanCycle | RepeatCycle | None = None
@@ -177,8 +191,6 @@ class LeanProtocol(GuardedProtocol):
     _lessons = 0
     # When it was answered, on the loop's clock.
     _rested = 0.0
-    desk: ClassVar[RepeatDesk]
-    memory: ClassVar[Memory]
     default_headers: ClassVar[DefaultHeaders]
 
     def on_message_begin(self) -> None:
@@ -197,6 +209,10 @@ class LeanProtocol(GuardedProtocol):
             super().on_headers_complete()
             return
         self._end_head()
+        route = self.routes[self.url]
+        if route.inference is not self.inference:
+            self.inference, self.desk, self.memory = route
+            self._known = None
         parser = self.parser
         lasting = parser.get_http_version() != "1.0" and parser.should_keep_alive()
         keep_alive = lasting and not self._leaving
@@ -318,7 +334,7 @@ class LeanProtocol(GuardedProtocol):
 
     def _is_lean(self) -> bool:
         return (
-            self.url in self.targets
+            self.url in self.routes
             and not self.answering
             and not self.expect_100_continue
             and not self.flow.write_paused
@@ -329,13 +345,12 @@ class LeanProtocol(GuardedProtocol):
         )
 
 
-def lean_protocol(inference: Inference) -> type[LeanProtocol]:
-    """The protocol class for the connections to one model's server."""
+def lean_protocol(*inferences: Inference) -> type[LeanProtocol]:
+    """The protocol class for the connections to the server of one model, or of several."""
+    routes = [Route(each, RepeatDesk(each), Memory(each)) for each in inferences]
     attributes = {
-        "inference": inference,
-        "targets": inference.targets,
+        **routes[0]._asdict(),
+        "routes": {url: route for route in routes for url in route.inference.targets},
         "default_headers": DefaultHeaders(),
-        "desk": RepeatDesk(inference),
-        "memory": Memory(inference),
     }
     return type("ModelProtocol", (LeanProtocol,), attributes)

@@ -15,7 +15,8 @@ from typing import Any, cast
 from bundle.errors import MlctlError
 from services.lean_grpc.call import Call
 from services.lean_grpc.core import Core
-from services.lean_grpc.desk import InferCall, InferDesk
+from services.lean_grpc.desk import InferCall
+from services.lean_grpc.desks import Taker
 from services.lean_grpc.events import Asked, Left, Noise, Opened, Parted, Ponged, Sent, Whole
 from services.lean_grpc.frames import MAX_STREAM, BrokenError, Reason
 from services.lean_grpc.guard import Bucket
@@ -67,7 +68,7 @@ class Connection(asyncio.Protocol):
         connections: set[Connection],
         most: int,
         times: Times,
-        desk: InferDesk | None = None,
+        desk: Taker | None = None,
     ) -> None:
         self._open_call = open_call
         self._connections = connections

@@ -146,6 +146,10 @@ class InferDesk:
         """See `Memory.learn`."""
         self._memory.learn(message, parsed, request)
 
+    def find(self, data: bytes) -> Known | None:
+        """See `Memory.find`."""
+        return self._memory.find(data)
+
     def take(self, link: Link, event: Whole) -> InferCall | None:
         """The call if it is known and would be let in; None if it has to go the long way."""
         stream, head, data = event

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import grpc
 
 from bundle.errors import MlctlError
-from services.host import ModelHost
+from services.hosts import Serving
 from services.lean_grpc.call import Call, stopping
 from services.lean_grpc.connection import Connection, Times
-from services.lean_grpc.desk import InferDesk
+from services.lean_grpc.desks import Taker
 from services.lean_grpc.head import Head
 from services.lean_grpc.messages import CODINGS
 from services.observe.grpc_calls import GrpcCalls
@@ -39,9 +39,9 @@ class LeanServer(grpc.aio.Server):
     Callers without a token are refused where one is asked for, before a message is read.
     """
 
-    def __init__(self, host: ModelHost, times: Times | None = None) -> None:
+    def __init__(self, host: Serving, times: Times | None = None) -> None:
         self._host = host
-        self._calls = GrpcCalls(host)
+        self._calls = GrpcCalls(host.hosts[0])
         self._times = times or Times()
         self._generic: list[Any] = []
         self._found: dict[str, Any] = {}
@@ -49,9 +49,9 @@ class LeanServer(grpc.aio.Server):
         self._servers: list[asyncio.Server] = []
         self._connections: set[Connection] = set()
         self._stopped = asyncio.Event()
-        self._desk: InferDesk | None = None
+        self._desk: Taker | None = None
 
-    def add_desk(self, desk: InferDesk) -> None:
+    def add_desk(self, desk: Taker) -> None:
         """Let it answer the calls that it knows."""
         self._desk = desk
 

@@ -48,32 +48,37 @@ def take(host: ModelHost, scope: Mapping[str, Any]) -> Seen | None:
 
 
 class PredictCalls:
-    """ASGI middleware around BentoML's application, which refuses some calls by itself."""
+    """ASGI middleware around BentoML's application, which refuses some calls by itself.
 
-    def __init__(self, app: App, host: ModelHost) -> None:
+    `routes` has the model that is asked at each path.
+    """
+
+    def __init__(self, app: App, routes: Mapping[str, ModelHost]) -> None:
         self._app = app
-        self._host = host
+        self._routes = routes
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] != "/predict":
+        host = self._routes.get(scope["path"]) if scope["type"] == "http" else None
+        if host is None:
             await self._app(scope, receive, send)
             return
-        call = scope[_CALL] = begin(self._host, scope)
+        call = scope[_CALL] = begin(host, scope)
 
         async def forward(message: Message) -> None:
             if message["type"] == "http.response.start" and not call.asked:
-                self._ended(call, message["status"])
+                _ended(host, call, message["status"])
             await send(message)
 
         await self._app(scope, receive, forward)
 
-    def _ended(self, call: Call, status: int) -> None:
-        if status < 400:
-            return  # what is no call of the model, such as OPTIONS
-        error = MlctlError(_code(status), "the call was refused")
-        self._host.count(PREDICT, error)
-        if call.seen is not None and self._host.observer is not None:
-            self._host.observer.ended(call.seen, error, status)
+
+def _ended(host: ModelHost, call: Call, status: int) -> None:
+    if status < 400:
+        return  # what is no call of the model, such as OPTIONS
+    error = MlctlError(_code(status), "the call was refused")
+    host.count(PREDICT, error)
+    if call.seen is not None and host.observer is not None:
+        host.observer.ended(call.seen, error, status)
 
 
 def _code(status: int) -> ErrorCode:

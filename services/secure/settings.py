@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings
 
 from bundle.errors import ErrorCode, MlctlError
+from services.secure.exposure import is_loopback
 from services.secure.tls import Tls, tls_of
 from services.secure.tokens import Access
 
@@ -43,17 +43,6 @@ class SecureSettings(BaseSettings):
         """Who may call the admin listener; raises as `access` does."""
         return Access(file=self.admin_token_file, name="MLCTL_ADMIN_TOKEN")
 
-    def exposure(self, host: str) -> str:
-        """What to know of listening on `host`, where other machines reach it."""
-        if not self.access().required and self.tls_client_ca is None:
-            return (
-                f"Warning: {host} is reachable from other machines, without authentication. "
-                "--token-file asks callers for a token."
-            )
-        if self.tls_cert is None:
-            return f"Warning: tokens for {host} travel in the clear. --tls-cert encrypts them."
-        return f"{host} is reachable from other machines."
-
     def check(self, workers: int) -> None:
         """Raise INVALID_INPUT for what would keep a server of so many workers from starting."""
         self.access()
@@ -78,13 +67,3 @@ class SecureSettings(BaseSettings):
     def tls(self) -> Tls | None:
         """The checked files of TLS, None without; INVALID_INPUT names the one at fault."""
         return tls_of(self.tls_cert, self.tls_key, self.tls_client_ca)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens on `host`; a name may mean any address."""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -25,7 +25,7 @@ from services.stream.base import (
 )
 from services.stream.buffer import Buffer
 from services.stream.events import Batch, Event, Phase, Totals
-from services.stream.flight import Flight, ModelThread, too_many
+from services.stream.flight import Flight, ModelThread
 from services.stream.scoring import PASSING, MessageScorer
 from services.stream.stamps import Stamp
 from services.stream.window import DeadRate, Goals, Window
@@ -127,8 +127,10 @@ class Pump:
         flight = self._flight
         if flight is not None and flight.touches(partitions):
             flight.done.wait(self.settings.revoke_s)
-            if flight.done.is_set() and flight.error is None:
+            # What crosses the limit is left to the next owner, who will say so.
+            if flight.done.is_set() and flight.error is None and not self._crosses(flight):
                 self._flight = None
+                self._rate.observe(len(flight.messages), flight.faults)
                 self._commit(flight)
         self._leave(partitions, "given up")
 
@@ -206,12 +208,12 @@ class Pump:
 
     def _judge(self, flight: Flight) -> None:
         """Refuse a batch that has too many dead letters, before anything of it is committed."""
-        assert flight.found is not None
-        faults = flight.found.faults
-        if len(faults) > flight.most:
-            reasons = [fault.sentence for _, fault in sorted(faults.items())]
-            raise too_many(len(faults), len(flight.messages), reasons)
-        self._rate.observe(len(flight.messages), len(faults))
+        if self._crosses(flight):
+            raise flight.too_many()
+        self._rate.observe(len(flight.messages), flight.faults)
+
+    def _crosses(self, flight: Flight) -> bool:
+        return flight.faults > self._rate.room(len(flight.messages))
 
     def _commit(self, flight: Flight) -> None:
         if flight.dropped:
@@ -222,8 +224,7 @@ class Pump:
         try:
             self._patiently(lambda: self.link.commit(flight.commit()))
         except RefusedAnswersError as error:
-            flight.refuse(error.refused, self.stamp)
-            self._commit(flight)
+            self._refuse(flight, error.refused)
             return
         except LostPartitionsError:
             self._forget_all()
@@ -248,6 +249,15 @@ class Pump:
         )
         self._refresh_lag()
         self._tell(Phase.COMMITTED, batch=batch)
+
+    def _refuse(self, flight: Flight, refused: Mapping[int, str]) -> None:
+        """Commit it with dead letters in place of these answers, unless they are too many."""
+        crosses = len(refused) > self._rate.room(0)
+        flight.refuse(refused, self.stamp)
+        if crosses:
+            raise flight.too_many()
+        self._rate.observe(0, len(refused))
+        self._commit(flight)
 
     def _forget_all(self) -> None:
         """Some of it is another's; the link gives again what is ours."""

@@ -43,6 +43,18 @@ class Flight:
         wanted = set(partitions)
         return any(message.partition in wanted for message in self.messages)
 
+    @property
+    def faults(self) -> int:
+        """How many of its messages are dead letters."""
+        assert self.found is not None
+        return len(self.found.faults)
+
+    def too_many(self) -> MlctlError:
+        """Those are too many."""
+        assert self.found is not None
+        reasons = [fault.sentence for _, fault in sorted(self.found.faults.items())]
+        return too_many(len(reasons), len(self.messages), reasons)
+
     def commit(self) -> Commit:
         """What is to be made durable; nothing of partitions that were dropped."""
         return Commit(self.messages, self.answers, self.dead)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from bundle.errors import ErrorCode, MlctlError
@@ -25,6 +27,8 @@ _SENTENCES = {
     Guarantee.AT_LEAST_ONCE: "no message is lost; after a kill some are answered again, with the "
     "same mlctl-source header",
 }
+# So many more objects than before, and the newest are looked at: several batches of messages.
+_YOUNG = 200_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,23 @@ def _payload(wanted: Wanted, signature: Signature) -> Payload:
     return PrecomputedPayload(wanted.payload, signature, answers.options.get("key"))
 
 
+@contextmanager
+def seldom_collected() -> Iterator[None]:
+    """Keep the garbage collector from looking through all messages over and over.
+
+    They are many and have no cycles. What is there now is not looked at until the end.
+    """
+    before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_YOUNG, 50, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
 def run_stream(
     bundle: VerifiedBundle,
     wanted: Wanted,
@@ -81,6 +102,6 @@ def run_stream(
     link = connect(wanted.link)
     scorer = MessageScorer(open_scorer(bundle), payload)
     stamp = Stamp(wanted.link.source, bundle.manifest.name, bundle.digest)
-    with link:
+    with link, seldom_collected():
         begin(link)
         return Pump(link, scorer, stamp, wanted.settings, watch, stop).run()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Mapping, Sequence
-from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -21,6 +21,7 @@ LIBRARY = "libcuda.so.1"
 
 _COMPUTE_CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
+_PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE
 _NAME_BYTES = 256
 
 _PROTOTYPES: Mapping[str, Sequence[Any]] = MappingProxyType(
@@ -37,6 +38,8 @@ _PROTOTYPES: Mapping[str, Sequence[Any]] = MappingProxyType(
         "cuStreamDestroy_v2": (c_void_p,),
         "cuMemAlloc_v2": (POINTER(c_uint64), c_size_t),
         "cuMemFree_v2": (c_uint64,),
+        "cuMemHostAlloc": (POINTER(c_void_p), c_size_t, c_uint),
+        "cuMemFreeHost": (c_void_p,),
         "cuMemcpyHtoDAsync_v2": (c_uint64, c_void_p, c_size_t, c_void_p),
         "cuMemcpyDtoHAsync_v2": (c_void_p, c_uint64, c_size_t, c_void_p),
     }
@@ -111,8 +114,25 @@ class Gpu:
         address = c_uint64()
         self._driver.call("cuMemAlloc_v2", byref(address), max(size, 1))
         buffer = Buffer(int(address.value), size)
-        weakref.finalize(buffer, self._driver.call, "cuMemFree_v2", address).atexit = False
+        weakref.finalize(buffer, self._release, "cuMemFree_v2", address).atexit = False
         return buffer
+
+    def pin(self, size: int) -> np.ndarray:
+        """`size` bytes of the host's memory that stay where they are, freed with their last view.
+
+        Only such memory is copied while the device computes: of other memory the driver makes a
+        copy first.
+        """
+        address = c_void_p()
+        self._driver.call("cuMemHostAlloc", byref(address), max(size, 1), _PORTABLE)
+        memory = (c_ubyte * size).from_address(int(address.value or 0))
+        weakref.finalize(memory, self._release, "cuMemFreeHost", address).atexit = False
+        return np.frombuffer(memory, np.uint8)
+
+    def _release(self, name: str, address: Any) -> None:
+        """Free memory, in whichever thread its last user was."""
+        self.attach()
+        self._driver.call(name, address)
 
     def upload(self, array: np.ndarray, buffer: Buffer) -> None:
         """Queue a copy of a contiguous array, which must stay as it is until `synchronize`."""

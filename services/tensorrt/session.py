@@ -12,6 +12,7 @@ import numpy as np
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import Batching
 from bundle.tensors import DYNAMIC
+from services.faults import RunError
 from services.graph import read_graph
 from services.tensorrt.build import build_engine
 from services.tensorrt.builder import make_logger
@@ -116,7 +117,7 @@ class EngineSession:
         for name, array in feeds.items():
             self._gpu.upload(array, self._buffers[name])
         if not self._context.execute_async_v3(self._gpu.stream):
-            raise RuntimeError("TensorRT did not run the engine")
+            raise RunError("TensorRT did not run the engine")
         for name, array in outputs.items():
             self._gpu.download(self._buffers[name], array)
         self._gpu.synchronize()

@@ -1,4 +1,4 @@
-"""`mlctl serve` up to where it becomes the server."""
+"""`mlctl serve` up to where it becomes the server, and what `mlctl up` refuses like it."""
 
 from __future__ import annotations
 
@@ -51,3 +51,27 @@ def test_settings_of_the_environment_are_checked_as_well(
     done = mlctl.run("serve", "tiny")
     assert done.returncode == 2
     assert "MLCTL_TLS_CERT" in done.stderr
+
+
+@pytest.mark.parametrize("command", [("serve", "tiny"), ("up", "shop", "tiny")], ids=lambda c: c[0])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--host", "0.0.0.0"), "callers are not asked who they are"),
+        (("--tls-cert", "none.pem"), "both a certificate and its key"),
+    ],
+)
+def test_an_open_door_is_refused(
+    mlctl: Mlctl, command: tuple[str, ...], options: tuple[str, ...], said: str
+) -> None:
+    done = mlctl.run(*command, *options)
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr.replace("\n", " ")
+    assert done.stdout == ""
+
+
+def test_a_cluster_takes_no_certificate_of_ours(mlctl: Mlctl) -> None:
+    named = ("--target", "kubernetes", "--tls-cert", "c.pem", "--tls-key", "k.pem")
+    done = mlctl.run("up", "shop", "tiny", *named)
+    assert done.returncode == 2
+    assert "the Gateway has the certificate" in done.stderr.replace("\n", " ")

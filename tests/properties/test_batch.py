@@ -16,6 +16,7 @@ from services.batch.base import SourceRequest
 from services.batch.bisect import Arrays, TooManyError, score_rows
 from services.batch.sources.parquet import ParquetSource
 from services.batch.values import row_as_json, rows_from_json
+from services.faults import ModelError
 
 
 @given(rows=st.integers(1, 300), data=st.data())
@@ -27,7 +28,7 @@ def test_bisecting_finds_exactly_the_rows_at_fault(rows: int, data: st.DataObjec
         nonlocal calls
         calls += 1
         if bad & set(inputs["x"].tolist()):
-            raise MlctlError(ErrorCode.INTERNAL, "poison")
+            raise ModelError("poison")
         return {"y": inputs["x"] * 2}
 
     scored = score_rows(run, {"x": np.arange(rows)})

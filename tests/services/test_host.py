@@ -15,7 +15,7 @@ from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle, seal
 from services.batcher import Limits, Priority
 from services.golden import load_golden, save_golden
-from services.host import ModelHost, Phase, require_model
+from services.host import ModelHost, Phase
 from services.scorer import Scorer
 from services.settings import Settings
 from tests.support.bundles import expected, make_bundle
@@ -87,11 +87,10 @@ def test_a_caller_can_only_shorten_the_deadline(bundle: VerifiedBundle) -> None:
 
 def test_other_models_and_versions_are_not_here(bundle: VerifiedBundle) -> None:
     host = host_of(bundle)
-    require_model(host, "tiny")
-    require_model(host, "tiny", bundle.digest)
+    assert host.find("tiny") is host.find("tiny", bundle.digest) is host
     for name, version in (("other", ""), ("tiny", "1")):
         with pytest.raises(MlctlError) as caught:
-            require_model(host, name, version)
+            host.find(name, version)
         assert caught.value.code is ErrorCode.MODEL_NOT_FOUND
 
 

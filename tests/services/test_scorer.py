@@ -6,6 +6,7 @@ import pytest
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import Manifest
 from bundle.verify import VerifiedBundle
+from services.faults import ModelError
 from services.padding import RowPaddedSession
 from services.scorer import Scorer
 from services.session import FunctionSession
@@ -94,7 +95,24 @@ def test_the_runtimes_words_stay_inside() -> None:
     with pytest.raises(MlctlError) as caught:
         two_inputs(secret).run(good(1))
     assert "srv" not in caught.value.message
-    assert caught.value.__cause__ is secret
+    assert isinstance(caught.value, ModelError)
+    assert caught.value.__cause__ is not None
+    assert caught.value.__cause__.__cause__ is secret
+
+
+def test_a_defect_of_ours_is_not_the_models() -> None:
+    class Broken:
+        provider = "memory"
+
+        def run(self, _inputs: object) -> dict[str, np.ndarray]:
+            raise NameError("a name of ours")
+
+    scorer = two_inputs({})
+    scorer._session = Broken()
+    with pytest.raises(MlctlError, match="could not be asked") as caught:
+        scorer.run(good(1))
+    assert caught.value.code is ErrorCode.INTERNAL
+    assert not isinstance(caught.value, ModelError)
 
 
 def test_bf16_is_refused_at_load(bundle: VerifiedBundle) -> None:

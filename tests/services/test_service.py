@@ -22,7 +22,8 @@ from rollout.local.launcher import free_ports
 from services.host import ModelHost
 from services.lean.protocol import LeanProtocol
 from services.scorer import Scorer
-from services.service_bundle import digest_file, find_bundle
+from services.layout import digest_file
+from services.service_bundle import find_bundles
 from services.settings import Settings
 from services.v2_messages import SERVICE, methods
 
@@ -41,26 +42,28 @@ def seam(store_home: Path) -> Any:
 
 
 def test_the_variable_wins_over_the_folder_beside(bundle: VerifiedBundle, tmp_path: Path) -> None:
-    assert find_bundle(Settings(bundle=bundle.root), tmp_path).digest == bundle.digest
-    assert find_bundle(Settings(bundle=None), bundle.root).digest == bundle.digest
+    assert find_bundles(Settings(bundle=bundle.root), tmp_path).digest == bundle.digest
+    bundle.root.rename(tmp_path / "model")
+    assert find_bundles(Settings(bundle=None), tmp_path).digest == bundle.digest
 
 
 @pytest.mark.parametrize("written", [b"0" * 64, b"", b"\xff\xfe"])
 def test_the_bundle_beside_must_be_the_one_of_its_digest_file(
-    bundle: VerifiedBundle, written: bytes
+    bundle: VerifiedBundle, tmp_path: Path, written: bytes
 ) -> None:
-    digest_file(bundle.root).write_text(bundle.digest + "\n")
-    assert find_bundle(Settings(bundle=None), bundle.root).digest == bundle.digest
-    digest_file(bundle.root).write_bytes(written)
+    model = bundle.root.rename(tmp_path / "model")
+    digest_file(model).write_text(bundle.digest + "\n")
+    assert find_bundles(Settings(bundle=None), tmp_path).digest == bundle.digest
+    digest_file(model).write_bytes(written)
     with pytest.raises(MlctlError) as caught:
-        find_bundle(Settings(bundle=None), bundle.root)
+        find_bundles(Settings(bundle=None), tmp_path)
     assert caught.value.code is ErrorCode.DIGEST_MISMATCH
-    assert find_bundle(Settings(bundle=bundle.root), bundle.root).digest == bundle.digest
+    assert find_bundles(Settings(bundle=model), tmp_path).digest == bundle.digest
 
 
 def test_no_bundle_says_how_to_get_one(tmp_path: Path) -> None:
     with pytest.raises(MlctlError) as caught:
-        find_bundle(Settings(bundle=None), tmp_path / "model")
+        find_bundles(Settings(bundle=None), tmp_path)
     assert caught.value.code is ErrorCode.MANIFEST_INVALID
     assert "mlctl pull NAME --out model" in caught.value.hint
     assert "MLCTL_BUNDLE" in caught.value.hint

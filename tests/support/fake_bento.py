@@ -71,11 +71,13 @@ class Behaviour:
         return _PATIENCE if self.delay < _PATIENCE else 0
 
     def tell(self, headers: Iterable[tuple[bytes | str, bytes | str]]) -> None:
-        """Print the id of a request, and whether it is a copy, if told to trace."""
+        """Print a request's id, whether it is a copy, and what it shows, if told to trace."""
         found = {_text(name): _text(value) for name, value in headers}
         if self.trace and "x-request-id" in found:
             kind = "copy" if "x-mlctl-copy" in found else "request"
             print(kind, found["x-request-id"], flush=True)
+        if self.trace and "authorization" in found:
+            print("authorization", found["authorization"], flush=True)
 
     def _is_faulty(self) -> bool:
         return self.fault != "" and Path(self.fault).exists()

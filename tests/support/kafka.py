@@ -15,7 +15,7 @@ import confluent_kafka
 
 _MESSAGE_SIZE = 512
 # How long a mock group waits for further members at first, and for members to come again.
-_REBALANCE_MS = 100
+_REBALANCE_MS = 30
 
 
 class Refusal(IntEnum):
@@ -63,9 +63,13 @@ class MockKafka:
         )
         found = self._library.rd_kafka_mock_cluster_bootstraps(self._cluster)
         self.address = found.decode()
+        self._asking = confluent_kafka.Producer({"bootstrap.servers": self.address})
 
-    def create(self, topic: str, partitions: int = 1) -> None:
-        """Make a topic."""
+    def create(self, topic: str, partitions: int | None = None) -> None:
+        """Make a topic; without a number by asking for it, which is much faster: it has four."""
+        if partitions is None:
+            assert self._asking.list_topics(topic, timeout=20).topics[topic].error is None
+            return
         self._check(
             self._library.rd_kafka_mock_topic_create(
                 self._cluster, topic.encode(), ctypes.c_int(partitions), ctypes.c_int(1)

@@ -124,11 +124,11 @@ class Stage:
 
 
 @contextlib.contextmanager
-def stage(driver: str, directory: Path) -> Iterator[Stage]:
-    """A running proxy with one replica of each colour; everything is ended afterwards."""
+def stage(driver: str, directory: Path, tls: tuple[str, ...] = ()) -> Iterator[Stage]:
+    """A running proxy without a replica yet; everything is ended afterwards."""
     listen, admin = free_ports(2)
     ports = Ports(listen, admin)
-    proxy = proxy_of(directory, ports, Settings(proxy=driver))
+    proxy = proxy_of(directory, ports, Settings(proxy=driver, tls=tls))
     with proxy.plane() as plane:
         made = Stage(driver, directory, ports, proxy, plane)
         try:

@@ -11,7 +11,7 @@ from contextlib import closing
 from services.batch.base import Chunk, UnitResult
 
 # Chunks read or scored ahead of the commit, beside one for each thread.
-_AHEAD = 2
+AHEAD = 2
 
 
 class LocalExecutor:
@@ -29,16 +29,22 @@ class LocalExecutor:
         """
         pool = ThreadPoolExecutor(self._threads, "mlctl-score")
         try:
-            reader = _Reader(
-                chunks, self._threads + _AHEAD, lambda chunk: pool.submit(self._score, chunk)
+            yield from read_ahead(
+                chunks, self._threads + AHEAD, lambda chunk: pool.submit(self._score, chunk)
             )
-            with closing(reader):
-                while (future := reader.next()) is not None:
-                    result = future.result()
-                    reader.taken()
-                    yield result
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def read_ahead(
+    chunks: Iterable[Chunk], ahead: int, submit: Callable[[Chunk], Future[UnitResult]]
+) -> Generator[UnitResult, None, None]:
+    """What comes of what `submit` makes of each chunk, in order; at most `ahead` in memory."""
+    with closing(_Reader(chunks, ahead, submit)) as reader:
+        while (future := reader.next()) is not None:
+            result = future.result()
+            reader.taken()
+            yield result
 
 
 class _Reader:

@@ -16,6 +16,7 @@ from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 
 # What generated requests and answers have beside the tensors.
 _TAKEN = frozenset({"meta", "self"})
+_LONGEST_FIELD = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +81,8 @@ def describe(name: str, digest: str, signature: Signature) -> Model:
 
 
 def plain_name(name: str) -> str:
-    """`name` as an ASCII identifier that is no keyword; different names may give the same."""
-    plain = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")
+    """`name` as a short ASCII identifier, no keyword; different names may give the same."""
+    plain = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")[:_LONGEST_FIELD].rstrip("_")
     if not plain or plain[0].isdigit():
         plain = f"tensor_{plain}".rstrip("_")
     return f"{plain}_" if keyword.iskeyword(plain) or plain in _TAKEN else plain

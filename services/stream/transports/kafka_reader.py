@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
@@ -157,11 +158,14 @@ class GroupReader:
     def _more(self, limit: int, wait_s: float) -> list[Message]:
         # With a timeout consume() would wait for all of `limit`.
         taken = self._taken(self._consumer.consume(limit, 0))
-        if taken or not wait_s:
-            return taken
-        first = self._waited(wait_s)
-        more = self._consumer.consume(limit - 1, 0) if first and limit > 1 else []
-        return self._taken([*first, *more])
+        deadline = time.monotonic() + wait_s
+        while not taken and (left := deadline - time.monotonic()) > 0:
+            first = self._waited(left)
+            if not first:
+                break
+            more = self._consumer.consume(limit - 1, 0) if limit > 1 else []
+            taken = self._taken([*first, *more])  # None if it was only the end of a partition.
+        return taken
 
     def _waited(self, wait_s: float) -> list[Raw]:
         message = self._consumer.poll(wait_s)

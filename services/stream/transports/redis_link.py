@@ -111,7 +111,9 @@ class RedisLink:
         if reply[0] == 0:
             happened = unsure == offsets and reply[1:] == [0, 0]
             if not happened:
-                # All of them are forgotten here: those that are still ours are read once more.
+                # All that was handed out is forgotten, also later batches: what is still ours is
+                # read once more.
+                self._held.clear()
                 self._cursor = b"0"
                 raise LostPartitionsError
 

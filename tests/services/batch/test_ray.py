@@ -18,13 +18,13 @@ from pyarrow import csv, parquet
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import MODEL_NAME
 from bundle.verify import VerifiedBundle
+from services.batch.answers import result_schema
 from services.batch.base import Chunk, Sink, SinkRequest, Source, SourceRequest, Unit, UnitResult
 from services.batch.engine import Event, Phase
 from services.batch.executors import choose_executor, cluster
 from services.batch.executors.actor import Errand, Failure, ScoringActor, read_files
 from services.batch.job import Control, Report, Scoring, Wanted, make_recipe, run_job
 from services.batch.limits import ErrorLimit
-from services.batch.scoring import result_schema
 from services.batch.sinks.parquet import open_sink
 from services.batch.sources import open_source
 from tests.support import tables

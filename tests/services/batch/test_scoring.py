@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,11 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import Manifest
 from bundle.tensors import Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle
+from services.batch.answers import result_schema
 from services.batch.base import BadRow, Chunk, Unit
 from services.batch.feeds import find_feeds
 from services.batch.filters import Filter
-from services.batch.scoring import Recipe, UnitScorer, result_schema
+from services.batch.scoring import Recipe, UnitScorer
 from services.scorer import Scorer
 from services.session import FunctionSession
 
@@ -94,6 +96,22 @@ def test_a_failing_runtime_is_told_with_its_words(bundle: VerifiedBundle) -> Non
         (1, "model 'tiny' failed on these inputs: negative index"),
         (2, "column 'x' is null"),
     ]
+
+
+def test_a_defect_of_ours_is_no_rows_fault(bundle: VerifiedBundle) -> None:
+    scorer = scorer_of(bundle.manifest, (spec("y", Datatype.FP32),), lambda f: {"y": f["x"]})
+
+    class Broken:
+        provider = "memory"
+
+        def run(self, _inputs: object) -> dict[str, np.ndarray]:
+            raise NameError("a name of ours")
+
+    broken = Scorer(scorer.scorer.manifest, "d" * 64, Broken())
+    with pytest.raises(MlctlError) as caught:
+        replace(scorer, scorer=broken).score(chunk([1.0, 2.0]))
+    assert caught.value.code is ErrorCode.INTERNAL
+    assert isinstance(caught.value.__cause__, NameError)
 
 
 def test_rows_keep_their_numbers_behind_a_filter(bundle: VerifiedBundle) -> None:

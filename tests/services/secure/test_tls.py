@@ -12,13 +12,14 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from bundle.errors import ErrorCode, MlctlError
+from bundle.tls import CIPHERS
 from bundle.verify import VerifiedBundle
 from services.grpc_server import GrpcServer
 from services.host import ModelHost
-from services.secure.tls import CIPHERS, tls_of
+from services.secure.tls import tls_of
 from services.settings import Settings
 from services.v2_messages import SERVICE, methods
-from tests.services.secure.conftest import Certificates
+from tests.support.certificates import Certificates
 
 secure_channel: Any = grpc.aio.secure_channel
 Pair = tuple[Path, Path] | None

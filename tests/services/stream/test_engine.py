@@ -19,6 +19,7 @@ from services.stream.base import (
     Message,
     Place,
     RebalanceListener,
+    RefusedAnswersError,
 )
 from services.stream.engine import Pump, Report, RunSettings
 from services.stream.events import Event, Phase
@@ -259,6 +260,53 @@ def test_after_a_refused_commit_all_that_is_uncommitted_is_forgotten() -> None:
     found = ran(link)
     assert link.offsets() == [*range(100)]
     assert len(found.phases(Phase.REBALANCED)) == 2
+
+
+def refusing(values: set[int]) -> Callable[[MemoryLink], None]:
+    """A broker that never takes some answers, as the Kafka of a topic with small messages."""
+
+    def commit(batch: Commit) -> None:
+        large = [i for i, each in enumerate(batch.answers) if int(each.value) in values]
+        if large:
+            raise RefusedAnswersError(dict.fromkeys(large, "the answer is too large"))
+        MemoryLink.commit(link, batch)
+
+    link: MemoryLink
+
+    def begin(each: MemoryLink) -> None:
+        nonlocal link
+        link = each
+        each.commit = commit  # type: ignore[method-assign]
+
+    return begin
+
+
+def test_answers_that_the_broker_never_takes_are_dead_letters() -> None:
+    values = plain(60)
+    values[1] = b"13"
+    link = MemoryLink(stream_of(values), before_poll=deque([refusing({200, 206, 318})]))
+    found = ran(link)
+    dead = [each for batch in link.committed for each in batch.dead]
+    assert [each.value for each in dead] == [b"100", b"13", b"103", b"159"]
+    assert dict(dead[0].headers)["mlctl-error"] == b"payload_too_large"
+    assert dict(dead[0].headers)["mlctl-reason"] == b"the answer is too large"
+    assert link.offsets() == [*range(60)]
+    assert link.values() == [2 * (100 + n) for n in range(60) if n not in {0, 1, 3, 59}]
+    assert found.report is not None
+    assert (found.report.totals.answers, found.report.totals.dead) == (56, 4)
+    reasons = [e.batch.reasons for e in found.phases(Phase.COMMITTED) if e.batch]
+    assert sum(each.get("payload_too_large", 0) for each in reasons) == 3
+
+
+def test_refused_answers_count_towards_the_limit() -> None:
+    every = {2 * (100 + n) for n in range(64, 564)}
+    link = MemoryLink(stream_of(plain(564)), before_poll=deque([refusing(every)]))
+    found = ran(link)
+    assert found.error is not None
+    assert found.error.code is ErrorCode.TOO_MANY_DEAD_LETTERS
+    assert "too large" in found.error.message
+    assert sum(len(batch.dead) for batch in link.committed) < 20
+    assert len(link.values()) == 64
 
 
 def test_a_slow_model_bounds_what_waits_and_the_broker_is_polled_all_the_same() -> None:

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
@@ -27,7 +28,7 @@ from services.stream.base import (
     RefusedAnswersError,
 )
 from services.stream.transports import kafka_sender
-from services.stream.transports.kafka import KafkaLink, transport
+from services.stream.transports.kafka import KafkaLink, KafkaTransport, transport
 from services.stream.transports.kafka_client import properties
 from tests.services.stream.contract import (
     Broker,
@@ -44,18 +45,45 @@ from tests.services.stream.contract import (
 from tests.support.kafka import Api, MockKafka, Refusal
 from tests.support.wait import wait_until
 
+if TYPE_CHECKING:
+    from confluent_kafka import Producer
+
 _REAL = os.environ.get("MLCTL_KAFKA")
-OPTIONS = "session.timeout.ms=1400&heartbeat.interval.ms=100&fetch.wait.max.ms=100"
+OPTIONS = "session.timeout.ms=1400&heartbeat.interval.ms=50&fetch.wait.max.ms=20"
 
 
 @pytest.fixture(scope="module")
 def kafka() -> Iterator[MockKafka]:
     cluster = MockKafka()
     yield cluster
+    Sharing.clients.pop(cluster.address, None)
     cluster.close()
 
 
-def places_of(kafka: MockKafka, partitions: int = 2, options: str = "") -> Callable[[str], Place]:
+class Sharing(kafka_sender.Sender):
+    """What the tests send with: a client's first message waits half a second for its number."""
+
+    clients: ClassVar[dict[str, Producer]] = {}
+
+    def _open(self) -> None:
+        address = self._settings["bootstrap.servers"]
+        if address not in self.clients:
+            super()._open()
+            self.clients[address] = self._producer
+        self._producer = self.clients[address]
+
+
+@pytest.fixture(autouse=True)
+def sharing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_producer(_transport: KafkaTransport, place: Place) -> Sharing:
+        return Sharing(place, [place.topic])
+
+    monkeypatch.setattr(KafkaTransport, "open_producer", open_producer)
+
+
+def places_of(
+    kafka: MockKafka, partitions: int | None = None, options: str = ""
+) -> Callable[[str], Place]:
     def place(name: str) -> Place:
         topic = f"{name}-{uuid.uuid4().hex[:8]}"
         kafka.create(topic, partitions)
@@ -192,7 +220,8 @@ def share_two_partitions(places: Places, *, exactly_once: bool = False) -> list[
     return member.revocations
 
 
-def test_partitions_are_shared_with_a_new_member(places: Places) -> None:
+def test_partitions_are_shared_with_a_new_member(kafka: MockKafka) -> None:
+    places = Places(*(places_of(kafka, 2)(name) for name in ("in", "out", "dead")))
     assert share_two_partitions(places)[0] == ["0", "1"]
     # The mock takes no commit while members come: the batch in flight is answered again.
     assert {*numbers(read(places.answers))} == {*range(240)}
@@ -255,6 +284,7 @@ def test_what_is_too_large_is_no_obstacle(places: Places) -> None:
 def unsteady() -> Iterator[MockKafka]:
     cluster = MockKafka()
     yield cluster
+    Sharing.clients.pop(cluster.address, None)
     cluster.close()
 
 

@@ -76,18 +76,19 @@ class TestRedis(TransportContract):
     def test_a_member_that_lost_some_answers_the_others_again(
         self, broker: Broker, places: Places, server: RedisServer
     ) -> None:
-        send(places.source, numbered(0, 6))
+        send(places.source, numbered(0, 9))
         with open_link(places, broker) as link, redis.Redis.from_url(server.url) as thief:
             held = take(link, 6)
+            take(link, 3)  # Of a later batch: whoever lost one forgets that one, too.
             stolen = [str(each.offset) for each in held[:2]]
             thief.xclaim(places.source.topic, "g", "thief", 0, stolen)
             with pytest.raises(LostPartitionsError):
                 answer(link, held)
             assert read(places.answers) == []
-            again = take(link, 4)
+            again = take(link, 7)
             answer(link, again)
-        assert numbers(again) == [2, 3, 4, 5]
-        assert numbers(read(places.answers)) == [2, 3, 4, 5]
+        assert numbers(again) == [*range(2, 9)]
+        assert numbers(read(places.answers)) == [*range(2, 9)]
 
     def test_what_was_read_under_a_lasting_name_is_read_again(
         self, server: RedisServer, places: Places

@@ -11,6 +11,7 @@ import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.bisect import TooManyError
+from services.faults import ModelError
 from services.stream.base import Decoded, Message, Place
 from services.stream.scoring import Fault, MessageScorer, NoMemoryError
 from services.stream.stamps import Stamp
@@ -53,11 +54,13 @@ class Doubling:
         x = inputs["x"]
         self.calls.append(len(x))
         if min(len(x), self.max_rows) > self.memory:
-            raise MlctlError(ErrorCode.INTERNAL, "it failed") from RuntimeError(
+            raise ModelError("it failed") from RuntimeError(
                 "Failed to allocate memory for requested buffer"
             )
         if (x == 13).any():
-            raise MlctlError(ErrorCode.INTERNAL, "the model failed on these inputs")
+            raise ModelError("the model failed on these inputs")
+        if (x == 17).any():
+            raise MlctlError(ErrorCode.INTERNAL, "a defect of ours")
         if (x == 7).any():
             raise MlctlError(ErrorCode.INVALID_INPUT, "sevens are not taken")
         return {"y": np.where(x == 99, np.nan, 2 * x)}
@@ -92,6 +95,11 @@ def test_all_messages_may_be_at_fault() -> None:
     found = MessageScorer(Doubling(), Numbers()).answer([b"", b"13"])
     assert found.values == [None, None]
     assert sorted(found.faults) == [0, 1]
+
+
+def test_a_defect_of_ours_is_no_messages_fault() -> None:
+    with pytest.raises(MlctlError, match="a defect of ours"):
+        MessageScorer(Doubling(), Numbers()).answer([b"1", b"17"])
 
 
 def test_too_many_end_the_search() -> None:

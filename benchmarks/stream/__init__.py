@@ -1,0 +1,1 @@
+"""Streams: messages a second, CPU and latency of `mlctl stream run` beside the bare client."""

@@ -1,0 +1,24 @@
+"""librdkafka's mock brokers in a process of their own: prints where they are, ends with stdin."""
+
+from __future__ import annotations
+
+import sys
+
+from benchmarks.stream.places import PARTITIONS
+from tests.support.kafka import MockKafka
+
+_TOPICS = 40
+
+
+def main() -> None:
+    """Serve until stdin ends."""
+    cluster = MockKafka()
+    for number in range(_TOPICS):
+        for part in ("in", "out", "dead"):
+            cluster.create(f"t{number}-{part}", PARTITIONS)
+    print(cluster.address, flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""The brokers of the benchmark, each on its own and gone at the end, and what they are sent."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import orjson
+
+from services.stream.base import LinkRequest, Outgoing, Place
+from services.stream.transports import transport_of
+from tests.services.hybrid.servers import redis_server
+from tests.support.brokers import nats_server
+
+SCHEMES = ("sqlite", "kafka", "nats", "redis")
+# The mock brokers keep 5 MB of each partition.
+PARTITIONS = 16
+WIDTH = 64
+_PART = 4000
+_NUMBER = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A broker's address; each call of places() names new topics."""
+
+    scheme: str
+    address: str
+    folder: Path
+
+    def places(self) -> LinkRequest:
+        """Where messages, answers and dead letters are to be; nothing is there yet."""
+        number = next(_NUMBER)
+        if self.scheme == "sqlite":
+            base = Place.parse(f"sqlite://{self.folder / f'{number}.db'}#x")
+        elif self.scheme == "nats":
+            base = Place.parse(f"nats://{self.address}?create=yes#x")
+        else:
+            base = Place.parse(f"{self.scheme}://{self.address}#x")
+        source, answers, dead = (base.named(f"t{number}-{part}") for part in ("in", "out", "dead"))
+        for place in (source, answers, dead):
+            with transport_of(place).open_producer(place) as producer:
+                producer.publish(())
+        return LinkRequest(source, f"g{number}", answers, dead)
+
+
+@contextmanager
+def broker(scheme: str, folder: Path) -> Iterator[Stream]:
+    """A broker of that scheme; Kafka's are librdkafka's mock ones, in a process of their own."""
+    folder.mkdir()
+    if scheme == "sqlite":
+        yield Stream(scheme, "", folder)
+    elif scheme == "redis":
+        with redis_server(folder) as redis:
+            yield Stream(scheme, f"127.0.0.1:{redis.port}/0", folder)
+    elif scheme == "nats":
+        with nats_server(folder) as nats:
+            yield Stream(scheme, nats.address, folder)
+    else:
+        command = [sys.executable, "-m", "benchmarks.stream.mock_kafka"]
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            try:
+                yield Stream(scheme, process.stdout.readline().strip(), folder)
+            finally:
+                process.kill()
+
+
+def values(payload: str, count: int) -> list[bytes]:
+    """Messages of one row each: 256 bytes, or about 600 as JSON."""
+    rows = np.random.default_rng(3).normal(size=(1000, WIDTH)).astype(np.float32)
+    if payload == "raw":
+        made = [row.tobytes() for row in rows]
+    else:
+        made = [orjson.dumps({"x": [round(float(each), 4) for each in row]}) for row in rows]
+    return [*itertools.islice(itertools.cycle(made), count)]
+
+
+def fill(place: Place, messages: list[bytes]) -> None:
+    """Send them."""
+    with transport_of(place).open_producer(place) as producer:
+        for start in range(0, len(messages), _PART):
+            part = enumerate(messages[start : start + _PART], start)
+            producer.publish([Outgoing(value, b"%d" % n, (), f"n{n}") for n, value in part])

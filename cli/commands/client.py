@@ -1,0 +1,56 @@
+"""`mlctl client`: a typed client of one model."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from cli.output import Output, reporting
+
+# Those of services.ship.clients.languages, which would load numpy for --help.
+LANGUAGES = ("python", "openapi")
+
+
+@click.command()
+@click.argument("model")
+@click.option(
+    "--lang", "language", required=True, type=click.Choice(LANGUAGES), help="What to write."
+)
+@click.option(
+    "--output",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder to write into.  [default: NAME-LANG]",
+)
+@click.option("--force", is_flag=True, help="Replace files of the same names in a used folder.")
+@reporting
+def client(output: Output, model: str, language: str, folder: Path | None, force: bool) -> None:
+    """Write a typed client of MODEL, made from its signature.
+
+    MODEL is a Bento (NAME:VERSION, or NAME for the newest), a Bento's or bundle's folder, or the
+    URL of a running server, for which MLCTL_TOKEN is used. TAG/NAME and URL/NAME say which of
+    several models. The same model always gives the same files.
+    """
+    from bundle.tokens import token_of
+    from services.ship.clients.languages import GENERATORS
+    from services.ship.clients.source import find_source
+    from services.ship.clients.writing import write_files
+
+    found = find_source(model, token_of(os.environ))
+    folder = folder or Path(f"{found.name}-{language}")
+    files = GENERATORS[language].files(found)
+    write_files(folder, files, force=force)
+    if output.as_json:
+        output.document(
+            {
+                "model": found.name,
+                "digest": found.digest,
+                "language": language,
+                "path": str(folder),
+                "files": sorted(files),
+            }
+        )
+    else:
+        output.line(f"{len(files)} files in {folder}: {found.name}, digest {found.digest}")

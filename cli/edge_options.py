@@ -1,0 +1,70 @@
+"""The options of `serve` and `up` about who may call and over which connections."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cli.output import Output
+
+if TYPE_CHECKING:
+    from rollout.model import Settings
+
+FILE = click.Path(path_type=Path, resolve_path=True)
+_TLS = (
+    ("--tls-cert", "Encrypt what is listened on: the certificate chain, PEM."),
+    ("--tls-key", "The certificate's key, PEM without a password."),
+    ("--tls-client-ca", "Answer only callers with a certificate of it."),
+)
+
+
+def edge_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --tls-cert, --tls-key, --tls-client-ca and --insecure."""
+    function = click.option(
+        "--insecure",
+        is_flag=True,
+        help="Listen where other machines may call without a token, and nobody sees the warning.",
+    )(function)
+    for name, told in reversed(_TLS):
+        variable = "MLCTL" + name[1:].replace("-", "_").upper()
+        function = click.option(name, type=FILE, envvar=variable, help=told)(function)
+    return function
+
+
+def edge(options: dict[str, Any], target: str) -> tuple[bool, Callable[[Settings], Settings]]:
+    """Take these options of `up` out of all that were given: --insecure, and what puts the
+    others into settings. INVALID_INPUT for files that cannot be used.
+    """
+    from bundle.tls import checked_files
+
+    insecure = bool(options.pop("insecure"))
+    paths = [options.pop(name[2:].replace("-", "_")) for name, _ in _TLS]
+    if target != "local" and any(paths):
+        raise click.UsageError("in a cluster the Gateway has the certificate: no --tls-...")
+    files = checked_files(*paths)
+    found = () if files is None else (files.cert, files.key, files.client_ca)
+    tls = tuple(str(path) for path in found if path is not None)
+    return insecure, lambda settings: replace(settings, tls=tls)
+
+
+def tell_exposure(
+    output: Output, host: str, *, mutual: bool, encrypted: bool, insecure: bool
+) -> None:
+    """Say what listening on `host` means; INVALID_INPUT where nobody would see it."""
+    from services.secure.exposure import exposure
+    from services.settings import load_settings
+
+    told = exposure(
+        host,
+        authenticated=mutual or load_settings().access().required,
+        encrypted=encrypted,
+        insecure=insecure,
+        interactive=sys.stdin.isatty(),
+    )
+    if told is not None:
+        output.note(told)

@@ -1,0 +1,19 @@
+"""Whose fault a failed call is: the model's on these inputs, so that others may do, or ours."""
+
+from __future__ import annotations
+
+from bundle.errors import ErrorCode, MlctlError
+
+
+class RunError(Exception):
+    """A runtime's own call failed, in its words. Only that call is to be wrapped in it."""
+
+
+class ModelError(MlctlError):
+    """The model, its runtime or its transform failed on these inputs: INTERNAL, without its text.
+
+    A defect of mlctl may be INTERNAL too, but never this: no row is blamed for it.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorCode.INTERNAL, message)

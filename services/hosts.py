@@ -1,0 +1,179 @@
+"""Several models in one process, each with its own session, batcher, counts and phase.
+
+What is the server's alone is shared: settings, tokens, the bytes in flight, draining. The
+server is ready when all are, and one that hangs ends the worker for all. A `ModelHost` by
+itself is the same to those who serve: a server with one model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from prometheus_client import REGISTRY, CollectorRegistry
+
+from bundle.clock import Clock
+from bundle.errors import ErrorCode, MlctlError
+from services.budget import Inflight
+from services.host import ModelHost
+from services.layout import Packed
+from services.secure.tokens import Access
+from services.settings import Settings
+from services.wire import shown
+
+
+class Serving(Protocol):
+    """What a server serves: `hosts` are its models, the default one first.
+
+    `name` and `digest` are the model's, or those of all together. See `ModelHost` for the rest.
+    """
+
+    name: str
+    digest: str
+    settings: Settings
+    access: Access
+    inflight: Inflight
+    draining: bool
+    turned: asyncio.Event
+
+    @property
+    def hosts(self) -> tuple[ModelHost, ...]:
+        """The models."""
+        ...
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests should be sent here."""
+        ...
+
+    @property
+    def live(self) -> bool:
+        """False once a model's run hangs."""
+        ...
+
+    @property
+    def state(self) -> str:
+        """In a word."""
+        ...
+
+    def find(self, name: str, version: str = "") -> ModelHost:
+        """The model `name`, in `version` if one is given; MODEL_NOT_FOUND if it is not here."""
+        ...
+
+    def drain(self, *, on: bool) -> None:
+        """Say "not ready" to whoever sends requests here, or take that back."""
+        ...
+
+    def publish(self) -> None:
+        """Make everything that was counted so far readable on /metrics."""
+        ...
+
+    async def start(self) -> None:
+        """Load, prove and warm up; raises the reason why it must not serve."""
+        ...
+
+    async def stop(self) -> None:
+        """Accept no more, and answer what was accepted."""
+        ...
+
+    def abandon(self) -> None:
+        """Fail what is open."""
+        ...
+
+
+class Hosts:
+    """The models of one Bento with several."""
+
+    def __init__(
+        self,
+        packed: Packed,
+        settings: Settings,
+        *,
+        clock: Clock | None = None,
+        registry: CollectorRegistry = REGISTRY,
+    ) -> None:
+        self.name = packed.name
+        self.digest = packed.digest
+        self.settings = settings
+        self.access = settings.access()
+        self.inflight = Inflight(settings.max_inflight_bytes)
+        self.draining = False
+        self.turned = asyncio.Event()
+        # One folder of samples holds the rows of one signature: the default model's.
+        others = settings.model_copy(update={"sample_dir": None})
+        self.hosts = tuple(
+            ModelHost(
+                bundle,
+                others if number else settings,
+                clock=clock,
+                registry=registry,
+                inflight=self.inflight,
+            )
+            for number, bundle in enumerate(packed.bundles)
+        )
+        self._by_name = {host.name: host for host in self.hosts}
+
+    @property
+    def ready(self) -> bool:
+        """Whether all models are."""
+        return all(host.ready for host in self.hosts)
+
+    @property
+    def live(self) -> bool:
+        """False once one model's run hangs: a restart of the process is what helps it.
+
+        Each is asked, so that each that hangs is told of.
+        """
+        return all([host.live for host in self.hosts])
+
+    @property
+    def state(self) -> str:
+        """That of the first model that is not ready, else "ready"."""
+        return next((host.state for host in self.hosts if not host.ready), "ready")
+
+    def find(self, name: str, version: str = "") -> ModelHost:
+        """The model `name`; MODEL_NOT_FOUND tells which there are."""
+        host = self._by_name.get(name)
+        if host is None:
+            names = ", ".join(map(repr, self._by_name))
+            what = f"{name!r} is several models" if name == self.name else f"no model {shown(name)}"
+            raise MlctlError(
+                ErrorCode.MODEL_NOT_FOUND,
+                f"{what} here; this server has {names}",
+                "POST /v2/repository/index tells the models of a server.",
+            )
+        return host.find(name, version)
+
+    def drain(self, *, on: bool) -> None:
+        """Drain all models, or take that back; see `ModelHost.drain`."""
+        self.draining = on
+        for host in self.hosts:
+            host.drain(on=on)
+        turned, self.turned = self.turned, asyncio.Event()
+        turned.set()
+
+    def publish(self) -> None:
+        """See `ModelHost.publish`."""
+        for host in self.hosts:
+            host.publish()
+
+    async def start(self) -> None:
+        """One model after the other: each is timed as it warms up, and must have the machine."""
+        for host in self.hosts:
+            await host.start()
+
+    async def stop(self) -> None:
+        """Stop all models at once."""
+        await asyncio.gather(*(host.stop() for host in self.hosts))
+
+    def abandon(self) -> None:
+        """Fail what is open at all models: the process ends."""
+        for host in self.hosts:
+            host.abandon()
+
+
+def serving_of(packed: Packed, settings: Settings) -> ModelHost | Hosts:
+    """What serves the bundles of one Bento."""
+    if packed.together is None:
+        return ModelHost(packed.bundles[0], settings)
+    return Hosts(packed, settings)

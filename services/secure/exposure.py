@@ -1,0 +1,41 @@
+"""What to know, or to say in so many words, before a port is open to other machines. Pure."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+
+from bundle.errors import ErrorCode, MlctlError
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens on `host`; a name may mean any address."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def exposure(
+    host: str, *, authenticated: bool, encrypted: bool, insecure: bool, interactive: bool
+) -> str | None:
+    """The sentence about listening on `host`; None where other machines do not reach it.
+
+    INVALID_INPUT for an address that everybody may call, unless somebody sees the warning
+    (`interactive`) or said before that it is meant (`insecure`).
+    """
+    if is_loopback(host):
+        return None
+    if authenticated:
+        if encrypted:
+            return f"{host} is reachable from other machines."
+        return f"Warning: tokens for {host} travel in the clear. --tls-cert encrypts them."
+    if insecure or interactive:
+        return f"Warning: {host} is reachable from other machines, without authentication."
+    raise MlctlError(
+        ErrorCode.INVALID_INPUT,
+        f"{host} is reachable from other machines, and callers are not asked who they are",
+        "Ask for a token (MLCTL_TOKEN_FILE) or for certificates (--tls-client-ca), or say that it "
+        "is meant with --insecure.",
+    )

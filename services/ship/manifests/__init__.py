@@ -1,0 +1,1 @@
+"""What runs a Bento's image elsewhere: manifests of a cluster, of KServe, Compose and BentoCloud."""
