@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fix bench soak clean
+.PHONY: help demo test check fix bench soak fuzz audit clean
 
 help: ## Show these targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -29,6 +29,16 @@ bench: .venv/.dev ## Measure the served model against its runtime
 
 soak: .venv/.dev ## Serve everything at once for 30 minutes (SOAK_SECONDS=) and watch memory
 	$(BIN)/python -m benchmarks.soak
+
+fuzz: .venv/.dev ## Give every reader any bytes for 10 minutes (FUZZ_SECONDS=); findings go to the corpus
+	$(BIN)/python -W ignore -m tests.fuzz --seconds $${FUZZ_SECONDS:-600}
+
+audit: .venv/bin/python ## Compare the pinned versions with the known faults; needs the network
+	$(PYTHON) -m venv .venv/audit
+	.venv/audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1
+	.venv/audit/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off \
+		--vulnerability-service $${AUDIT_SERVICE:-pypi} --requirement constraints.txt \
+		|| { echo "Faults were found, or the advisories could not be reached: see above." >&2; exit 1; }
 
 clean: ## Remove the virtual environment and every cache
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

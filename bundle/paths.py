@@ -8,6 +8,7 @@ from pathlib import Path
 from bundle.errors import ErrorCode, MlctlError
 
 _MAX_PATH = 512
+_MAX_PART_BYTES = 255  # of a name in a directory, on every usual file system
 # Besides what escapes on its own, refuse what another layer could decode into an escape:
 # percent-encoding, path parameters, backslashes, drive letters.
 _FORBIDDEN = frozenset('\\%;:*?"<>|')
@@ -30,8 +31,13 @@ def _why_unsafe(name: str) -> str | None:
         return "it contains a control character"
     if forbidden := sorted(_FORBIDDEN.intersection(name)):
         return f"it contains {forbidden[0]!r}"
-    if any(part in ("", ".", "..") for part in name.split("/")):
+    if any("\ud800" <= char <= "\udfff" for char in name):
+        return "it is not text"
+    parts = name.split("/")
+    if any(part in ("", ".", "..") for part in parts):
         return "it has an empty, '.' or '..' part"
+    if any(len(part.encode()) > _MAX_PART_BYTES for part in parts):
+        return f"it has a part of more than {_MAX_PART_BYTES} bytes"
     return None
 
 
@@ -54,7 +60,7 @@ def refuse_link(path: Path, name: str) -> None:
     """Raise PATH_UNSAFE if `path` exists as a symbolic link, hard link or special file."""
     try:
         status = path.lstat()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
     if stat.S_ISLNK(status.st_mode):
         reason = "it is a symbolic link"

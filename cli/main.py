@@ -12,6 +12,7 @@ from cli.commands.batch import batch
 from cli.commands.bench import bench
 from cli.commands.build import build
 from cli.commands.client import client
+from cli.commands.containerize import containerize
 from cli.commands.demo import demo
 from cli.commands.doctor import doctor
 from cli.commands.down import down
@@ -19,6 +20,7 @@ from cli.commands.gate import gate
 from cli.commands.history import history
 from cli.commands.hybrid import hybrid
 from cli.commands.logs import logs
+from cli.commands.manifests import manifests
 from cli.commands.models import models
 from cli.commands.optimize import optimize
 from cli.commands.parity import parity
@@ -28,16 +30,20 @@ from cli.commands.ps import ps
 from cli.commands.pull import pull
 from cli.commands.resume import resume
 from cli.commands.rollback import rollback
+from cli.commands.sbom import sbom
 from cli.commands.scale import scale
 from cli.commands.serve import serve
+from cli.commands.sign import sign
 from cli.commands.status import status
 from cli.commands.stream import stream
 from cli.commands.up import up
+from cli.commands.verify import verify
 from cli.commands.why import why
 
 COMMANDS = (
-    doctor, demo, models, optimize, pull, build, serve, client, batch, stream, hybrid, bench, parity,
-    up, scale, promote, pause, resume, abort, rollback, status, ps, logs, history, why, gate, down,
+    doctor, demo, models, optimize, pull, build, sign, verify, serve, containerize, sbom, client,
+    manifests, batch, stream, hybrid, bench, parity, up, scale, promote, pause, resume, abort,
+    rollback, status, ps, logs, history, why, gate, down,
 )  # fmt: skip
 
 

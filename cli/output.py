@@ -140,6 +140,7 @@ def reporting(function: Callable[Concatenate[Output, P], None]) -> Callable[...,
 # Which extra brings the packages that commands import inside their bodies.
 _EXTRAS = {
     "bentoml": "serve",
+    "cyclonedx": "containers",
     "envoy": "rollout",
     "google": "serve",
     "grpc": "serve",
@@ -149,6 +150,7 @@ _EXTRAS = {
     "onnx": "optimize",
     "onnxruntime": "cpu",
     "onnxscript": "optimize",
+    "packageurl": "containers",
     "orjson": "serve",
     "prometheus_client": "serve",
     "pyarrow": "batch",

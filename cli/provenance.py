@@ -38,7 +38,8 @@ class Known:
         ]
         revisions += [deployment.live for deployment in self.deployments]
         labels = (bento.labels.get(_DIGEST_LABEL) for bento in self.bentos)
-        found = {*labels, *(row.digest for row in self.rows)} - {None}
+        inside = (digest for bento in self.bentos for digest in bento.digests.values())
+        found = {*labels, *inside, *(row.digest for row in self.rows)} - {None}
         return {revision.digest for revision in revisions} | {str(digest) for digest in found}
 
 
@@ -82,8 +83,8 @@ def full_digest(text: str, digests: Iterable[str]) -> str:
 def chain(digest: str, known: Known) -> dict[str, Any]:
     """The chain as --json shows it; what is not known any more is null."""
     published = _published(digest, known.rows)
-    bento = next((each for each in known.bentos if each.labels.get(_DIGEST_LABEL) == digest), None)
-    manifest = _manifest(bento)
+    bento = next((each for each in known.bentos if _holds(each, digest)), None)
+    manifest = _manifest(bento, digest)
     return {
         "digest": digest,
         "source": _source(manifest, published, known.rows),
@@ -92,7 +93,11 @@ def chain(digest: str, known: Known) -> dict[str, Any]:
         "evidence": manifest.evidence.model_dump() if manifest else None,
         "bento": bento.tag if bento else None,
         "rollouts": [_rollout(each) for each in reversed(known.rollouts) if _bears(each, digest)],
-        "serves": [each.name for each in known.deployments if each.live.digest == digest],
+        "serves": [
+            each.name
+            for each in known.deployments
+            if digest in (each.live.digest, *each.live.digests)
+        ],
         "champion_of": [each.name for each in known.deployments if each.champion == digest],
     }
 
@@ -104,11 +109,19 @@ def _published(digest: str, rows: Sequence[ModelRow]) -> PublishedModel | None:
     return MlflowCatalog().find_by_digest(digest) if known else None
 
 
-def _manifest(bento: BentoInfo | None) -> Manifest | None:
+def _holds(bento: BentoInfo, digest: str) -> bool:
+    """Whether that is its digest, or one of its models'."""
+    return digest in (bento.labels.get(_DIGEST_LABEL), *bento.digests.values())
+
+
+def _manifest(bento: BentoInfo | None, digest: str) -> Manifest | None:
     from bundle.verify import read_manifest
     from services.layout import model_folder
 
-    return None if bento is None else read_manifest(model_folder(bento.source))
+    if bento is None:
+        return None
+    name = next((name for name, each in bento.digests.items() if each == digest), None)
+    return read_manifest(model_folder(bento.source, name))
 
 
 def _source(
@@ -141,7 +154,7 @@ def _aliases(uri: str, rows: Sequence[ModelRow]) -> list[str]:
 
 
 def _bears(rollout: Rollout, digest: str) -> bool:
-    return rollout.candidate.digest == digest
+    return digest in (rollout.candidate.digest, *rollout.candidate.digests)
 
 
 def _rollout(rollout: Rollout) -> dict[str, Any]:

@@ -16,10 +16,13 @@ def find_revision(bento: str) -> Revision:
     """The revision in the Bento store for `bento` (NAME:VERSION, or NAME for the newest).
 
     BENTO_NOT_FOUND, or INVALID_INPUT for a Bento that `mlctl build` did not make.
+    SIGNATURE_INVALID if MLCTL_REQUIRE_SIGNATURE is set and a bundle is not signed by that key.
     """
     from bundle.verify import read_manifest
     from rollout.model import Revision
     from services.layout import model_folder, read_together
+    from services.settings import load_settings
+    from services.ship.signed import require_signatures
     from services.store import find_bento
 
     found = find_bento(bento)
@@ -30,6 +33,7 @@ def find_revision(bento: str) -> Revision:
             f"{found.tag} has no label mlctl.{missing[0]}: it was not built by mlctl",
             "Build it with `mlctl build NAME`.",
         )
+    require_signatures(found, load_settings().require_signature)
     labels = {name: found.labels[f"mlctl.{name}"] for name in _LABELS}
     evidence = read_manifest(model_folder(found.source)).evidence
     together = read_together(found.source)

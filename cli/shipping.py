@@ -1,8 +1,9 @@
-"""Bentos sent to and taken from other places: what build --push and pull share."""
+"""Bentos made of registered bundles, and sent to and taken from other places."""
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +12,69 @@ from bundle.errors import ErrorCode, MlctlError
 if TYPE_CHECKING:
     from registry.catalog import PublishedModel
     from registry.mlflow_catalog import MlflowCatalog
+    from services.packaging import BuiltBento
     from services.ship.push import Target
     from services.store import BentoInfo
 
 # Where a run has the Bentos of its bundle.
 _UNDER = "bentos"
+
+
+def build(
+    catalog: MlflowCatalog,
+    published: Sequence[PublishedModel],
+    name: str | None,
+    flavour: str | None,
+    *,
+    force: bool,
+) -> tuple[BuiltBento, list[dict[str, Any]]]:
+    """The Bento of these versions, and its models as --json shows them.
+
+    Its labels tell the registry's side of the first, the default model.
+    """
+    from services.layout import pack
+    from services.packaging import build_bento
+    from services.requirements import Flavour
+
+    with tempfile.TemporaryDirectory(prefix="mlctl-build-") as folder:
+        bundles = [
+            catalog.fetch_bundle(each, Path(folder) / f"bundle{number}")
+            for number, each in enumerate(published)
+        ]
+        first = published[0]
+        labels = {
+            "mlctl.model": first.name,
+            "mlctl.version": first.version,
+            "mlctl.source": first.source_uri,
+        }
+        packed = pack(bundles, name)
+        wanted = None if flavour is None else Flavour(flavour)
+        built = build_bento(packed, labels, force=force, flavour=wanted)
+    uris = {each.digest: each.uri for each in published}
+    parts = [
+        {
+            "name": bundle.manifest.name,
+            "digest": bundle.digest,
+            "model": uris[bundle.digest],
+            "bundle": str(built.path / "src" / place),
+            "target": bundle.manifest.variant.target,
+        }
+        for place, bundle in packed.folders()
+    ]
+    return built, parts
+
+
+def runtime_hint(parts: Sequence[dict[str, Any]], flavour: str | None) -> str | None:
+    """What to say of a Bento of such models that gets the runtime of this machine, or nothing."""
+    from bundle.packages import RUNTIMES, installed_version
+
+    asked = [each["name"] for each in parts if each["target"] != "cpu"]
+    if flavour is not None or not asked or installed_version(RUNTIMES[1]) is not None:
+        return None
+    return (
+        f"{', '.join(asked)}: made for a GPU, but ONNX Runtime here is the one for CPUs, and so "
+        "is the Bento's. --flavour gpu makes one for GPUs."
+    )
 
 
 def push(

@@ -35,6 +35,17 @@ _OPTIONS = (
         show_default=True,
         help="Where a new group begins.",
     ),
+    click.option(
+        "--shadow",
+        is_flag=True,
+        help="Read what the group reads, as GROUP.shadow; dead letters go beside --out.",
+    ),
+    click.option(
+        "--take-over",
+        type=click.IntRange(1),
+        metavar="PID",
+        help="When ready, end the run of that process and go on where it ended.",
+    ),
     click.option("--payload", default="json", show_default=True, help="What messages are made of."),
     click.option(
         "--keep", multiple=True, metavar="FIELD[,FIELD...]", help="Fields that answers keep."
@@ -111,20 +122,21 @@ def wanted_run(given: Mapping[str, Any], *, as_json: bool) -> Wanted:
     from services.stream.base import LinkRequest, Place
     from services.stream.engine import RunSettings
     from services.stream.payloads import PayloadRequest
-    from services.stream.run import Wanted, dead_place
+    from services.stream.run import Wanted, dead_place, shadow_of
     from services.stream.window import Goals
 
     source = Place.parse(given["source"])
+    link = LinkRequest(
+        source,
+        given["group"],
+        _written(given["target"], as_json=as_json),
+        _written(given["dead"], as_json=as_json) if given["dead"] else dead_place(source),
+        given["start"],
+        given["exactly_once"],
+        given["ordered"],
+    )
     return Wanted(
-        LinkRequest(
-            source,
-            given["group"],
-            _written(given["target"], as_json=as_json),
-            _written(given["dead"], as_json=as_json) if given["dead"] else dead_place(source),
-            given["start"],
-            given["exactly_once"],
-            given["ordered"],
-        ),
+        shadow_of(link) if given["shadow"] else link,
         PayloadRequest(
             given["payload"],
             tuple(name for text in given["keep"] for name in text.split(",") if name),
@@ -139,6 +151,7 @@ def wanted_run(given: Mapping[str, Any], *, as_json: bool) -> Wanted:
             max_messages=given["max_messages"],
             until_empty=given["until_empty"],
         ),
+        given["take_over"],
     )
 
 

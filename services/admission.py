@@ -26,7 +26,8 @@ _ADMIT_ALONE = 6
 class Limits:
     """`max_rows` of a batch, `max_queue_rows` waiting, and three times in seconds.
 
-    `max_wait` is how long a request may be held back to be joined with others.
+    `max_wait` is how long a request may be held back to be joined with others; with `gather`
+    instead as long as it pays to wait for those who were just answered.
     `max_queue` is the longest predicted wait that is accepted; None is no limit until
     more is offered than the model can do, and then as little as keeps it busy, but no
     less than `patience`: a stall of the machine looks like overload for that long.
@@ -40,6 +41,7 @@ class Limits:
     max_queue: float | None = None
     patience: float = 0.0
     max_long: int = 64
+    gather: bool = False
 
 
 class QueueFullError(MlctlError):
@@ -115,7 +117,13 @@ class Forecast:
             return
         full = self._full_seconds
         units = self._size if self._limits.joinable else 1
-        self._load.ended(units * seconds / full if full > 0 else 0.0)
+        batches = seconds / full if full > 0 else 0.0
+        self._load.ended(units * batches, batches)
+
+    @property
+    def idle_since(self) -> float:
+        """When the last batch ended."""
+        return self._ended
 
     def running_seconds(self, now: float) -> float:
         """For how long the running batch has been running; 0 if none does."""

@@ -16,6 +16,7 @@ from collections.abc import Hashable
 from bundle.errors import ErrorCode, MlctlError
 from services.admission import Forecast, Limits, QueueFullError, deadline_exceeded
 from services.costs import BatchCosts
+from services.gathering import Gathering
 from services.lanes import Lanes, Priority, Ticket
 from services.shifts import Shifts
 
@@ -35,6 +36,9 @@ class Batcher:
         self._turn_of_long = False
         self._step_seconds = 0.0
         self._forecast = Forecast(limits, self.costs, self._lanes)
+        self._gathering: Gathering | None = None
+        if limits.gather and limits.joinable:
+            self._gathering = Gathering(self.costs, limits.max_rows)
         self._running: dict[int, Ticket] = {}
         self._busy = False
         self._deadlines: list[tuple[float, int]] = []
@@ -80,6 +84,9 @@ class Batcher:
         prompt = self.idle
         if self._busy or self._lanes.rows >= self.limits.max_rows:
             self._admit(rows, now, deadline, priority)
+        elif self._gathering is not None:
+            prompt = prompt and not self._gathering.company(rows, now)
+            self._gathering.arrived(rows, now)
         ticket = Ticket(self._next, rows, key, now, deadline, prompt, priority)
         self._next += 1
         self._lanes.add(ticket)
@@ -152,6 +159,8 @@ class Batcher:
             batch = [self._shifts.pop()]
         else:
             return []
+        if self._gathering is not None:
+            self._gathering.released(now)
         long = batch[0].long
         self._turn_of_long = not long
         self._forecast.between = self._step_seconds if long or self._shifts.waiting else 0.0
@@ -170,6 +179,8 @@ class Batcher:
         if clean:
             self.costs.observe(self._forecast.running_rows, seconds)
         self._forecast.ended(seconds)
+        if self._gathering is not None:
+            self._gathering.ended(self._forecast.running_rows, self._forecast.idle_since)
         self._free_slot()
 
     def stepped(
@@ -200,7 +211,7 @@ class Batcher:
         moments = [self._deadlines[0][0]] if self._deadlines else []
         if self._lanes.count and not self._busy:
             batch, full = self._compose(now)
-            moments.append(now if full else self._hold_until(batch))
+            moments.append(now if full else self._hold_until(batch, now))
         return min(moments, default=None)
 
     def running_seconds(self, now: float) -> float:
@@ -231,20 +242,30 @@ class Batcher:
         if not self._lanes.count:
             return []
         batch, full = self._compose(now)
-        return [] if not full and self._hold_until(batch) > now else batch
+        return [] if not full and self._hold_until(batch, now) > now else batch
 
-    def _hold_until(self, batch: list[Ticket]) -> float:
+    def _hold_until(self, batch: list[Ticket], now: float) -> float:
         """When a batch that is not full is released: at once unless company is worth a wait."""
         oldest = self._lanes.oldest()
-        if oldest.prompt or self.limits.max_wait <= 0:
+        if oldest.prompt:
             return oldest.arrived
-        rows = sum(ticket.rows for ticket in batch)
-        company = self._forecast.company_until(rows, len(batch))
-        if company is None:
+        company = self._company_until(batch, oldest, now)
+        if company <= now:
             return oldest.arrived
         # Twice what it takes: a batch that leaves at the last moment is late.
+        rows = sum([ticket.rows for ticket in batch])
         in_time = min(ticket.deadline for ticket in batch) - 2 * self.costs.seconds(rows)
-        return min(oldest.arrived + self.limits.max_wait, company, in_time)
+        return min(company, in_time)
+
+    def _company_until(self, batch: list[Ticket], oldest: Ticket, now: float) -> float:
+        """Until when those who came first may be held back for others, as far as it pays."""
+        if self._gathering is None and self.limits.max_wait <= 0:
+            return now
+        rows = sum([ticket.rows for ticket in batch])
+        if self._gathering is not None:
+            return self._gathering.until(rows, now)
+        company = self._forecast.company_until(rows, len(batch))
+        return now if company is None else min(oldest.arrived + self.limits.max_wait, company)
 
     def _compose(self, now: float) -> tuple[list[Ticket], bool]:
         """The next in turn and those that may join it, and whether no more would fit.

@@ -33,6 +33,7 @@ from services.lean.protocol import lean_protocol
 from services.lean.stock import StockProtocol
 from services.limits import BodyLimit
 from services.observe.predict_calls import PredictCalls
+from services.openapi_page import OPENAPI_PATH, OpenApiPage
 from services.predict import make_predict, predict_routes
 from services.responses import Response
 from services.secure.gate import PROBES, TokenGate
@@ -47,10 +48,11 @@ logger = logging.getLogger("mlctl.service")
 
 
 class Front:
-    """Sends /v2 to our application and everything else to BentoML's."""
+    """Sends /v2 and our description to our applications and everything else to BentoML's."""
 
-    def __init__(self, v2: App, other: App, publish: Callable[[], None]) -> None:
+    def __init__(self, v2: App, page: App, other: App, publish: Callable[[], None]) -> None:
         self._v2 = v2
+        self._page = page
         self._other = other
         self._publish = publish
 
@@ -58,8 +60,13 @@ class Front:
         path = scope.get("path", "")
         if path == "/metrics":
             self._publish()
-        ours = scope["type"] == "http" and (path == "/v2" or path.startswith("/v2/"))
-        await (self._v2 if ours else self._other)(scope, receive, send)
+        app = self._other
+        if scope["type"] == "http":
+            if path == "/v2" or path.startswith("/v2/"):
+                app = self._v2
+            elif path == OPENAPI_PATH:
+                app = self._page
+        await app(scope, receive, send)
 
 
 class MlctlService(bentoml.Service[Any]):
@@ -77,7 +84,7 @@ class MlctlService(bentoml.Service[Any]):
             forget_dead_workers()
             host.publish()
 
-        front = Front(V2App(host, inference, *others), limited, publish)
+        front = Front(V2App(host, inference, *others), OpenApiPage(host), limited, publish)
         return gated(front, inference, host)
 
 

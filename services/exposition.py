@@ -23,13 +23,11 @@ _METRICS: WeakKeyDictionary[CollectorRegistry, dict[str, Any]] = WeakKeyDictiona
 _FIRST: WeakKeyDictionary[CollectorRegistry, list[Exposition]] = WeakKeyDictionary()
 
 
-def _shared(
-    kind: type[_Of], registry: CollectorRegistry, name: str, *given: Any, **more: Any
-) -> _Of:
+def _shared(registry: CollectorRegistry, name: str, make: Callable[[], _Of]) -> _Of:
     """The metric `name` of `registry`, made the first time that it is asked for."""
     known = _METRICS.setdefault(registry, {})
     if name not in known:
-        known[name] = kind(name, *given, registry=registry, **more)
+        known[name] = make()
     found: _Of = known[name]
     return found
 
@@ -87,7 +85,9 @@ class CounterSink:
         names: tuple[str, ...],
         registry: CollectorRegistry,
     ) -> None:
-        self._counter = _shared(Counter, registry, name, text, (*fixed, *names))
+        self._counter = _shared(
+            registry, name, lambda: Counter(name, text, (*fixed, *names), registry=registry)
+        )
         self._fixed = tuple(fixed.values())
         self._told: dict[tuple[str, ...], int] = {}
         if not names:
@@ -108,8 +108,11 @@ class GaugeSink:
     def __init__(
         self, name: str, text: str, labels: Mapping[str, str], registry: CollectorRegistry
     ) -> None:
-        mode = "livesum"
-        gauge = _shared(Gauge, registry, name, text, tuple(labels), multiprocess_mode=mode)
+        def make() -> Gauge:
+            names = tuple(labels)
+            return Gauge(name, text, names, registry=registry, multiprocess_mode="livesum")
+
+        gauge = _shared(registry, name, make)
         self._gauge = gauge.labels(*labels.values())
 
     def tell(self, value: float) -> None:
@@ -131,7 +134,9 @@ class HistogramSink:
         bounds: Sequence[float],
     ) -> None:
         names = (*labels, label) if label is not None else tuple(labels)
-        self._histogram = _shared(Histogram, registry, name, text, names, buckets=bounds)
+        self._histogram = _shared(
+            registry, name, lambda: Histogram(name, text, names, buckets=bounds, registry=registry)
+        )
         self._labels = tuple(labels.values())
         self._labelled = label is not None
         self._told: dict[str, tuple[list[int], float]] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 from bundle.errors import ErrorCode, MlctlError
 from bundle.paths import resolve_inside
 from bundle.tensors import DYNAMIC
+
+_NUMBER = re.compile("[0-9]{1,18}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +43,32 @@ def read_graph(model: Path) -> Graph:
 
 
 def _data_files(proto: Any, directory: Path) -> list[Path]:
-    from onnx.external_data_helper import ExternalDataInfo, uses_external_data
+    from onnx.external_data_helper import uses_external_data
 
     locations = {
-        ExternalDataInfo(tensor).location
+        location
         for tensor in _tensors(proto)
         if uses_external_data(tensor)
+        for location in _locations(tensor)
     }
     files = [resolve_inside(directory, location) for location in sorted(locations)]
     for path in files:
         if not path.is_file():
             raise MlctlError(ErrorCode.FILE_MISSING, f"external data file {path.name!r} is missing")
     return files
+
+
+def _locations(tensor: Any) -> Iterator[str]:
+    """Every location that is given, whichever of them a runtime would take."""
+    for entry in tensor.external_data:
+        value = str(entry.value)  # bytes, where it is no text
+        if entry.key in ("offset", "length") and not _NUMBER.fullmatch(value):
+            raise MlctlError(
+                ErrorCode.UNSUPPORTED_MODEL,
+                f"{entry.key} of the external data of a tensor is {value[:40]!r}, not a number",
+            )
+        if entry.key == "location":
+            yield value
 
 
 def _inputs(graph: Any) -> dict[str, tuple[int, ...]]:

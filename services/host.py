@@ -171,7 +171,7 @@ class ModelHost:
         self._costs = BatchCosts(measured)
         self._batching = Batching(
             scorer,
-            self._limits(scorer),
+            self._limits(scorer, inline=inline),
             self._clock,
             self._metrics,
             inline=inline,
@@ -300,18 +300,20 @@ class ModelHost:
             check_padding(scorer, self._lengths, golden)
         return scorer, warm_up(scorer, golden, self._clock)
 
-    def _limits(self, scorer: Scorer) -> Limits:
+    def _limits(self, scorer: Scorer, *, inline: bool) -> Limits:
         """The environment's settings, else the bundle's, else the defaults."""
         ours, theirs = self.settings, self._bundle.manifest.batching
         max_queue_ms = _first(ours.max_queue_ms, theirs.max_queue_ms)
+        max_wait_ms = _first(ours.max_wait_ms, theirs.max_wait_ms)
         return Limits(
             max_rows=min(scorer.max_rows, ours.max_rows or scorer.max_rows),
             max_queue_rows=ours.max_queue_rows or theirs.max_queue_rows or _MAX_QUEUE_ROWS,
-            max_wait=(_first(ours.max_wait_ms, theirs.max_wait_ms) or 0.0) / 1000,
+            max_wait=(max_wait_ms or 0.0) / 1000,
             joinable=scorer.joinable,
             max_queue=None if max_queue_ms is None else max_queue_ms / 1000,
             patience=ours.overload_patience_ms / 1000,
             max_long=ours.max_long_requests,
+            gather=max_wait_ms is None and not inline,
         )
 
 

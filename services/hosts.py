@@ -124,7 +124,8 @@ class Hosts:
 
         Each is asked, so that each that hangs is told of.
         """
-        return all([host.live for host in self.hosts])
+        found = [host.live for host in self.hosts]
+        return all(found)
 
     @property
     def state(self) -> str:

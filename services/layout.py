@@ -45,6 +45,10 @@ class Together(BaseModel):
         """The hex sha256 of the canonical form: it stands for all models and their bytes."""
         return hashlib.sha256(self.canonical()).hexdigest()
 
+    def told(self) -> str:
+        """NAME=DIGEST of each, the default first, as a label has it."""
+        return " ".join(f"{name}={self.models[name]}" for name in self.names)
+
     @property
     def names(self) -> tuple[str, ...]:
         """The models' names: first the default, then the others sorted."""

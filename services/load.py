@@ -13,7 +13,7 @@ _MOST = 4.0
 
 
 class OfferedLoad:
-    """Running means over about eight requests and eight batches."""
+    """Running means over about eight requests and the time of eight full batches."""
 
     def __init__(self, longest_gap: float) -> None:
         """A gap above `longest_gap` seconds counts as that: it is no use waiting for longer."""
@@ -37,8 +37,12 @@ class OfferedLoad:
         """Nothing ran and nothing waited for the time of so many batches."""
         self.utilization *= (1 - _WEIGHT) ** batches
 
-    def ended(self, possible: float) -> None:
-        """The batch is over, in whose time full batches would have done `possible` units."""
+    def ended(self, possible: float, batches: float) -> None:
+        """The batch is over, in whose time full ones would have done `possible` units.
+
+        It took as long as so many full `batches`, and counts by that: what comes in a short
+        one is no measure of what comes all the time.
+        """
         share = min(_MOST, self._units / possible) if possible > 0 else 0.0
-        self.utilization += _WEIGHT * (share - self.utilization)
+        self.utilization += (1 - (1 - _WEIGHT) ** batches) * (share - self.utilization)
         self._units = 0

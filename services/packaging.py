@@ -30,7 +30,7 @@ from bundle.manifest import canonical_json
 from bundle.verify import VerifiedBundle, verify
 from services.layout import MODEL_FOLDER, Packed, pack, unpack
 from services.requirements import Flavour, pinned
-from services.store import CONTENT_LABEL, DIGEST_LABEL, BentoInfo, find_bento
+from services.store import CONTENT_LABEL, DIGEST_LABEL, MODELS_LABEL, BentoInfo, find_bento
 
 __all__ = ["MODEL_FOLDER", "BuiltBento", "bento_tag", "build_bento"]
 
@@ -75,6 +75,8 @@ def build_bento(
     if present is not None and not force and _is_whole(present, packed, content):
         return BuiltBento(tag, packed.digest, present.path, reused=True, content_digest=content)
     own = {DIGEST_LABEL: packed.digest, CONTENT_LABEL: content}
+    if packed.together is not None:
+        own[MODELS_LABEL] = packed.together.told()
     if flavour is not None:
         own["mlctl.flavour"] = flavour.value
     with (
@@ -157,7 +159,6 @@ def _content_digest(packed: Packed, requirements: Sequence[str]) -> str:
         "models": models,
         "notes": {name: text.decode() for name, text in packed.notes().items()},
         "requirements": list(requirements),
-        "service": SERVICE,
     }
     return hashlib.sha256(canonical_json(document)).hexdigest()
 
@@ -198,7 +199,9 @@ def _bentofile(
 
 
 def _run_bentoml(stage: Path, home: Path, version: str) -> None:
-    environment = {**os.environ, **bento_environment(), BENTO_HOME_VARIABLE: str(home)}
+    # It imports the service: whose models may serve is asked where they are served.
+    unasked = {"MLCTL_REQUIRE_SIGNATURE": "", BENTO_HOME_VARIABLE: str(home)}
+    environment = {**os.environ, **bento_environment(), **unasked}
     command = [sys.executable, "-m", "bentoml", "build", "--version", version, str(stage)]
     done = subprocess.run(
         command, cwd=stage, env=environment, capture_output=True, text=True, check=False

@@ -72,7 +72,7 @@ def make_predict(host: ModelHost, route: str = ROUTE) -> Any:
     predict.__signature__ = signature  # type: ignore[attr-defined]
     predict.__annotations__ = {**types, "return": output}
     predict.__doc__ = f"Ask model {host.name} (digest {host.digest})."
-    return bentoml.api(predict, route=route)
+    return bentoml.api(route=route)(predict)
 
 
 async def _predict(

@@ -107,7 +107,12 @@ class Scorer:
 
         ONNX Runtime takes concurrent runs of one session; of a user's functions nobody knows.
         """
-        return self._transform is None and self._session.provider == "cpu"
+        return self._transform is None and self.provider == "cpu"
+
+    @property
+    def provider(self) -> str:
+        """What runs the model, as the session calls it."""
+        return self._session.provider
 
     @property
     def bindable(self) -> OnnxSession | None:

@@ -17,7 +17,7 @@ from services.bento import (
     is_worker,
     stop_supervisor,
 )
-from services.service_bundle import find_bundles
+from services.service_bundle import find_trusted_bundles
 from services.settings import load_settings
 from services.workers import join_server, listen_alone
 
@@ -28,7 +28,7 @@ def _build() -> MlctlService:
         join_server(settings)
         if settings.workers > 1:
             listen_alone(inherited_listener())
-    return build_service(find_bundles(settings), settings)
+    return build_service(find_trusted_bundles(settings), settings)
 
 
 try:

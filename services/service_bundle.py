@@ -31,3 +31,17 @@ def find_bundles(settings: Settings, beside: Path = BESIDE) -> Packed:
             "folder.",
         )
     return Packed((verify(root),)) if settings.bundle else unpack(beside)
+
+
+def find_trusted_bundles(settings: Settings, beside: Path = BESIDE) -> Packed:
+    """As `find_bundles`, and signed under the key that `settings` requires, if it does.
+
+    SIGNATURE_INVALID for a bundle that is not.
+    """
+    packed = find_bundles(settings, beside)
+    if settings.require_signature is not None:
+        from services.ship.signed import require_served
+
+        source = None if settings.bundle else beside
+        require_served(packed, settings.require_signature, source)
+    return packed

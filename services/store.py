@@ -18,6 +18,7 @@ from bundle.home import bento_home
 
 DIGEST_LABEL = "mlctl.digest"
 CONTENT_LABEL = "mlctl.content"
+MODELS_LABEL = "mlctl.models"
 _LATEST = "latest"
 _TAG = re.compile(r"([a-z0-9](?:[a-z0-9._-]*[a-z0-9])?)(?::([a-z0-9](?:[a-z0-9._-]*[a-z0-9])?))?")
 
@@ -29,6 +30,12 @@ class BentoInfo:
     tag: str
     path: Path
     labels: Mapping[str, str]
+
+    @property
+    def digests(self) -> Mapping[str, str]:
+        """Those of its models by their names, if it has several; see `Together.told`."""
+        pairs = (pair.partition("=") for pair in self.labels.get(MODELS_LABEL, "").split())
+        return {name: digest for name, _, digest in pairs}
 
     @property
     def source(self) -> Path:

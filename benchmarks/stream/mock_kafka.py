@@ -7,14 +7,14 @@ import sys
 from benchmarks.stream.places import PARTITIONS
 from tests.support.kafka import MockKafka
 
-_TOPICS = 40
+_TOPICS = 16
 
 
 def main() -> None:
     """Serve until stdin ends."""
     cluster = MockKafka()
     for number in range(_TOPICS):
-        for part in ("in", "out", "dead"):
+        for part in ("in", "out"):
             cluster.create(f"t{number}-{part}", PARTITIONS)
     print(cluster.address, flush=True)
     sys.stdin.read()

@@ -84,9 +84,9 @@ def values(payload: str, count: int) -> list[bytes]:
     return [*itertools.islice(itertools.cycle(made), count)]
 
 
-def fill(place: Place, messages: list[bytes]) -> None:
-    """Send them."""
+def fill(place: Place, messages: list[bytes], key: bytes | None = None) -> None:
+    """Send them; their keys are their numbers, or all are `key`."""
     with transport_of(place).open_producer(place) as producer:
         for start in range(0, len(messages), _PART):
             part = enumerate(messages[start : start + _PART], start)
-            producer.publish([Outgoing(value, b"%d" % n, (), f"n{n}") for n, value in part])
+            producer.publish([Outgoing(value, key or b"%d" % n) for n, value in part])

@@ -111,7 +111,7 @@ def bench(
         binary=encoding == "binary",
         rows=rows,
         length=length,
-        data=_data(target, data),
+        data=_data(target, data, model),
         model=model,
     )
     load = Load(seconds=seconds, clients=clients, rate=rate)
@@ -136,13 +136,13 @@ def _check(
         raise click.UsageError("--data golden takes a Bento, not a URL")
 
 
-def _data(target: str, data: str | None) -> Path | None:
+def _data(target: str, data: str | None, model: str | None) -> Path | None:
     from bundle.manifest import GOLDEN_NAME
     from services.layout import model_folder
     from services.store import find_bento
 
     if data == "golden":
-        return model_folder(find_bento(target).source) / GOLDEN_NAME
+        return model_folder(find_bento(target).source, model) / GOLDEN_NAME
     return None if data is None else Path(data)
 
 
@@ -160,7 +160,8 @@ def _bench(output: Output, target: str, asking: Asking, load: Load) -> None:
         model, found = run(served, asking, load, show)
     if output.as_json:
         runs = [figures.as_dict() for figures in found]
-        output.document({"model": model.name, "version": model.version, "runs": runs})
+        told = {"model": model.name, "version": model.version, "runs": runs}
+        output.document({**told, "ready_seconds": served.ready_seconds})
     else:
         title = f"{model.name} {model.version[:12]}, {asking.protocol}, rows {asking.rows}"
         output.table(columns_of(), [row_of(figures) for figures in found], title)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
 import click
 
+from cli import shipping
 from cli.output import Output, reporting
-from cli.shipping import push as push_to
 
 
 @click.command()
@@ -40,51 +37,34 @@ def build(
     stands for all of them.
     """
     from registry.mlflow_catalog import MlflowCatalog
-    from services.layout import pack
-    from services.packaging import build_bento
-    from services.requirements import Flavour
     from services.ship.push import parse_target
 
     target = None if push is None else parse_target(push)
     catalog = MlflowCatalog()
     published = [catalog.find_optimized(model) for model in models]
-    with tempfile.TemporaryDirectory(prefix="mlctl-build-") as folder:
-        bundles = [
-            catalog.fetch_bundle(each, Path(folder) / f"bundle{number}")
-            for number, each in enumerate(published)
-        ]
-        first = published[0]
-        labels = {
-            "mlctl.model": first.name,
-            "mlctl.version": first.version,
-            "mlctl.source": first.source_uri,
-        }
-        packed = pack(bundles, name)
-        uris = ", ".join(each.uri for each in published)
-        output.note(f"Building a Bento from {uris} ...")
-        wanted = None if flavour is None else Flavour(flavour)
-        built = build_bento(packed, labels, force=force, flavour=wanted)
-    pushed = None if target is None else push_to(target, built.tag, catalog, first)
+    uris = ", ".join(each.uri for each in published)
+    output.note(f"Building a Bento from {uris} ...")
+    made, parts = shipping.build(catalog, published, name, flavour, force=force)
+    pushed = None if target is None else shipping.push(target, made.tag, catalog, published[0])
+    if hint := shipping.runtime_hint(parts, flavour):
+        output.note(hint)
     if output.as_json:
         output.document(
             {
-                "tag": built.tag,
-                "digest": built.digest,
-                "content_digest": built.content_digest,
-                "path": str(built.path),
-                "bundle": str(built.path / "src" / next(iter(packed.folders()))[0]),
-                "reused": built.reused,
-                "model": first.uri,
-                "models": [
-                    {"name": bundle.manifest.name, "digest": bundle.digest, "model": each.uri}
-                    for bundle, each in zip(bundles, published, strict=True)
-                ],
+                "tag": made.tag,
+                "digest": made.digest,
+                "content_digest": made.content_digest,
+                "path": str(made.path),
+                "bundle": parts[0]["bundle"],
+                "reused": made.reused,
+                "model": published[0].uri,
+                "models": parts,
                 "pushed": pushed,
             }
         )
-    else:
-        done = "is in the store already" if built.reused else "built"
-        output.line(f"{built.tag} {done}: {uris}, digest {built.digest}")
-        if pushed is not None:
-            output.line(f"Pushed to {pushed['reference']}")
-        output.note(f"Serve it: mlctl serve {built.tag}    Deploy it: mlctl up NAME {built.tag}")
+        return
+    done = "is in the store already" if made.reused else "built"
+    output.line(f"{made.tag} {done}: {uris}, digest {made.digest}")
+    if pushed is not None:
+        output.line(f"Pushed: {pushed['reference']}")
+    output.note(f"Serve it: mlctl serve {made.tag}    Deploy it: mlctl up NAME {made.tag}")

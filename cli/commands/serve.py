@@ -52,6 +52,7 @@ def serve(
     """
     from rollout.local.launcher import require_free
     from services.settings import load_settings
+    from services.ship.signed import require_signatures
     from services.store import find_bento
 
     found = find_bento(bento)
@@ -61,6 +62,7 @@ def serve(
     os.environ.update(given)
     settings = load_settings()
     settings.check(workers or settings.workers)
+    require_signatures(found, settings.require_signature)
     mutual, encrypted = settings.tls_client_ca is not None, settings.tls_cert is not None
     tell_exposure(output, host, mutual=mutual, encrypted=encrypted, insecure=insecure)
     if output.as_json:

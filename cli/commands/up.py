@@ -151,7 +151,8 @@ def _show(output: Output, *found: Deployment) -> None:
             continue
         url = url_of(deployment.ports, settings)
         output.line(f"{deployment.name} serves {live.bento} on {url} (HTTP and gRPC)")
-        output.note(f"V2: POST {url}/v2/models/{live.name}/infer    typed: POST {url}/predict")
+        model = "NAME" if live.models else live.name
+        output.note(f"V2: POST {url}/v2/models/{model}/infer    typed: POST {url}/predict")
 
 
 def _document(deployment: Deployment) -> dict[str, Any]:

@@ -47,6 +47,7 @@ class ServerUse:
 
     rows_per_batch: float | None = None
     cpu_seconds: float | None = None
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,8 @@ class Figures:
     """One run of `seconds`: a closed loop of `clients`, or an open one at `rate` requests a second.
 
     Latencies and stages are in milliseconds, the stages are means. `per_cpu_second` is how
-    many requests the server answers in a second of its CPU.
+    many requests the server answers in a second of its CPU, `memory_bytes` what its processes
+    had at the end, shared pages counted once.
     """
 
     clients: int | None
@@ -71,6 +73,7 @@ class Figures:
     infer_ms: float | None
     rows_per_batch: float | None
     per_cpu_second: float | None
+    memory_bytes: int | None = None
 
     @property
     def failed(self) -> int:
@@ -113,4 +116,5 @@ def summarize(
         infer_ms=stages.get("infer"),
         rows_per_batch=use.rows_per_batch,
         per_cpu_second=answered / use.cpu_seconds if use.cpu_seconds else None,
+        memory_bytes=use.memory_bytes,
     )

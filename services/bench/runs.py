@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -68,12 +68,15 @@ class Connector(Protocol):
 class Served:
     """A server to measure: where it is asked and, if known, where its metrics are.
 
-    `cpu_seconds` tells what its processes have used so far, where they are on this machine.
+    `cpu_seconds` and `memory_bytes` tell what its processes have used so far and have now, where
+    they are on this machine; `ready_seconds` how long it took to start.
     """
 
     address: Address
     metrics: Address | None = None
     cpu_seconds: Callable[[], float] | None = None
+    memory_bytes: Callable[[], int] | None = None
+    ready_seconds: float | None = None
 
 
 def bench(
@@ -123,7 +126,8 @@ async def _measure_one(
         before = await _use(served)
         record = Record()
         seconds = await run(load.seconds, record)
-        use = _difference(before, await _use(served))
+        memory = None if served.memory_bytes is None else served.memory_bytes()
+        use = replace(_difference(before, await _use(served)), memory_bytes=memory)
     return summarize(record, seconds, clients=clients, rate=load.rate, use=use)
 
 

@@ -55,6 +55,7 @@ def serving(
     metrics = Address(_HOST, http_port, tls=False, headers=headers)
     asked = Address(_HOST, grpc_port, tls=False, headers=headers)
     command = [sys.executable, "-m", "bentoml", "serve", bento, "--host", _HOST]
+    begun = time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*command, "--port", str(http_port)],
@@ -65,25 +66,44 @@ def serving(
         )
     try:
         _await_ready(process, metrics, log)
-        address = asked if protocol is Protocols.GRPC else metrics
-        yield Served(address, metrics, lambda: cpu_seconds(process.pid))
+        yield Served(
+            asked if protocol is Protocols.GRPC else metrics,
+            metrics,
+            lambda: cpu_seconds(process.pid),
+            lambda: memory_bytes(process.pid),
+            ready_seconds=time.monotonic() - begun,
+        )
     finally:
         _stop(process)
 
 
 def cpu_seconds(pid: int) -> float:
     """User and system seconds of a process and all that live below it."""
-    total = 0.0
+    with _looked_at():
+        times = [process.cpu_times() for process in _tree(pid)]
+    return float(sum(each.user + each.system for each in times))
+
+
+def memory_bytes(pid: int) -> int:
+    """The memory of a process and all that live below it; what they share counts once."""
+    with _looked_at():
+        found = [process.memory_full_info() for process in _tree(pid)]
+    return int(sum(getattr(each, "pss", each.uss) for each in found))
+
+
+def _tree(pid: int) -> list[psutil.Process]:
+    parent = psutil.Process(pid)
+    return [parent, *parent.children(recursive=True)]
+
+
+@contextmanager
+def _looked_at() -> Iterator[None]:
     try:
-        parent = psutil.Process(pid)
-        for process in (parent, *parent.children(recursive=True)):
-            times = process.cpu_times()
-            total += times.user + times.system
+        yield
     except psutil.NoSuchProcess as error:
         raise MlctlError(
             ErrorCode.UNAVAILABLE, "a process of the server ended meanwhile"
         ) from error
-    return total
 
 
 def _await_ready(process: subprocess.Popen[bytes], address: Address, log: Path) -> None:

@@ -20,7 +20,8 @@ class SecureSettings(BaseSettings):
     One of `token` and `token_file` closes the API to callers without a token, and /metrics
     with it unless `open_metrics`. `tls_cert` and `tls_key` switch TLS on, `tls_client_ca` asks
     callers for a certificate. `admin_port` opens the admin listener on `admin_host`, or
-    `admin_dir` one for each worker on a Unix socket there.
+    `admin_dir` one for each worker on a Unix socket there. `require_signature` is the public key
+    under which a bundle must be signed to be served.
     """
 
     token: SecretStr | None = None
@@ -33,6 +34,7 @@ class SecureSettings(BaseSettings):
     admin_port: Annotated[int, Field(ge=1, le=65535)] | None = None
     admin_dir: Path | None = None
     admin_token_file: Path | None = None
+    require_signature: Path | None = None
 
     def access(self) -> Access:
         """Who may call the API; INVALID_INPUT if the token or its file cannot be used."""

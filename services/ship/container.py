@@ -57,19 +57,6 @@ class Context:
     digest: str
 
 
-def requirements_of(bento: BentoInfo) -> list[str]:
-    """`package==version` of all that the Bento itself names, BentoML among it.
-
-    A Bento that is signed needs what proves signatures, too.
-    """
-    path = bento.path / "env" / "python" / "requirements.txt"
-    if not path.is_file():
-        raise MlctlError(
-            ErrorCode.BENTO_NOT_FOUND, f"the Bento {bento.tag} does not say what it needs"
-        )
-    return [line.strip() for line in path.read_text().splitlines() if line.strip()]
-
-
 def default_base() -> str:
     """The base image if none is named: Python of this version on Debian 12."""
     return f"docker.io/library/python:{python_version()}-slim-bookworm"

@@ -33,6 +33,11 @@ class Platform(Enum):
     AMD64 = ("linux/amd64", "x86_64")
     ARM64 = ("linux/arm64", "aarch64")
 
+    @classmethod
+    def of(cls, oci: str) -> Platform:
+        """The platform with that OCI name."""
+        return next(each for each in cls if each.oci == oci)
+
     @property
     def oci(self) -> str:
         """As container engines write it."""
@@ -139,7 +144,7 @@ def lock_of_report(
     for item in report:
         package, needs = _package(item)
         found[package.name], lines[package.name] = package, needs
-    edges = _reach(requirements, lines, platform)
+    edges = reach(requirements, lines, platform)
     if absent := sorted(edges.keys() - found.keys()):
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
@@ -154,10 +159,13 @@ def lock_of_report(
     return Lock(tuple(packages))
 
 
-def _reach(
+def reach(
     requirements: Sequence[str], lines: Mapping[str, Sequence[Requirement]], platform: Platform
 ) -> dict[str, set[str]]:
-    """All packages that `requirements` lead to on `platform`, each with those it needs."""
+    """All packages that `requirements` lead to on `platform`, each with those it needs.
+
+    `lines` has what each package asks for.
+    """
     edges = dict[str, set[str]]()
     extras = dict[str, set[str]]()
     waiting = [Requirement(line) for line in requirements]

@@ -30,6 +30,8 @@ _REF = "org.opencontainers.image.ref.name"
 _LAYOUT = {"imageLayoutVersion": "1.0.0"}
 _MAX_DOCUMENT = 4 << 20
 _CHUNK = 1 << 20
+# Headers and padding of one file; the end of an archive.
+_MOST_OF_A_MEMBER, _MOST_OF_AN_ARCHIVE = 4 << 10, 64 << 10
 Document = dict[str, Any]
 
 
@@ -191,8 +193,12 @@ def _pack(blobs: Path, bento: BentoInfo, listing: Listing) -> Document:
 def _unpack(layer: Path, listing: Listing, target: Path) -> None:
     """The listed files and nothing else; no name, size or type of the archive is believed."""
     wanted = {entry.path: entry.size for entry in listing.files}
+    most = sum(wanted.values()) + len(wanted) * _MOST_OF_A_MEMBER + _MOST_OF_AN_ARCHIVE
     try:
-        with gzip.open(layer, "rb") as packed, tarfile.open(fileobj=packed, mode="r|") as archive:
+        with (
+            gzip.open(layer, "rb") as packed,
+            tarfile.open(fileobj=cast(BinaryIO, _Bounded(packed, most)), mode="r|") as archive,
+        ):
             for member in archive:
                 size = wanted.pop(member.name, None)
                 if size is None or not member.isreg() or member.size != size:
@@ -208,6 +214,21 @@ def _unpack(layer: Path, listing: Listing, target: Path) -> None:
         ) from error
     if wanted:
         raise MlctlError(ErrorCode.FILE_MISSING, f"file {min(wanted)!r} is missing")
+
+
+class _Bounded:
+    """Reads at most so many bytes: what a header says may be any size, and packs to nothing."""
+
+    def __init__(self, source: gzip.GzipFile, most: int) -> None:
+        self._source = source
+        self._left = most
+
+    def read(self, size: int) -> bytes:
+        data = self._source.read(size)
+        self._left -= len(data)
+        if self._left < 0:
+            raise MlctlError(ErrorCode.FILE_ALTERED, "the layer is larger than the files it lists")
+        return data
 
 
 def _write(path: Path, source: BinaryIO) -> None:

@@ -8,14 +8,17 @@ import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from email.message import Message
 from importlib import metadata, util
 from pathlib import Path
+from typing import cast
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from bundle.errors import ErrorCode, MlctlError
-from services.ship.lock import Lock, Package, Platform, licence_of, lock_of_report
+from bundle.packages import installed_version
+from services.ship.lock import Lock, Package, Platform, licence_of, lock_of_report, reach
 
 _OFFLINE = ("connection", "Could not fetch URL", "Temporary failure", "ProxyError", "timed out")
 _NO_WHEEL = "No matching distribution found for "
@@ -58,6 +61,21 @@ def resolve(requirements: Sequence[str], platform: Platform) -> Lock:
     return Lock(tuple(_with_licence(package) for package in lock.packages))
 
 
+def complete(lock: Lock, requirements: Sequence[str], platform: Platform) -> Lock:
+    """A lock that was read, with what its packages say of themselves where they are installed."""
+    lines = {
+        each.name: [Requirement(line) for line in found.get_all("Requires-Dist") or ()]
+        for each in lock.packages
+        if (found := _installed(each)) is not None
+    }
+    edges = reach(requirements, lines, platform)
+    told = [
+        replace(_with_licence(each), needs=tuple(sorted(edges.get(each.name, ()))))
+        for each in lock.packages
+    ]
+    return Lock(tuple(told))
+
+
 def _command(folder: Path, platform: Platform) -> list[str]:
     """Packages are chosen for the platform; --target is what lets pip choose for another."""
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--no-input"]
@@ -83,11 +101,8 @@ def _proved(requirements: Iterable[str]) -> list[str]:
 
 def _with_licence(package: Package) -> Package:
     """pip's report leaves out the newer field of licences; what is installed here has it."""
-    try:
-        found = metadata.metadata(package.name)
-    except metadata.PackageNotFoundError:
-        return package
-    if found["Version"] != package.version:
+    found = _installed(package)
+    if found is None:
         return package
     fields: Mapping[str, object] = {
         "license_expression": found["License-Expression"],
@@ -95,6 +110,13 @@ def _with_licence(package: Package) -> Package:
         "classifier": found.get_all("Classifier"),
     }
     return replace(package, licence=licence_of(fields) or package.licence)
+
+
+def _installed(package: Package) -> Message | None:
+    """The metadata of this very version, if it is installed here."""
+    if installed_version(package.name) != package.version:
+        return None
+    return cast(Message, metadata.metadata(package.name))
 
 
 def _failed(words: str, platform: Platform) -> MlctlError:

@@ -6,7 +6,7 @@ import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Signature
@@ -16,6 +16,7 @@ from services.stream.base import Guarantee, Link, LinkRequest, Payload, Place
 from services.stream.bridge import connect
 from services.stream.engine import Pump, Report, RunSettings
 from services.stream.events import Event
+from services.stream.handover import take_over
 from services.stream.payloads import PayloadRequest, open_payload
 from services.stream.scoring import MessageScorer
 from services.stream.stamps import Stamp
@@ -33,11 +34,15 @@ _YOUNG = 200_000
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a user asked for: where from, where to, in which form."""
+    """What a user asked for: where from, where to, in which form.
+
+    `take_over` is the process of a run that is to end when this one is ready to begin.
+    """
 
     link: LinkRequest
     payload: PayloadRequest = field(default_factory=PayloadRequest)
     settings: RunSettings = field(default_factory=RunSettings)
+    take_over: int | None = None
 
 
 def dead_place(source: Place) -> Place:
@@ -51,6 +56,14 @@ def dead_place(source: Place) -> Place:
         "messages that cannot be answered need a place",
         "Say where they go: --dead dead.jsonl.",
     )
+
+
+def shadow_of(request: LinkRequest) -> LinkRequest:
+    """The same messages for a group of its own, whose dead letters are beside its answers."""
+    answers = request.answers
+    assert answers is not None
+    dead = request.dead if request.dead != dead_place(request.source) else dead_place(answers)
+    return replace(request, group=f"{request.group}.shadow", dead=dead)
 
 
 def promise(link: Link, source: Place) -> str:
@@ -102,6 +115,8 @@ def run_stream(
     link = connect(wanted.link)
     scorer = MessageScorer(open_scorer(bundle), payload)
     stamp = Stamp(wanted.link.source, bundle.manifest.name, bundle.digest)
+    if wanted.take_over is not None:
+        take_over(wanted.take_over, wanted.settings.patience)
     with link, seldom_collected():
         begin(link)
         return Pump(link, scorer, stamp, wanted.settings, watch, stop).run()

@@ -127,7 +127,7 @@ class Gpu:
         self._driver.call("cuMemHostAlloc", byref(address), max(size, 1), _PORTABLE)
         memory = (c_ubyte * size).from_address(int(address.value or 0))
         weakref.finalize(memory, self._release, "cuMemFreeHost", address).atexit = False
-        return np.frombuffer(memory, np.uint8)
+        return np.frombuffer(memoryview(memory), np.uint8)
 
     def _release(self, name: str, address: Any) -> None:
         """Free memory, in whichever thread its last user was."""

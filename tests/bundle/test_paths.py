@@ -8,7 +8,7 @@ from bundle.paths import check_relative, refuse_link, resolve_inside
 
 ESCAPES = [
     "", "/etc/passwd", "..", "../x", "a/../../x", "./x", "a//b", "a/", "a\\b", "a\x00b", "a\nb",
-    "%2e%2e/x", "x;v=1", "C:x", "a/./b", "x" * 600, "a\x7f",
+    "%2e%2e/x", "x;v=1", "C:x", "a/./b", "x" * 600, "a\x7f", "x" * 256, "ü" * 128, "\ud800",
 ]  # fmt: skip
 
 
@@ -48,4 +48,6 @@ def test_a_special_file_is_refused(tmp_path: Path) -> None:
 
 def test_what_does_not_exist_is_no_link(tmp_path: Path) -> None:
     refuse_link(tmp_path / "nothing", "nothing")
+    (tmp_path / "file").touch()
+    assert not resolve_inside(tmp_path, "file/below").exists()
     assert not (tmp_path / "nothing").exists()

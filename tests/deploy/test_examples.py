@@ -1,6 +1,7 @@
 """The example manifests: they parse, agree with each other, and ask the gate what it answers.
 
-No schema of Argo's or Flagger's is at hand here, so only what mlctl itself relies on is checked.
+No schema of Argo's or Flagger's is at hand here, so of those only what mlctl itself relies on is
+checked; the other kinds have to keep to theirs.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from rollout.kubernetes.meter import Scrape
 from rollout.kubernetes.scrape import NOTHING
 from rollout.kubernetes.target import Target
 from rollout.model import Colour
+from tests.support.schemas import faults, kinds
 
 EXAMPLES = Path(__file__).parents[2] / "deploy/examples"
 
@@ -54,6 +56,14 @@ def test_every_document_is_complete(name: str) -> None:
     for document in documents(name).values():
         assert document["apiVersion"]
         assert document["metadata"]["namespace"] == "shop"
+
+
+def test_what_has_a_published_schema_keeps_to_it() -> None:
+    found = [each for path in EXAMPLES.glob("*.yaml") for each in documents(path.name).values()]
+    known = [each for each in found if each["kind"] in kinds()]
+    assert len(known) > len(found) / 2
+    for each in known:
+        assert not faults(each), each["metadata"]["name"]
 
 
 def test_the_route_can_carry_a_rollout() -> None:

@@ -97,7 +97,7 @@ class Campaign:
         return name
 
     def _found(self, what: str, data: bytes) -> None:
-        kind = what.partition(":")[0] + what[-40:]
+        kind = what.partition("'")[0][:60]  # not the values that it was told of
         known = self.findings.get(kind)
         if known is None or len(data) < len(known):
             self.findings[kind] = data

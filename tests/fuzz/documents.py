@@ -39,9 +39,9 @@ JSON = st.recursive(
 def paths(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Every place in a JSON document."""
     yield at
-    children = value.items() if isinstance(value, dict) else enumerate(value)
-    for key, child in children if isinstance(value, dict | list) else ():
-        yield from paths(child, (*at, key))
+    if isinstance(value, dict | list):
+        for key, child in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from paths(child, (*at, key))
 
 
 def replaced(value: Any, at: tuple[Any, ...], new: Any) -> Any:
@@ -66,11 +66,12 @@ def _dumped(documents: st.SearchStrategy[Any]) -> st.SearchStrategy[bytes]:
 
 @contextmanager
 def _manifest() -> Iterator[Feed]:
-    def feed(data: bytes) -> None:
+    def feed(data: bytes) -> str:
         manifest = parse_manifest(data)
         again = parse_manifest(manifest.canonical())
         if again.digest != manifest.digest:
             raise FindingError("the canonical form has another digest")
+        return f"{len(manifest.files)} files"
 
     yield feed
 
@@ -106,11 +107,12 @@ BINARY_DOCUMENT = {
 BINARY = bytes(48) + b"\1\0\0\0a" * 4
 
 
-def _answer(request: InferRequest) -> None:
-    """What a decoded request promises: arrays that have their shape and type."""
+def _answer(request: InferRequest) -> str:
+    """What a decoded request promises: arrays that have their shape."""
     for array in request.inputs.values():
         if array.size != int(np.prod(array.shape)):
             raise FindingError(f"an array of shape {array.shape} has {array.size} elements")
+    return f"{sorted(request.inputs)} {len(request.outputs)}"
 
 
 @contextmanager
@@ -123,8 +125,9 @@ def _v2_json() -> Iterator[Feed]:
 def _v2_binary() -> Iterator[Feed]:
     codec = V2Codec("m", "v", SIGNATURE)
 
-    def feed(data: bytes) -> None:
-        _answer(codec.decode(data[_SIZE:], int.from_bytes(data[:_SIZE], "little", signed=True)))
+    def feed(data: bytes) -> str:
+        length = int.from_bytes(data[:_SIZE], "little", signed=True)
+        return _answer(codec.decode(data[_SIZE:], length))
 
     yield feed
 
@@ -148,12 +151,12 @@ def _grpc_message() -> Iterator[Feed]:
 
     request, codec = methods()["ModelInfer"].request, GrpcCodec("m", "v", SIGNATURE)
 
-    def feed(data: bytes) -> None:
+    def feed(data: bytes) -> str:
         try:
             message = request.FromString(data)
         except DecodeError:
             raise MlctlError(ErrorCode.INVALID_INPUT, "not a message") from None
-        _answer(codec.decode(message))
+        return _answer(codec.decode(message))
 
     yield feed
 

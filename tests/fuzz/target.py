@@ -23,8 +23,9 @@ CORPUS = Path(__file__).with_name("corpus")
 MAX_CPU_SECONDS = 5.0
 MAX_GROWTH_KIB = 300 << 10
 
-Feed = Callable[[bytes], None]
-# Where an input led to: the lines of ours at which it was refused. Empty if it was taken.
+# Says in a word what was answered; raises for what was refused.
+Feed = Callable[[bytes], str]
+# Where an input led to: the word, or the lines of ours at which it was refused.
 Way = tuple[str, ...]
 
 
@@ -56,8 +57,7 @@ def examine(target: Target, feed: Feed, data: bytes) -> Way:
     """Feed one input; where it led to. Raises FindingError."""
     began, size = time.process_time(), _peak_kib()
     try:
-        feed(data)
-        way: Way = ()
+        way: Way = (feed(data),)
     except MlctlError as error:
         if error.code not in target.refusals or not error.message:
             raise FindingError(f"refused as {error.code}: {error.message}") from error

@@ -21,10 +21,11 @@ class Policy(RuleBasedStateMachine):
     """Plays a server around a `Batcher` and keeps its own, naive books."""
 
     joinable = True
+    gather = False
 
     def __init__(self) -> None:
         super().__init__()
-        limits = Limits(MAX_ROWS, MAX_QUEUE, MAX_WAIT, self.joinable)
+        limits = Limits(MAX_ROWS, MAX_QUEUE, MAX_WAIT, self.joinable, gather=self.gather)
         self.policy = Batcher(limits, BatchCosts({1: 0.25, 8: 0.5}))
         self.now = 0.0
         self.waiting: dict[int, Ticket] = {}
@@ -32,6 +33,7 @@ class Policy(RuleBasedStateMachine):
         self.answered_or_told: set[int] = set()
         self.last_starts: dict[int, float] = {}
         self.heads_passed_over = 0
+        self.looked = 0.0  # when the last batch ended
 
     @rule(
         rows=st.integers(1, MAX_QUEUE + 1),
@@ -52,7 +54,7 @@ class Policy(RuleBasedStateMachine):
             assert (rows > MAX_QUEUE) if too_large else (time == 0)
         else:
             assert queued + rows <= MAX_QUEUE
-            assert ticket.prompt == idle
+            assert ticket.prompt == idle or (self.gather and not ticket.prompt)
             self.waiting[ticket.number] = ticket
             expected = self.policy.costs.seconds(rows)
             self.last_starts[ticket.number] = ticket.deadline - expected
@@ -90,7 +92,7 @@ class Policy(RuleBasedStateMachine):
         batch = self.policy.release(self.now)
         if not batch:
             oldest = min(self.waiting.values(), key=lambda t: t.number, default=None)
-            waited = oldest is not None and self.now - oldest.arrived >= MAX_WAIT
+            waited = oldest is not None and self.now >= self._latest(oldest)
             assert self.policy.busy or oldest is None or not (waited or oldest.prompt)
             return
         assert not self.running
@@ -101,6 +103,13 @@ class Policy(RuleBasedStateMachine):
         for ticket in batch:
             del self.waiting[ticket.number]  # once only, and only who waits
         self.running = batch
+
+    def _latest(self, ticket: Ticket) -> float:
+        """Until when a ticket may be held back."""
+        if not self.gather:
+            return ticket.arrived + MAX_WAIT
+        # From the batch's end or when it came, by no more than a batch costs.
+        return max(self.looked, ticket.arrived) + self.policy.costs.seconds(MAX_ROWS)
 
     def _assert_fair(self, batch: list[Ticket]) -> None:
         """First come first served in each lane, and neither lane's head waits for ever."""
@@ -123,6 +132,8 @@ class Policy(RuleBasedStateMachine):
             self.policy.finished(seconds, clean=clean)
             self.answered_or_told |= {ticket.number for ticket in self.running}
             self.running = []
+            self.looked = self.now
+            self.release()  # as a server does
 
     @invariant()
     def the_books_agree(self) -> None:
@@ -138,7 +149,7 @@ class Policy(RuleBasedStateMachine):
             assert moment is not None
             assert moment <= ticket.deadline
             if not self.running:
-                assert moment <= max(self.now, ticket.arrived + MAX_WAIT)
+                assert moment <= max(self.now, self._latest(ticket))
 
     @invariant()
     def more_rows_never_cost_less(self) -> None:
@@ -152,7 +163,15 @@ class Unjoined(Policy):
     joinable = False
 
 
+class Gathered(Policy):
+    """The same where those who were just answered may be waited for."""
+
+    gather = True
+
+
 TestJoined: Any = Policy.TestCase
 TestJoined.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestUnjoined: Any = Unjoined.TestCase
 TestUnjoined.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
+TestGathered: Any = Gathered.TestCase
+TestGathered.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import sys
 from dataclasses import replace
 from functools import partial
@@ -11,12 +12,12 @@ import pytest
 from bundle.clock import ManualClock
 from bundle.errors import MlctlError
 from cli.rollouts import event_line
-from rollout.champion import ChampionKeeper, ProcessChampions
+from rollout.champion import ChampionKeeper, ProcessChampions, main
 from rollout.machine import Phase, Progress
 from rollout.memory import MemoryChampions
 from rollout.model import Outcome, Ports, RolloutSpec, Settings, champion_command
 from rollout.state.journal import Journal
-from rollout.state.records import Deployment
+from rollout.state.records import Deployment, dumps
 from tests.support.rollouts import revision
 from tests.support.wait import wait_until
 
@@ -206,6 +207,21 @@ def test_a_write_is_prepared_near_the_end_of_the_bake_and_not_after_a_rollback(
     quiet = replace(rollout, spec=replace(spec, alias=False))
     keeper.foresee(replace(quiet, progress=Progress(phase=Phase.BAKE, since=begun)))
     assert not champions.prepared
+
+
+def test_every_model_of_a_bento_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    several = replace(LIVE, models=("a" * 64, "b" * 64))
+    monkeypatch.setattr("os.nice", lambda _: 0)
+    monkeypatch.setattr("registry.mlflow_catalog.MlflowCatalog.connect", lambda _: None)
+    monkeypatch.setattr(
+        "registry.mlflow_catalog.MlflowCatalog.write_champion",
+        lambda _, digest: written.append(digest),
+    )
+    for given in (several, LIVE):
+        monkeypatch.setattr("sys.stdin", io.StringIO(dumps(given)))
+        assert main() == 0
+    assert written == ["a" * 64, "b" * 64, LIVE.digest]
 
 
 @pytest.mark.slow

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import asdict
 
 import pytest
 
@@ -71,6 +73,14 @@ def test_a_revision_needs_a_digest_and_no_option_as_tag() -> None:
 
 def test_the_served_name_is_the_bentos() -> None:
     assert revision("tiny:aa").name == "tiny"
+
+
+def test_several_models_are_known_by_their_digests() -> None:
+    one = revision("tiny:aa")
+    assert one.digests == (one.digest,)
+    several = Revision("shop:1", "0" * 64, "m", "1", "s", models=("a" * 64, "b" * 64))
+    assert several.digests == ("a" * 64, "b" * 64)
+    assert Revision(**json.loads(json.dumps(asdict(several)))) == several
 
 
 def test_each_colour_has_another() -> None:

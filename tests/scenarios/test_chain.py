@@ -112,11 +112,16 @@ def test_the_registry_holds_the_lineage(shop: Shop) -> None:
     assert rows["digits-optimized"]["aliases"] == []
 
 
-def test_optimizing_and_building_again_change_nothing(shop: Shop) -> None:
+def test_optimizing_and_building_again_change_nothing(shop: Shop, tmp_path: Path) -> None:
     again = shop.mlctl.json("optimize", "models:/digits@candidate", "--data", str(shop.data))
     assert again["digest"] == shop.optimized["digest"]
     assert again["model"] == shop.optimized["model"]
-    assert shop.mlctl.json("build", "digits")["reused"]
+    built = shop.mlctl.json("build", "digits", "--push", str(tmp_path / "out"))
+    assert built["reused"]
+    assert built["content_digest"] == shop.built["content_digest"]
+    folder = tmp_path / "out" / built["tag"].replace(":", "-")
+    assert built["pushed"] == {"reference": f"folder:{folder}"}
+    assert json.loads((folder / "listing.json").read_text())["digest"] == built["digest"]
 
 
 def test_a_pulled_bundle_verifies(shop: Shop, tmp_path: Path) -> None:

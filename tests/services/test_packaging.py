@@ -3,7 +3,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.home import bento_home

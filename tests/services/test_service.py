@@ -20,9 +20,9 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
 from rollout.local.launcher import free_ports
 from services.host import ModelHost
+from services.layout import digest_file
 from services.lean.protocol import LeanProtocol
 from services.scorer import Scorer
-from services.layout import digest_file
 from services.service_bundle import find_bundles
 from services.settings import Settings
 from services.v2_messages import SERVICE, methods
@@ -92,7 +92,7 @@ def test_our_application_and_protocol_are_in_front(
     protocol: Any = config.http_protocol_class
     assert issubclass(protocol, LeanProtocol) is lean
     if lean:
-        assert f"/v2/models/tiny/versions/{bundle.digest}/infer".encode() in protocol.targets
+        assert f"/v2/models/tiny/versions/{bundle.digest}/infer".encode() in protocol.routes
 
 
 def test_a_stop_lets_grpc_calls_have_their_answers(

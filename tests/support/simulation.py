@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -79,6 +80,24 @@ class SimulatedServer:
             self._offer(arrival)
             self._pump(arrival.moment)
         self._until(inf)
+        return self.story
+
+    def loop(self, clients: int, think: float, until: float, seed: int = 1) -> Story:
+        """`clients` that ask again about `think` seconds after each answer; none after `until`."""
+        generator = random.Random(seed)
+        coming = [generator.uniform(0, 0.01) for _ in range(clients)]
+        heapq.heapify(coming)
+        while coming or self._event() < inf:
+            if not coming or self._event() <= coming[0]:
+                known = len(self.story.answered)
+                self._step(self._event())
+                for _, end in self.story.answered[known:]:
+                    if (moment := end + generator.uniform(0.5, 1.5) * think) < until:
+                        heapq.heappush(coming, moment)
+            else:
+                arrival = Arrival(heapq.heappop(coming))
+                self._offer(arrival)
+                self._pump(arrival.moment)
         return self.story
 
     def ask(self, moment: float) -> float:

@@ -7,8 +7,6 @@ that was started again goes on with whatever it is asked next.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +20,7 @@ from bundle.paths import check_relative
 from bundle.verify import VerifiedBundle, verify
 from services.batch.base import Chunk, SplittableSource, Unit, UnitResult
 from services.batch.bisect import TooManyError
+from services.batch.executors.scratch import Scratch, sweep
 
 if TYPE_CHECKING:
     from services.batch.job import Scoring
@@ -54,6 +53,14 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
+class Unread:
+    """A unit that cannot be read on the actor's machine; why, in words."""
+
+    unit: Unit
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Errand:
     """What an actor needs: `files` are the bytes of the bundle's, by name.
 
@@ -67,7 +74,7 @@ class Errand:
 
 
 class ScoringActor:
-    """Scores one unit after the other. Its answers are values: a UnitResult or a Failure.
+    """Scores one unit after the other. Its answers are values: a UnitResult, or why there is none.
 
     It is told its errand each time, as what `fetch` gets it for: one that was started again
     has forgotten.
@@ -75,8 +82,8 @@ class ScoringActor:
 
     def __init__(self, fetch: Callable[[Any], Errand]) -> None:
         self._fetch = fetch
-        self._folder: Path | None = None
-        self._score: Callable[[Chunk | Unit], UnitResult] | None = None
+        self._scratch: Scratch | None = None
+        self._given: tuple[Errand, UnitScorer] | None = None
 
     def open(self, errand: Sequence[Any]) -> Failure | None:
         """Load the model, if that is not done yet; why it cannot be loaded."""
@@ -86,49 +93,48 @@ class ScoringActor:
             return Failure.of(error)
         return None
 
-    def score(self, errand: Sequence[Any], work: Chunk | Unit) -> UnitResult | Failure:
+    def score(self, errand: Sequence[Any], work: Chunk | Unit) -> UnitResult | Failure | Unread:
         """The answers of rows that were sent, or of a unit that is to be read here."""
         try:
-            return self._opened(errand)(work)
+            given, scorer = self._opened(errand)
+            chunk = work if isinstance(work, Chunk) else _read(given, work)
+            return scorer.score(chunk) if isinstance(chunk, Chunk) else chunk
         except (MlctlError, TooManyError) as error:
             return Failure.of(error)
 
     def close(self) -> None:
         """Remove what was written here."""
-        self._score = None
+        self._given = None
         self._remove()
 
     def _remove(self) -> None:
-        if self._folder is not None:
-            shutil.rmtree(self._folder)
-            self._folder = None
+        if self._scratch is not None:
+            self._scratch.close()
+            self._scratch = None
 
-    def _opened(self, errand: Sequence[Any]) -> Callable[[Chunk | Unit], UnitResult]:
-        if self._score is None:
+    def _opened(self, errand: Sequence[Any]) -> tuple[Errand, UnitScorer]:
+        if self._given is None:
             # A sequence of one, for else Ray would fetch it for each call.
             (stored,) = errand
             given = self._fetch(stored)
-            self._folder = self._folder or Path(tempfile.mkdtemp(prefix="mlctl-bundle-"))
-            write_files(self._folder, given.files)
-            bundle = verify(self._folder, given.scoring.bundle.digest)
-            scorer = replace(given.scoring, bundle=bundle).open()
-            self._score = _scores(scorer, given.source, given.columns)
+            sweep()
+            self._scratch = self._scratch or Scratch()
+            write_files(self._scratch.folder, given.files)
+            bundle = verify(self._scratch.folder, given.scoring.bundle.digest)
+            self._given = given, replace(given.scoring, bundle=bundle).open()
             if bundle.manifest.transform is None:
-                # All is loaded, and who is killed cannot clean up.
+                # All is loaded; only a transform may read its files later.
                 self._remove()
-        return self._score
+        return self._given
 
 
-def _scores(
-    scorer: UnitScorer, source: SplittableSource | None, columns: Sequence[str]
-) -> Callable[[Chunk | Unit], UnitResult]:
-    def score(work: Chunk | Unit) -> UnitResult:
-        if isinstance(work, Chunk):
-            return scorer.score(work)
-        assert source is not None
-        return scorer.score(source.read(work, columns))
-
-    return score
+def _read(given: Errand, unit: Unit) -> Chunk | Unread:
+    assert given.source is not None
+    try:
+        return given.source.read(unit, given.columns)
+    except (MlctlError, OSError) as error:
+        # The command may read it where it is, or else say what is wrong with it.
+        return Unread(unit, str(error))
 
 
 def read_files(bundle: VerifiedBundle) -> Files:

@@ -8,16 +8,20 @@ same command goes on after its last commit.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
+import socket
 import threading
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.base import Chunk, SplittableSource, Unit, UnitResult
-from services.batch.executors.actor import Errand, Failure, ScoringActor, read_files
+from services.batch.executors.actor import Errand, Failure, ScoringActor, Unread, read_files
+from services.batch.executors.scratch import sweep
 
 if TYPE_CHECKING:
     from services.batch.engine import Executor
@@ -29,6 +33,9 @@ _AHEAD = 3
 # How often a unit is asked for again whose actor died.
 _RETRIES = 3
 _CLOSE_SECONDS = 10.0
+# Ray itself asks an address for minutes that nobody answers at.
+_CONNECT_SECONDS = 5.0
+logger = logging.getLogger("mlctl.batch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +68,44 @@ class RayExecutor:
             errand = ray.put(Errand(self.scoring, read_files(bundle), source, columns))
             gpu = bundle.manifest.variant.target != "cpu"
             with contextlib.closing(_Crew(ray, errand, self.actors, gpu=gpu)) as crew:
+                reader = _Reader(source, columns)
                 for item in work:
-                    yield from crew.until_free()
-                    crew.give(item)
-                yield from crew.rest()
+                    for answer in crew.until_free():
+                        yield from reader.read_here(answer, crew)
+                    crew.give(reader.chosen(item))
+                while crew.busy:
+                    for answer in crew.settled():
+                        yield from reader.read_here(answer, crew)
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Who reads: the actors, until one of them cannot; from then on this process."""
+
+    source: SplittableSource | None
+    columns: tuple[str, ...]
+    _here: bool = field(init=False, default=False)
+
+    def chosen(self, work: Chunk | Unit) -> Chunk | Unit:
+        """What an actor is given of `work`: rows, or the unit that it is to read."""
+        return self._read(work) if self._here and isinstance(work, Unit) else work
+
+    def read_here(self, answer: UnitResult | Unread, crew: _Crew) -> Iterator[UnitResult]:
+        """The answer; a unit that could not be read there is read here and given again."""
+        if not isinstance(answer, Unread):
+            yield answer
+            return
+        if not self._here:
+            self._here = True
+            logger.warning(
+                "an actor of Ray cannot read %s: this process reads it from now on, and sends the "
+                "rows (%s)", answer.unit.origin, answer.reason
+            )  # fmt: skip
+        crew.give(self._read(answer.unit))
+
+    def _read(self, unit: Unit) -> Chunk:
+        assert self.source is not None
+        return self.source.read(unit, self.columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,15 +155,15 @@ class _Crew:
         actor = self._free.pop(0)
         self._busy[actor.score.remote([self.errand], item)] = actor
 
-    def until_free(self) -> Iterator[UnitResult]:
-        """Results that come until an actor may take another unit."""
-        while not self._free:
-            yield from self._settled()
+    @property
+    def busy(self) -> bool:
+        """Whether there are answers still to come."""
+        return bool(self._busy)
 
-    def rest(self) -> Iterator[UnitResult]:
-        """All results that are still to come."""
-        while self._busy:
-            yield from self._settled()
+    def until_free(self) -> Iterator[UnitResult | Unread]:
+        """Answers that come until an actor may take another unit."""
+        while not self._free:
+            yield from self.settled()
 
     def close(self) -> None:
         """End the actors; what they were doing is lost."""
@@ -131,13 +172,15 @@ class _Crew:
             self.ray.wait(asked, num_returns=len(asked), timeout=_CLOSE_SECONDS) if asked else None
         for actor in self._actors:
             self.ray.kill(actor)
+        # Those of actors that died, if they were on this machine.
+        sweep()
 
     def _opened(self) -> list[Any]:
         """The actors that have a place."""
         opening = set(map(id, self._opening.values()))
         return [actor for actor in self._actors if id(actor) not in opening]
 
-    def _settled(self) -> Iterator[UnitResult]:
+    def settled(self) -> Iterator[UnitResult | Unread]:
         """Wait for any answer, and take it."""
         (ready,), _later = self.ray.wait([*self._busy, *self._opening], num_returns=1)
         answer = self.ray.get(ready)
@@ -171,10 +214,11 @@ def connected(address: str, cores: int | None) -> Iterator[Any]:
         yield ray
         return
     local = {"num_cpus": cores, "include_dashboard": False} if address == LOCAL else {}
+    check_reachable(address)
     handlers = _handlers()
     try:
         ray.init(address, log_to_driver=False, logging_level="ERROR", **local)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except Exception as error:  # a plain one where its own processes are too slow to start
         said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise MlctlError(
             ErrorCode.CLUSTER_UNAVAILABLE, f"Ray at {address!r} does not answer: {said}"
@@ -187,6 +231,24 @@ def connected(address: str, cores: int | None) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+def check_reachable(address: str) -> None:
+    """CLUSTER_UNAVAILABLE if nobody listens at the host and port of `address`, if it has them."""
+    place = urlsplit(address if "://" in address else f"//{address}")
+    try:
+        host, port = place.hostname, place.port
+    except ValueError:
+        host, port = None, None
+    if host is None or port is None:
+        return  # "local" and "auto": Ray looks on this machine
+    try:
+        socket.create_connection((host, port), _CONNECT_SECONDS).close()
+    except OSError as error:
+        raise MlctlError(
+            ErrorCode.CLUSTER_UNAVAILABLE,
+            f"Ray at {address!r} does not answer: {error.strerror or error}",
+        ) from error
 
 
 def _handlers() -> dict[signal.Signals, Any]:

@@ -1,7 +1,7 @@
-"""Scoring in steps with a thread for each, where only one thread may have the model.
+"""Scoring in steps with a thread for each, for a model on a device of its own.
 
-While that one runs a unit, the next is read and prepared, and the last one finished: a GPU has
-its next inputs before it is done, and a transform need not wait for tables.
+While the device runs one unit, the next is read, prepared and copied to it, and the last one is
+made into a table: the device never waits for them.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from typing import Protocol
 from bundle import __version__
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 
-# What generated requests and answers have beside the tensors.
-_TAKEN = frozenset({"meta", "self"})
+# What generated requests and answers have, or use, beside the tensors.
+_TAKEN = frozenset({"meta", "np", "npt", "self"})
 _LONGEST_FIELD = 32
 
 
@@ -54,12 +54,12 @@ class Model:
     @property
     def identifier(self) -> str:
         """The name in lower-case letters, digits and underscores, not beginning with a digit."""
-        return plain_name(self.name).lower()
+        return plain_name(self.name, "model", longest=64).lower()
 
     @property
     def type_name(self) -> str:
         """The name as a type is called: `TinyNet` for `tiny-net`."""
-        return "".join(part[:1].upper() + part[1:] for part in self.identifier.split("_"))
+        return type_name(self.identifier)
 
     @property
     def header(self) -> str:
@@ -80,11 +80,19 @@ def describe(name: str, digest: str, signature: Signature) -> Model:
     return Model(name, digest, _tensors(signature.inputs), _tensors(signature.outputs))
 
 
-def plain_name(name: str) -> str:
-    """`name` as a short ASCII identifier, no keyword; different names may give the same."""
-    plain = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")[:_LONGEST_FIELD].rstrip("_")
+def type_name(identifier: str) -> str:
+    """`identifier` as a type is called: `TinyNet` for `tiny_net`."""
+    return "".join(part[:1].upper() + part[1:] for part in identifier.split("_"))
+
+
+def plain_name(name: str, kind: str = "tensor", *, longest: int = _LONGEST_FIELD) -> str:
+    """`name` as a short ASCII identifier, no keyword; different names may give the same.
+
+    `kind` goes in front of what begins with no letter.
+    """
+    plain = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")[:longest].rstrip("_")
     if not plain or plain[0].isdigit():
-        plain = f"tensor_{plain}".rstrip("_")
+        plain = f"{kind}_{plain}".rstrip("_")
     return f"{plain}_" if keyword.iskeyword(plain) or plain in _TAKEN else plain
 
 

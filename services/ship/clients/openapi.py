@@ -8,12 +8,13 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
-from services.ship.clients.base import Model
+from services.ship.clients.base import Model, type_name
 from services.ship.clients.openapi_schemas import (
     Schema,
     described_schemas,
     error_codes,
     error_schema,
+    example_request,
     request_schema,
     response_schema,
 )
@@ -41,15 +42,21 @@ def to_text(content: Schema) -> str:
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
-def document(models: Sequence[Model], *, token: bool | None = None) -> Schema:
-    """The document of a server of `models`; `token` tells whether it asks for one, if known."""
+def document(
+    models: Sequence[Model], *, version: str | None = None, token: bool | None = None
+) -> Schema:
+    """The document of a server of `models`, the default one first.
+
+    `version` is the digest of all together; `token` tells whether the server asks for one, if that
+    is known.
+    """
     paths: Schema = dict(_server_paths(token=token is not False))
     schemas: Schema = {"Error": error_schema(), **described_schemas()}
-    for model in models:
-        schemas[f"{model.type_name}Request"] = request_schema(model.inputs, model.outputs)
-        answer = response_schema(model.name, model.digest, model.outputs)
-        schemas[f"{model.type_name}Response"] = answer
-        paths.update(_model_paths(model))
+    for label, model in _labelled(models):
+        kind = type_name(label)
+        schemas[f"{kind}Request"] = request_schema(model.inputs, model.outputs)
+        schemas[f"{kind}Response"] = response_schema(model.name, model.digest, model.outputs)
+        paths.update(_model_paths(label, model))
     secured: Schema = {}
     if token is not False:
         schemes = {"token": {"type": "http", "scheme": "bearer"}}
@@ -60,7 +67,7 @@ def document(models: Sequence[Model], *, token: bool | None = None) -> Schema:
         "openapi": "3.1.0",
         "info": {
             "title": ", ".join(model.name for model in models),
-            "version": models[0].digest or "unknown",
+            "version": version or models[0].digest or "unknown",
             "summary": "Inference by the V2 protocol (Open Inference Protocol).",
             "description": _ABOUT,
         },
@@ -73,6 +80,17 @@ def document(models: Sequence[Model], *, token: bool | None = None) -> Schema:
             "securitySchemes": schemes,
         },
     }
+
+
+def _labelled(models: Sequence[Model]) -> Iterator[tuple[str, Model]]:
+    """Each model with a distinct identifier, for names of operations and schemas."""
+    taken: set[str] = set()
+    for model in models:
+        label, number = model.identifier, 2
+        while type_name(label) in taken:
+            label, number = f"{model.identifier}_{number}", number + 1
+        taken.add(type_name(label))
+        yield label, model
 
 
 def _server_paths(*, token: bool) -> Iterator[tuple[str, Schema]]:
@@ -92,11 +110,11 @@ def _server_paths(*, token: bool) -> Iterator[tuple[str, Schema]]:
     yield "/v2/models/stats", {"get": statistics}
 
 
-def _model_paths(model: Model) -> Iterator[tuple[str, Schema]]:
+def _model_paths(label: str, model: Model) -> Iterator[tuple[str, Schema]]:
     root = f"/v2/models/{quote(model.name, safe='')}"
     for path, suffix in ((root, ""), (f"{root}/versions/{{version}}", "Version")):
         more: Schema = {"parameters": [_version(model)]} if suffix else {}
-        named = f"{model.identifier}{suffix}"
+        named = f"{label}{suffix}"
         about = f"of model {model.name}"
         told = _get(f"{named}Metadata", f"Versions and tensors {about}", "Metadata", 404)
         yield path, {"get": told, **more}
@@ -106,11 +124,11 @@ def _model_paths(model: Model) -> Iterator[tuple[str, Schema]]:
         yield f"{path}/config", {"get": config, **more}
         stats = _get(f"{named}Stats", f"Counters {about}", "Statistics", 404, 503)
         yield f"{path}/stats", {"get": stats, **more}
-        yield f"{path}/infer", {"post": _infer(model, named), **more}
-        yield f"{path}/infer_stream", {"post": _stream(model, named), **more}
+        yield f"{path}/infer", {"post": _infer(model, named, type_name(label)), **more}
+        yield f"{path}/infer_stream", {"post": _stream(model, named, type_name(label)), **more}
 
 
-def _infer(model: Model, named: str) -> Schema:
+def _infer(model: Model, named: str, kind: str) -> Schema:
     answer = {
         "description": "The answer.",
         "headers": {
@@ -121,28 +139,44 @@ def _infer(model: Model, named: str) -> Schema:
                 "schema": {"type": "integer", "minimum": 0},
             },
         },
-        "content": _json(f"{model.type_name}Response") | {"application/octet-stream": {}},
+        "content": _json(f"{kind}Response") | {"application/octet-stream": {}},
     }
     made = _operation(f"{named}Infer", f"Ask model {model.name}", "Error", *_ASKING)
     made["responses"]["200"] = answer
-    return {**made, "parameters": _headers(), "requestBody": _body(model)}
+    return {**made, "parameters": _headers(), "requestBody": _body(model, kind)}
 
 
-def _stream(model: Model, named: str) -> Schema:
+def _stream(model: Model, named: str, kind: str) -> Schema:
     made = _operation(
         f"{named}InferStream", f"Ask model {model.name} for its answer in pieces", "Error", *_ASKING
     )
-    events = {"text/event-stream": {"schema": {"type": "string"}}}
+    events = {"text/event-stream": {"schema": _event(kind)}}
     what = "Events, each with one piece as the JSON of a response; the last is `end` or `error`."
     made["responses"]["200"] = {"description": what, "content": events}
-    return {**made, "parameters": _headers(), "requestBody": _body(model)}
+    return {**made, "parameters": _headers(), "requestBody": _body(model, kind)}
+
+
+def _event(kind: str) -> Schema:
+    schemas = [{"$ref": f"#/components/schemas/{name}"} for name in (f"{kind}Response", "Error")]
+    content = {"contentMediaType": "application/json", "contentSchema": {"anyOf": schemas}}
+    return {
+        "type": "object",
+        "required": ["data"],
+        "properties": {
+            "event": {"enum": ["message", "end", "error"]},
+            "data": {"type": "string", **content},
+        },
+    }
 
 
 _ASKING = (400, 404, 413, 415, 503, 504)
 
 
-def _body(model: Model) -> Schema:
-    content = _json(f"{model.type_name}Request") | {"application/octet-stream": {"schema": _ANY}}
+def _body(model: Model, kind: str) -> Schema:
+    plain = _json(f"{kind}Request")
+    if (shown := example_request(model.inputs)) is not None:
+        plain["application/json"]["example"] = shown
+    content = plain | {"application/octet-stream": {"schema": _ANY}}
     return {"required": True, "content": content}
 
 
@@ -156,7 +190,11 @@ def _headers() -> list[Schema]:
             {"type": "integer", "minimum": 0},
             "The length of the JSON in bytes, if binary data follows it; 0 if all is one tensor.",
         ),
-        header("Mlctl-Priority", {"enum": ["high", "normal"]}, "Wins over the body's `priority`."),
+        header(
+            "Mlctl-Priority",
+            {"enum": ["high", "normal", "0", "1", "2"]},
+            "Wins over the body's `priority`.",
+        ),
         header("X-Request-Id", {"type": "string"}, "Comes back with the answer."),
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import prod
 from typing import Any
 
 from bundle.errors import ERROR_TABLE
@@ -14,6 +15,7 @@ from services.ship.clients.base import Tensor
 from services.wire import MAX_ELEMENTS
 
 Schema = dict[str, Any]
+_LONGEST_EXAMPLE = 64
 _LARGEST = {Datatype.FP16: 65504.0, Datatype.FP32: 3.4028234663852886e38}
 _KEY: Schema = {
     "anyOf": [{"type": "string", "minLength": 1, "maxLength": MAX_KEY_CHARS}, {"type": "integer"}]
@@ -46,6 +48,20 @@ def request_schema(inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> S
             },
         },
     }
+
+
+def example_request(inputs: tuple[Tensor, ...]) -> Schema | None:
+    """A request of one row, all zero; None where JSON has no form of it or it is long."""
+    tensors = []
+    for tensor in inputs:
+        shape = [1 if size == DYNAMIC else size for size in tensor.shape]
+        if tensor.dtype in BINARY_ONLY or prod(shape) > _LONGEST_EXAMPLE:
+            return None
+        zero = {Datatype.BOOL: False, Datatype.BYTES: "text"}.get(tensor.dtype, 0)
+        data = [zero] * prod(shape)
+        declared = {"name": tensor.name, "datatype": tensor.dtype.value, "shape": shape}
+        tensors.append({**declared, "data": data})
+    return {"inputs": tensors}
 
 
 def response_schema(name: str, digest: str, outputs: tuple[Tensor, ...]) -> Schema:
@@ -144,6 +160,14 @@ def _input(tensor: Tensor) -> Schema:
 
 def _output(tensor: Tensor) -> Schema:
     declared = _declared(tensor)
+    rank = len(tensor.shape)
+    sizes = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+    declared["properties"]["shape"] = {
+        **sizes,
+        "minItems": rank,
+        "maxItems": rank,
+        "description": f"{list(tensor.shape)}, where -1 is any size",
+    }
     parameters = {"type": "object", "properties": _size()}
     data = {"type": "array", "items": _value(tensor.dtype)}
     declared["properties"].update({"parameters": parameters, "data": data})

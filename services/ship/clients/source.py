@@ -11,7 +11,7 @@ from services.bench.target import ask_http, parse_url
 from services.ship.clients.base import Model, describe
 from services.wire import invalid, shown
 
-_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}|-")
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}|-")
 
 
 def find_source(reference: str, token: str | None = None) -> Model:

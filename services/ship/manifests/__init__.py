@@ -1,1 +1,1 @@
-"""What runs a Bento's image elsewhere: manifests of a cluster, of KServe, Compose and BentoCloud."""
+"""What runs a Bento's image elsewhere: on a cluster, KServe, Compose or BentoCloud, as YAML."""

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from services.ship.manifests.plan import (
-    GRPC_PORT,
-    HTTP_PORT,
-    TOKEN_FOLDER,
-    TOKEN_KEY,
-    USER,
-    Plan,
-)
+from services.ship.containerfile import GRPC_PORT, HTTP_PORT, USER
+from services.ship.manifests.plan import TOKEN_FOLDER, TOKEN_KEY, Plan
 from services.ship.manifests.pod import Json
-from services.ship.manifests.resources import SCRATCH_MIB
 
 _PROBE = (
     "import urllib.request; "
@@ -28,7 +21,7 @@ def files(plan: Plan) -> dict[str, list[Json]]:
         "user": f"{USER}:{USER}",
         "init": True,
         "read_only": True,
-        "tmpfs": [f"/tmp:mode=1777,size={SCRATCH_MIB}m"],  # noqa: S108 - in the container
+        "tmpfs": [f"/tmp:mode=1777,size={plan.resources.scratch_mib}m"],  # noqa: S108 - in the container
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges:true"],
         # Of this machine only: a proxy is where others come in.
@@ -46,7 +39,7 @@ def files(plan: Plan) -> dict[str, list[Json]]:
         "labels": {"mlctl.bento": plan.model.tag, "mlctl.digest": plan.model.digest},
         "deploy": {"resources": _resources(plan)},
     }
-    document: Json = {"name": plan.name, "services": {plan.name: server}}
+    document: Json = {"services": {plan.name: server}}
     if plan.token_secret is not None:
         server["secrets"] = [{"source": TOKEN_KEY, "target": f"{TOKEN_FOLDER}/{TOKEN_KEY}"}]
         document["secrets"] = {TOKEN_KEY: {"file": f"./{TOKEN_KEY}"}}

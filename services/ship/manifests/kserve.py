@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from bundle.errors import ErrorCode, MlctlError
-from services.ship.manifests.plan import HTTP_PORT, USER, Plan
+from services.ship.containerfile import HTTP_PORT, USER
+from services.ship.manifests.plan import Plan
 from services.ship.manifests.pod import (
     Json,
     env,
@@ -24,7 +25,7 @@ from services.ship.manifests.pod import (
 
 # The name by which KServe knows the container that answers.
 _CONTAINER = "kserve-container"
-_GRPC = "MLCTL_GRPC_"
+_NO_GRPC = {"name": "MLCTL_GRPC_PORT", "value": ""}
 # No group of the pod owns the Secret's file here, and nobody else is in the container.
 _FOR_ALL = 0o444
 
@@ -120,7 +121,7 @@ def _standard(plan: Plan, canary: Canary | None) -> Json:
 
 def _container(plan: Plan, image: str) -> Json:
     """KServe sends all requests to one port, over HTTP; gRPC is off."""
-    found = [each for each in env(plan) if not each["name"].startswith(_GRPC)]
+    found = [each for each in env(plan) if not each["name"].startswith("MLCTL_GRPC_")]
     numbered = probes(plan)
     for probe in numbered.values():
         probe["httpGet"]["port"] = HTTP_PORT
@@ -135,7 +136,7 @@ def _container(plan: Plan, image: str) -> Json:
         "name": _CONTAINER,
         "image": image,
         "ports": [{"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"}],
-        "env": [*found, {"name": "PROTOCOL", "value": "v2"}],
+        "env": [*found, _NO_GRPC, {"name": "PROTOCOL", "value": "v2"}],
         "resources": resources(plan),
         **numbered,
         "securityContext": rights,

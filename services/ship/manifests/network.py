@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from services.ship.manifests.plan import GRPC_PORT, HTTP_PORT, Layout, Plan
+from services.ship.containerfile import GRPC_PORT, HTTP_PORT
+from services.ship.manifests.plan import Layout, Plan
 from services.ship.manifests.pod import Json
 
 _GATEWAY_API = "gateway.networking.k8s.io"
-_GRPC_PATHS = ("/inference.GRPCInferenceService/", "/grpc.health.v1.Health/")
+_GRPC_TYPES = ("application/grpc", "application/grpc+proto")
 _NAMESPACE = "kubernetes.io/metadata.name"
 _LIVE, _IDLE = 100, 0
 
 
-def service(plan: Plan, name: str, selector: dict[str, str]) -> Json:
+def service(name: str, selector: dict[str, str]) -> Json:
     """Both ports of the pods; `mlctl promote` finds HTTP by its name."""
     ports = [
         {"name": "http", "port": HTTP_PORT, "targetPort": "http", "appProtocol": "http"},
@@ -36,9 +37,12 @@ def service(plan: Plan, name: str, selector: dict[str, str]) -> Json:
 def routes(plan: Plan, services: Sequence[str]) -> list[Json]:
     """The way in: for two colours one HTTPRoute, because promote moves both protocols with it."""
     if plan.layout is Layout.BLUE_GREEN:
-        paths = [{"path": {"type": "PathPrefix", "value": path}} for path in _GRPC_PATHS]
+        grpc_calls = [
+            {"headers": [{"type": "Exact", "name": "content-type", "value": value}]}
+            for value in _GRPC_TYPES
+        ]
         rules = [
-            {"matches": paths, "backendRefs": _weighted(services, GRPC_PORT)},
+            {"matches": grpc_calls, "backendRefs": _weighted(services, GRPC_PORT)},
             {"backendRefs": _weighted(services, HTTP_PORT)},
         ]
         return [_route(plan, "HTTPRoute", plan.name, plan.edge.hosts, rules)]

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from bundle.errors import ErrorCode, MlctlError
 from services.settings import Settings
+from services.ship.containerfile import GRPC_PORT, HTTP_PORT
 from services.ship.manifests.resources import Resources
 
-HTTP_PORT = 3000
-GRPC_PORT = 3001
-USER = 65532
 TOKEN_FOLDER = "/etc/mlctl/token"  # noqa: S105 - a folder
 TOKEN_KEY = "tokens"  # noqa: S105 - a file in it
 METRICS_KEY = "metrics"
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _HOST = re.compile(r"(\*\.)?[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
 _IMAGE = re.compile(r"[a-z0-9][\w.:/-]*(@sha256:[0-9a-f]{64})?")
+_PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]+@")
 # What the manifests themselves decide, and what must not lie open in them.
 _OURS = ("MLCTL_GRPC_", "MLCTL_TOKEN", "MLCTL_ADMIN_", "MLCTL_TLS_", "MLCTL_BUNDLE", "MLCTL_HOME")
 # The longest suffix of a name that is made from ours.
@@ -35,6 +35,13 @@ class Layout(StrEnum):
 
     BLUE_GREEN = "blue-green"
     SINGLE = "single"
+
+
+class Colour(StrEnum):
+    """The two Deployments of a layout for `mlctl promote`."""
+
+    BLUE = "blue"
+    GREEN = "green"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +58,7 @@ class Model:
 class Scaling:
     """How many replicas: a fixed number, or from `replicas` to `most` by the rows that wait.
 
-    `wake` is a query that is above zero when somebody asks while nothing runs; without one, a
+    `wake` is a query that is above zero while anybody asks, with or without pods; without one, a
     server that was scaled to nothing stays there.
     """
 
@@ -113,7 +120,8 @@ class Edge:
 class Plan:
     """All that manifests are made of. `settings` are the server's, by variable.
 
-    `token_secret` is a Secret with the keys `tokens` (the token file) and `metrics` (one token).
+    `only` leaves out everything but one colour. `token_secret` is a Secret with the keys
+    `tokens` (the token file) and `metrics` (one token).
     INVALID_INPUT for what no cluster would take.
     """
 
@@ -122,9 +130,10 @@ class Plan:
     image: str
     resources: Resources
     namespace: str | None = None
-    scaling: Scaling = Scaling()
-    edge: Edge = Edge()
+    scaling: Scaling = field(default_factory=Scaling)
+    edge: Edge = field(default_factory=Edge)
     layout: Layout = Layout.BLUE_GREEN
+    only: Colour | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     token_secret: str | None = None
 
@@ -137,9 +146,16 @@ class Plan:
                 _require(_LABEL, name, "the namespace or Secret")
         if self.image:
             _require(_IMAGE, self.image, "the image")
-        for variable in self.settings:
+        for variable, value in self.settings.items():
             if variable.startswith(_OURS):
                 raise _invalid(f"{variable} is not for --set: the manifests decide it")
+            if _PASSWORD.search(value):
+                raise _invalid(
+                    f"{variable} has a password, and manifests are no place for one: leave it "
+                    "out, and add it to the container's environment from a Secret"
+                )
+        if self.only is not None and self.layout is Layout.SINGLE:
+            raise _invalid("a single Deployment has no colour: leave out --colour")
         if self.edge.grpc_host and self.layout is Layout.BLUE_GREEN:
             raise _invalid(
                 "`mlctl promote` moves no GRPCRoute: with two colours gRPC goes through the "
@@ -150,7 +166,7 @@ class Plan:
     def drain_seconds(self) -> int:
         """From the end of the traffic to the end of the process, at most."""
         deadline = float(self.settings.get("MLCTL_DEADLINE_MS", "30000")) / 1000.0
-        return int(deadline + 0.999) + _STOP_SECONDS
+        return math.ceil(deadline) + _STOP_SECONDS
 
     @property
     def environment(self) -> dict[str, str]:
@@ -185,7 +201,8 @@ def settings_of(pairs: tuple[str, ...]) -> dict[str, str]:
         if not equals or field is None or not name.startswith("MLCTL_"):
             raise _invalid(f"{pair!r} is not a setting of the server, as MLCTL_X=VALUE")
         try:
-            TypeAdapter(Annotated[field.annotation, field]).validate_python(value)
+            form: Any = Annotated[field.annotation, field]
+            TypeAdapter(form).validate_python(value)
         except ValidationError as error:
             problem = error.errors(include_url=False, include_context=False)[0]["msg"]
             raise _invalid(f"{name}: {problem}") from error

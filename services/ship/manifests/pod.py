@@ -5,15 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from services.ship.manifests.plan import (
-    GRPC_PORT,
-    HTTP_PORT,
-    TOKEN_FOLDER,
-    TOKEN_KEY,
-    USER,
-    Plan,
-)
-from services.ship.manifests.resources import SCRATCH_MIB
+from services.ship.containerfile import GRPC_PORT, HTTP_PORT, USER
+from services.ship.manifests.plan import TOKEN_FOLDER, TOKEN_KEY, Plan
 
 Json = dict[str, Any]
 
@@ -121,8 +114,10 @@ def mounts(plan: Plan) -> list[Json]:
 
 def volumes(plan: Plan, token_mode: int) -> list[Json]:
     """What is mounted: a folder in memory, and the Secret with the tokens."""
-    # The workers' counters meet in files there: in memory they cost nothing to write.
-    scratch = {"medium": "Memory", "sizeLimit": f"{SCRATCH_MIB}Mi"}
+    scratch = {"sizeLimit": f"{plan.resources.scratch_mib}Mi"}
+    if not plan.resources.gpus:
+        # The workers' counters meet in files there: in memory they cost nothing to write.
+        scratch["medium"] = "Memory"
     found: list[Json] = [{"name": _SCRATCH, "emptyDir": scratch}]
     if plan.token_secret is not None:
         secret = {

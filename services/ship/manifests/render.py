@@ -21,7 +21,7 @@ class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - yaml's signature
         return True
 
-    def increase_indent(self, flow: bool = False, indentless: bool = False) -> Any:  # noqa: ARG002, FBT001, FBT002 - yaml's signature
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> Any:  # noqa: ARG002 - yaml's signature
         return super().increase_indent(flow, False)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ _GUESSED_START_SECONDS = 300
 _GUESSED_MIB = 512
 _COPIES = 3
 SCRATCH_MIB = 64
+_ENGINES_MIB = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,11 @@ class Resources:
         return f"{self.cpu_millis}m"
 
     @property
+    def scratch_mib(self) -> int:
+        """Of the one folder that can be written; on a GPU, built engines are kept there."""
+        return _ENGINES_MIB if self.gpus else SCRATCH_MIB
+
+    @property
     def memory(self) -> str:
         """As Kubernetes writes it."""
         return f"{self.memory_mib}Mi"
@@ -63,19 +69,20 @@ def guess(model_bytes: int, workers: int, *, gpu: bool) -> Resources:
     )
 
 
-def read_bench(path: Path, digest: str, *, gpu: bool) -> Resources:
+def read_bench(path: Path, digests: Collection[str], *, gpu: bool) -> Resources:
     """From what `mlctl bench TAG --json` wrote: the run with the most answers, none of them failed.
 
-    INVALID_INPUT if that is of another model, or not of a Bento, whose processes alone are
-    measured.
+    INVALID_INPUT if that is of a model with none of these `digests`, or not of a Bento, whose
+    processes alone are measured.
     """
     try:
         document = json.loads(path.read_text())
         version, runs = str(document["version"]), list(document["runs"])
         good = [run for run in runs if not run["errors"] and run.get("per_cpu_second")]
         best = max(good, key=lambda run: float(run["per_second"]), default=None)
-        if version != digest:
-            raise _unfit(path, f"it is of {version[:12]}, and this Bento is {digest[:12]}")
+        if version not in digests:
+            ours = ", ".join(sorted(digest[:12] for digest in digests))
+            raise _unfit(path, f"it is of {version[:12]}, and this Bento has {ours}")
         if best is None or not best.get("memory_bytes"):
             raise _unfit(path, "no run without failures tells CPU and memory")
         return _from_run(best, float(document.get("ready_seconds") or 0.0), gpu=gpu)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -27,10 +28,12 @@ from services.batch.job import Control, Report, Scoring, Wanted, make_recipe, ru
 from services.batch.limits import ErrorLimit
 from services.batch.sinks.parquet import open_sink
 from services.batch.sources import open_source
+from services.batch.sources.parquet import ParquetSource
 from tests.support import tables
 from tests.support.bundles import make_bundle
 
-UNIT = 500
+UNIT = 250
+ROWS = 12 * UNIT
 WANTED = Wanted(keep=("id",), unit_rows=UNIT)
 
 
@@ -85,55 +88,62 @@ def actors() -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("started")
-@pytest.mark.parametrize("form", ["parquet", "csv"])
-def test_answers_and_bad_rows_are_those_of_this_process(
-    form: str, bundle: VerifiedBundle, tmp_path: Path
-) -> None:
-    x = tables.inputs(3_200)
+def write_wide(place: Path) -> None:
+    """Rows in a column for each value, two of them bad."""
+    x = tables.inputs(ROWS)
     wide = pa.table({"id": np.arange(len(x)), **{f"x_{i}": x[:, i] for i in range(x.shape[1])}})
     third = wide["x_3"].to_pylist()
-    third[7] = third[2999] = None
+    third[7] = third[ROWS - 201] = None
     wide = wide.set_column(4, "x_3", pa.array(third, pa.float32()))
-    place = tmp_path / f"in.{form}"
-    if form == "parquet":
+    if place.suffix == ".parquet":
         parquet.write_table(wide, place, row_group_size=900)
     else:
         csv.write_csv(wide, place)
-    report = score(bundle, rows_at(place), tmp_path / "ray")
-    tables.score(bundle, place, sink_at(tmp_path / "local"), limit="10", wanted=WANTED)
-    assert (report.totals.rows, report.totals.bad) == (len(x) - 2, 2)
-    one, other = (
-        tables.answers(tmp_path / name).drop_columns("mlctl_scored_at") for name in ("ray", "local")
-    )
+
+
+def check_as_local(bundle: VerifiedBundle, place: Path, report: Report, out: Path) -> None:
+    """The answers and the bad rows in `out` are those of this process."""
+    local = out.with_name("local")
+    tables.score(bundle, place, sink_at(local), limit="10", wanted=WANTED)
+    assert (report.totals.rows, report.totals.bad) == (ROWS - 2, 2)
+    one, other = (tables.answers(at).drop_columns("mlctl_scored_at") for at in (out, local))
     assert one.equals(other)
-    assert lines(tmp_path / "ray") == lines(tmp_path / "local")
+    assert lines(out) == lines(local)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("started")
-def test_killing_actors_loses_and_doubles_nothing(bundle: VerifiedBundle, tmp_path: Path) -> None:
-    tables.write_rows(tmp_path / "in.parquet", 40 * UNIT)
+def test_rows_that_are_sent_are_answered_as_here(bundle: VerifiedBundle, tmp_path: Path) -> None:
+    write_wide(tmp_path / "in.csv")
+    report = score(bundle, rows_at(tmp_path / "in.csv"), tmp_path / "ray", actors=1)
+    check_as_local(bundle, tmp_path / "in.csv", report, tmp_path / "ray")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("started")
+def test_killing_actors_that_read_themselves_loses_and_doubles_nothing(
+    bundle: VerifiedBundle, tmp_path: Path
+) -> None:
+    write_wide(tmp_path / "in.parquet")
     killed: list[int] = []
 
     def kill(event: Event) -> None:
-        if event.phase is Phase.COMMITTED and event.rows >= 5 * UNIT and not killed:
+        if event.phase is Phase.COMMITTED and event.rows >= 3 * UNIT and not killed:
             for process in actors():
                 process.kill()
                 killed.append(process.pid)
 
-    report = score(bundle, rows_at(tmp_path / "in.parquet"), tmp_path / "out", Control(watch=kill))
+    control = Control(ErrorLimit(count=10), watch=kill)
+    report = score(bundle, rows_at(tmp_path / "in.parquet"), tmp_path / "ray", control)
     assert len(killed) == 2
-    assert (report.totals.rows, report.totals.bad) == (40 * UNIT, 0)
-    assert tables.answers(tmp_path / "out")["id"].to_pylist() == list(range(40 * UNIT))
+    check_as_local(bundle, tmp_path / "in.parquet", report, tmp_path / "ray")
     assert not actors()
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("started")
 def test_a_stopped_job_goes_on_where_it_was(bundle: VerifiedBundle, tmp_path: Path) -> None:
-    tables.write_rows(tmp_path / "in.parquet", 40 * UNIT)
+    tables.write_rows(tmp_path / "in.parquet", 16 * UNIT)
     stop = threading.Event()
 
     def stop_early(event: Event) -> None:
@@ -146,10 +156,10 @@ def test_a_stopped_job_goes_on_where_it_was(bundle: VerifiedBundle, tmp_path: Pa
         score(bundle, source, tmp_path / "out", Control(watch=stop_early, stop=stop), actors=1)
     assert caught.value.code is ErrorCode.INTERRUPTED
     part = tables.answers(tmp_path / "out").num_rows
-    assert 0 < part < 40 * UNIT
+    assert 0 < part < 16 * UNIT
     assert signal.getsignal(signal.SIGTERM) == before
     tables.score(bundle, tmp_path / "in.parquet", sink_at(tmp_path / "out"), wanted=WANTED)
-    assert tables.answers(tmp_path / "out")["id"].to_pylist() == list(range(40 * UNIT))
+    assert tables.answers(tmp_path / "out")["id"].to_pylist() == list(range(16 * UNIT))
 
 
 class Deadly:
@@ -214,16 +224,37 @@ def test_a_unit_that_ends_its_actor_again_and_again_ends_the_job(
     assert (report.totals.rows, report.totals.bad) == (3 * UNIT, 0)
 
 
+class OnlyHere(ParquetSource):
+    """Files that no other process can read."""
+
+    def __init__(self, request: SourceRequest) -> None:
+        super().__init__(request)
+        self.home = os.getpid()
+
+    def read(self, unit: Unit, columns: Sequence[str]) -> Chunk:
+        if os.getpid() != self.home:
+            raise FileNotFoundError(unit.origin)
+        return super().read(unit, columns)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("started")
-def test_too_many_bad_rows_are_told_from_there(bundle: VerifiedBundle, tmp_path: Path) -> None:
+def test_what_actors_cannot_read_is_sent_and_too_many_bad_rows_are_told_from_there(
+    bundle: VerifiedBundle, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     rows = tables.table(tables.inputs(UNIT)).to_pydict()
     rows["x"] = [[1.0, 2.0] if index % 2 else values for index, values in enumerate(rows["x"])]
     kinds = pa.schema([("id", pa.int64()), ("x", pa.list_(pa.float32()))])
     parquet.write_table(pa.table(rows, schema=kinds), tmp_path / "in.parquet")
-    with pytest.raises(MlctlError, match="max-errors") as caught:
-        score(bundle, rows_at(tmp_path / "in.parquet"), tmp_path / "out", actors=1)
+    source = OnlyHere(SourceRequest(str(tmp_path / "in.parquet"), UNIT))
+    with (
+        caplog.at_level("WARNING", "mlctl.batch"),
+        pytest.raises(MlctlError, match="max-errors") as caught,
+    ):
+        score(bundle, source, tmp_path / "out", actors=1)
     assert caught.value.code is ErrorCode.TOO_MANY_BAD_ROWS
+    (told,) = caplog.records
+    assert "cannot read in.parquet: this process reads it from now on" in told.getMessage()
 
 
 def errand(bundle: VerifiedBundle) -> Errand:
@@ -254,6 +285,20 @@ def test_an_actor_opens_only_the_bundle_that_was_meant(tmp_path: Path) -> None:
         assert isinstance(refused, Failure)
         assert refused.code is code
         actor.close()
+
+
+def test_a_cluster_that_nobody_is_at_is_told_at_once() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+        for address in (place, f"ray://{place}"):
+            with pytest.raises(MlctlError, match="does not answer") as caught:
+                cluster.check_reachable(address)
+            assert caught.value.code is ErrorCode.CLUSTER_UNAVAILABLE
+        taken.listen()
+        cluster.check_reachable(f"ray://{place}")
+    for address in (cluster.LOCAL, "auto"):
+        cluster.check_reachable(address)
 
 
 def test_options_of_the_other_executor_are_refused() -> None:

@@ -32,6 +32,8 @@ class HostDriver:
         self._bind("cuStreamDestroy_v2", lambda _: 0, c_void_p)
         self._bind("cuMemAlloc_v2", self._allocate, POINTER(c_uint64), c_size_t)
         self._bind("cuMemFree_v2", self._free, c_uint64)
+        self._bind("cuMemHostAlloc", self._pin, POINTER(c_void_p), c_size_t, c_uint)
+        self._bind("cuMemFreeHost", self._free, c_void_p)
         self._bind("cuMemcpyHtoDAsync_v2", self._copy, c_uint64, c_void_p, *stream_copy)
         self._bind("cuMemcpyDtoHAsync_v2", self._copy, c_void_p, c_uint64, *stream_copy)
 
@@ -78,6 +80,9 @@ class HostDriver:
         self.memory[ctypes.addressof(memory)] = memory
         return 0
 
+    def _pin(self, address: Any, size: int, flags: int) -> int:
+        return self._allocate(address, size) if flags == 1 else 1
+
     def _free(self, address: int) -> int:
         del self.memory[address]
         return 0
@@ -112,6 +117,22 @@ def test_memory_is_freed_with_its_buffer() -> None:
     buffer = gpu.allocate(0)
     assert buffer.address in library.memory
     del buffer
+    gc.collect()
+    assert not library.memory
+
+
+def test_pinned_memory_is_freed_with_its_last_view() -> None:
+    library = HostDriver()
+    memory = Gpu(Driver(library)).pin(64)
+    assert (memory.dtype.name, memory.nbytes) == ("uint8", 64)
+    view = memory[8:16].view(np.float64)
+    view[0] = 1.5
+    assert memory.ctypes.data in library.memory
+    del memory
+    gc.collect()
+    assert library.memory
+    assert view[0] == 1.5
+    del view
     gc.collect()
     assert not library.memory
 

@@ -98,20 +98,21 @@ def from_bytes(spec: Spec, shape: tuple[int, ...], data: bytes | memoryview) -> 
 
 def _to_list(spec: Spec, array: Array) -> list[Any]:
     if spec.datatype == "BF16":
-        raise InvalidInputError(
-            f"{spec.name!r} is BF16, which JSON has no form of",
-            code="invalid_input",
-            hint="Use binary data: Client(..., binary=True).",
-        )
+        raise _binary_only(spec, "is BF16, which JSON has no form of")
     flat: list[Any] = array.ravel().tolist()
     if spec.datatype == "BYTES":
-        return [value.decode() for value in flat]
+        try:
+            return [value.decode() for value in flat]
+        except UnicodeDecodeError:
+            raise _binary_only(spec, "holds a value that is not UTF-8") from None
     if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise InvalidInputError(
-            f"{spec.name!r} has a value that is not finite, which JSON cannot carry",
-            code="invalid_input",
-        )
+        raise _binary_only(spec, "has a value that is not finite")
     return flat
+
+
+def _binary_only(spec: Spec, reason: str) -> InvalidInputError:
+    hint = "Send it as binary data: Client(..., binary=True)."
+    return InvalidInputError(f"{spec.name!r} {reason}", code="invalid_input", hint=hint)
 
 
 def _cut(tensors: list[dict[str, Any]], data: memoryview) -> dict[str, memoryview]:

@@ -1,0 +1,232 @@
+"""Measure and print: `python -m benchmarks.stream --faststream PEER/bin/python`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.contenders import Arena
+from benchmarks.stream.faststream_app import SERVED
+from benchmarks.stream.places import SCHEMES, Stream, broker, fill, values
+from benchmarks.stream.ways import Spec
+from benchmarks.workloads import Workload, make_workload
+from bundle.clock import SystemClock
+from services.stream.base import LinkRequest, Message, Outgoing, Place
+from services.stream.stamps import SOURCE
+from services.stream.tools import browsable
+from services.stream.transports import transport_of
+from tests.support.wait import wait_until
+
+_STEPS = 50
+# With other sizes of batches the bare clients are slower, or the goal of latency is missed.
+_BATCH = 4000
+_FEW = 2000
+# Before latency is measured so many are answered, some at a time.
+_WARM, _ROUNDS, _KEY = 2000, 4, b"warm"
+
+
+def text(place: Place | None) -> str:
+    """As a user writes it."""
+    assert place is not None
+    options = "&".join(f"{name}={value}" for name, value in place.options.items())
+    return f"{place.scheme}://{place.address}{'?' if options else ''}{options}#{place.topic}"
+
+
+class Bench:
+    """One broker, one form of payload."""
+
+    def __init__(
+        self, stream: Stream, bundle: Path, payload: str, given: argparse.Namespace
+    ) -> None:
+        self._stream = stream
+        self._bundle = bundle
+        self._payload = payload
+        self._given = given
+
+    def spec(self, way: str, request: LinkRequest, count: int) -> Spec:
+        """What a process of that way is to do."""
+        places = (text(request.source), text(request.answers), text(request.dead))
+        model, batch = str(self._bundle), int(self._given.batch)
+        return Spec(way, *places, request.group, self._payload, model, count, batch)
+
+    def throughput(self, way: str, url: str = "") -> dict[str, float]:
+        """The median by rate of some rounds over a full stream."""
+        found = []
+        for _ in range(self._given.rounds):
+            request = self._stream.places()
+            count = _FEW if way in {"one by one", "faststream"} else self._given.messages
+            fill(request.source, values(self._payload, count))
+            spec = replace(self.spec(way, request, count), url=url)
+            found.append(self._run(spec))
+        found.sort(key=lambda each: each["messages"] / each["seconds"])
+        return found[len(found) // 2]
+
+    def latency(self, rate: float) -> tuple[float, float]:
+        """p50 and p99 in milliseconds at `rate` messages a second, by the broker's times."""
+        request = self._stream.places()
+        count = int(min(rate * self._given.seconds, self._given.messages))
+        sender = threading.Thread(target=send_at, args=(request.source, self._payload, count, rate))
+        assert request.answers is not None
+        warm = values(self._payload, _WARM)
+        with self._begun(self.spec("ours", request, _WARM + count)) as process:
+            for _ in range(_ROUNDS):
+                fill(request.source, warm[: _WARM // _ROUNDS], _KEY)
+            wait_until(lambda: len(answers_at(request)) == _WARM)
+            sender.start()
+            sender.join()
+            process.communicate(timeout=300)
+        sent = {
+            f"{each.partition}/{each.offset}": each.time_ms
+            for each in browsable(request.source).browse(request.source)
+        }
+        # Not what came while the process was still learning how long batches take.
+        took = [
+            each.time_ms - sent[dict(each.headers)[SOURCE].decode().split("/", 1)[1]]
+            for each in answers_at(request)
+            if each.key != _KEY and int(each.key or b"0") > count / 4
+        ]
+        p50, p99 = np.percentile(took, [50, 99])
+        return float(p50), float(p99)
+
+    @contextmanager
+    def _begun(self, spec: Spec) -> Iterator[subprocess.Popen[bytes]]:
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.stream.ways",
+            orjson.dumps(asdict(spec)).decode(),
+        ]
+        if spec.way == "faststream":
+            app = str(Path(__file__).with_name("faststream_app.py"))
+            model = str(Path(spec.bundle) / "model.onnx")
+            places = [Place.parse(each) for each in (spec.source, spec.answers)]
+            ends = [places[0].address, places[0].topic, places[1].topic]
+            command = [self._given.faststream, app, places[0].scheme, *ends, spec.group]
+            command += [model, spec.payload, str(spec.count)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    def _run(self, spec: Spec) -> dict[str, float]:
+        with self._begun(spec) as process:
+            out, _ = process.communicate(timeout=600)
+        if process.returncode:
+            raise SystemExit(f"{spec.way} failed")
+        found: dict[str, float] = orjson.loads(out.splitlines()[-1])
+        return found
+
+
+def answers_at(request: LinkRequest) -> list[Message]:
+    """The answers that are there."""
+    assert request.answers is not None
+    return [*browsable(request.answers).browse(request.answers)]
+
+
+def send_at(place: Place, payload: str, count: int, rate: float) -> None:
+    """Send `count` messages, some each 20 ms."""
+    messages, clock = values(payload, count), SystemClock()
+    part = max(1, int(rate / _STEPS))
+    wait = threading.Event()
+    with transport_of(place).open_producer(place) as producer:
+        began = clock.monotonic()
+        for start in range(0, count, part):
+            wait.wait(max(0.0, began + start / rate - clock.monotonic()))
+            those = enumerate(messages[start : start + part], start)
+            producer.publish([Outgoing(value, b"%d" % n, (), f"n{n}") for n, value in those])
+
+
+@contextmanager
+def served(workload: Workload, folder: Path) -> Iterator[str]:
+    """Our server over HTTP, and where it is."""
+    server = Arena(workload, folder, None, folder).ours()
+    process = server.start()
+    try:
+        yield f"http://127.0.0.1:{server.port}"
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def ways_of(scheme: str, given: argparse.Namespace) -> list[str]:
+    """What is compared on a broker."""
+    bare = [] if scheme == "sqlite" else [scheme]
+    peers = ["faststream"] if given.faststream and scheme in SERVED else []
+    return ["ours", "link", *bare, *peers]
+
+
+def measure(scheme: str, payload: str, given: argparse.Namespace, table: Table) -> dict[str, Any]:
+    """All ways on one broker."""
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="mlctl-stream-") as scratch:
+        workload = make_workload("light", Path(scratch) / "bundle")
+        with broker(scheme, Path(scratch) / "broker") as stream:
+            bench = Bench(stream, workload.bundle.root, payload, given)
+            if given.one_by_one and (scheme, payload) == ("sqlite", "json"):
+                with served(workload, Path(scratch)) as url:
+                    found["one by one"] = bench.throughput("one by one", url)
+                add_row(table, scheme, payload, "one by one", found["one by one"])
+            for way in ways_of(scheme, given):
+                found[way] = result = bench.throughput(way)
+                if way == "ours":
+                    p50, p99 = bench.latency(result["messages"] / result["seconds"] / 2)
+                    result |= {"p50": p50, "p99": p99}
+                add_row(table, scheme, payload, way, result)
+    return found
+
+
+def add_row(table: Table, scheme: str, payload: str, way: str, result: dict[str, float]) -> None:
+    """Tell of one way."""
+    rate = result["messages"] / result["seconds"]
+    cost = 1e6 * result["cpu"] / result["messages"]
+    shown = f"{result['p50']:.0f} / {result['p99']:.0f}" if "p50" in result else ""
+    table.add_row(scheme, payload, way, f"{rate:,.0f}", f"{cost:.1f}", shown)
+
+
+def main() -> None:
+    """Parse, measure, print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.stream", description=__doc__)
+    parser.add_argument("--schemes", nargs="+", choices=SCHEMES, default=list(SCHEMES))
+    parser.add_argument("--payloads", nargs="+", choices=("raw", "json"), default=["raw", "json"])
+    parser.add_argument("--messages", type=int, default=100_000)
+    parser.add_argument("--batch", type=int, default=_BATCH)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=5.0, help="of the latency's run")
+    parser.add_argument("--faststream", help="a Python that has FastStream and ONNX Runtime")
+    parser.add_argument("--one-by-one", action="store_true", help="also ask a server over HTTP")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("broker", "payload", "way", "messages/s", "CPU us", "p50 / p99 ms"):
+        table.add_column(name, justify="left" if name in {"broker", "payload", "way"} else "right")
+    found: dict[str, Any] = {}
+    for scheme in given.schemes:
+        for payload in given.payloads:
+            found[f"{scheme} {payload}"] = measure(scheme, payload, given, table)
+    Console(width=100).print(table)
+    load = [round(value, 1) for value in os.getloadavg()]
+    print(f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, load {load}")
+    if given.json is not None:
+        given.json.write_bytes(orjson.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,233 @@
+"""One way through a stream in a process of its own: `python -m benchmarks.stream.ways SPEC`.
+
+Prints messages, seconds and CPU seconds from the end of the first batch to that of the last, so
+that neither the start of the process nor the joining of the group counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from services.stream.base import Commit, LinkRequest, Message, Outgoing, Place
+from services.stream.stamps import DIGEST, MODEL, SOURCE, STAGES
+
+_SHARED = ((DIGEST, b"d" * 64), (MODEL, b"bench"), (STAGES, b"decode=0.00 score=0.00 encode=0.00"))
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What a process is to do; places are written as users write them."""
+
+    way: str
+    source: str
+    answers: str
+    dead: str
+    group: str
+    payload: str
+    bundle: str
+    count: int
+    batch: int
+    exactly_once: bool = False
+    url: str = ""
+
+    def request(self) -> LinkRequest:
+        """The link that it asks for."""
+        places = (Place.parse(text) for text in (self.source, self.answers, self.dead))
+        source, answers, dead = places
+        return LinkRequest(source, self.group, answers, dead, exactly_once=self.exactly_once)
+
+
+class Meter:
+    """Notes when batches end."""
+
+    def __init__(self) -> None:
+        self._marks: list[tuple[int, float, float]] = []
+
+    def done(self, messages: int) -> None:
+        """So many are committed by now."""
+        self._marks.append((messages, time.perf_counter(), time.process_time()))
+
+    def result(self) -> Mapping[str, float]:
+        """Of all but the first batch; zeros if there was one alone."""
+        first, last = self._marks[0], self._marks[-1]
+        names = ("messages", "seconds", "cpu")
+        return {
+            name: after - before for name, before, after in zip(names, first, last, strict=True)
+        }
+
+
+def ours(spec: Spec, meter: Meter) -> None:
+    """`mlctl stream run`, without its terminal."""
+    from bundle.verify import verify
+    from services.stream.engine import RunSettings
+    from services.stream.events import Event
+    from services.stream.payloads import PayloadRequest
+    from services.stream.run import Wanted, run_stream
+    from services.stream.window import Goals
+
+    def watch(event: Event) -> None:
+        if event.batch is not None:
+            meter.done(event.totals.messages)
+
+    settings = RunSettings(Goals(messages=spec.batch), max_messages=spec.count)
+    wanted = Wanted(spec.request(), PayloadRequest(spec.payload), settings)
+    run_stream(verify(Path(spec.bundle)), wanted, watch, threading.Event())
+
+
+def link(spec: Spec, meter: Meter) -> None:
+    """Our own transport without engine and model."""
+    from services.stream.bridge import connect
+
+    done = 0
+    with connect(spec.request()) as opened:
+        while done < spec.count:
+            if found := opened.poll(spec.batch, 0.2):
+                opened.commit(Commit(found, [_answer(each) for each in found]))
+                done += len(found)
+                meter.done(done)
+
+
+def _answer(message: Message) -> Outgoing:
+    source = f"bench:in/{message.partition}/{message.offset}"
+    headers = (*_SHARED, (SOURCE, source.encode()))
+    return Outgoing(message.value[:4], message.key, headers, source)
+
+
+def kafka(spec: Spec, meter: Meter) -> None:
+    """confluent-kafka alone: consume, produce, flush, commit."""
+    from confluent_kafka import Consumer, Producer
+
+    request = spec.request()
+    address = {"bootstrap.servers": request.source.address}
+    settings = {**address, "group.id": spec.group, "enable.auto.commit": False}
+    consumer = Consumer({**settings, "auto.offset.reset": "earliest"})
+    producer = Producer({**address, "enable.idempotence": True, "linger.ms": 5})
+    consumer.subscribe([request.source.topic])
+    assert request.answers is not None
+    topic, done, shared = request.answers.topic, 0, [*_SHARED]
+    while done < spec.count:
+        found = consumer.consume(spec.batch, 0.05)
+        if not found:
+            continue
+        for each in found:
+            source = f"bench:in/{each.partition()}/{each.offset()}".encode()
+            producer.produce(
+                topic, (each.value() or b"")[:4], each.key(), headers=[*shared, (SOURCE, source)]
+            )
+        producer.flush()
+        consumer.commit(asynchronous=False)
+        done += len(found)
+        meter.done(done)
+    consumer.close()
+
+
+def redis(spec: Spec, meter: Meter) -> None:
+    """redis-py alone: XREADGROUP, then XADD and XACK in one MULTI."""
+    from redis import Redis
+
+    request = spec.request()
+    db: Any = Redis.from_url(f"redis://{request.source.address}")
+    topic, done = request.source.topic, 0
+    assert request.answers is not None
+    db.xgroup_create(topic, spec.group, "0", mkstream=True)
+    while done < spec.count:
+        reply = db.xreadgroup(spec.group, "one", {topic: ">"}, spec.batch, 200)
+        found = reply[0][1] if reply else []
+        if not found:
+            continue
+        pipeline = db.pipeline(transaction=True)
+        for entry, fields in found:
+            answer: dict[Any, bytes] = {
+                b"value": fields[b"value"][:4],
+                b"key": fields[b"key"],
+                **dict(_SHARED),
+            }
+            answer[SOURCE] = b"bench:in/0/" + entry
+            pipeline.xadd(request.answers.topic, answer)
+        pipeline.xack(topic, spec.group, *[entry for entry, _fields in found])
+        pipeline.execute()
+        done += len(found)
+        meter.done(done)
+
+
+def nats(spec: Spec, meter: Meter) -> None:
+    """nats-py alone: fetch, publish and wait for all, acknowledge."""
+    asyncio.run(_nats(spec, meter))
+
+
+async def _nats(spec: Spec, meter: Meter) -> None:
+    import nats as client
+
+    request = spec.request()
+    connection = await client.connect(f"nats://{request.source.address}")
+    stream: Any = connection.jetstream(publish_async_max_pending=4000)
+    pull = await stream.pull_subscribe(request.source.topic, spec.group)
+    assert request.answers is not None
+    done = 0
+    shared = {name: value.decode() for name, value in _SHARED}
+    while done < spec.count:
+        # The server lets 1,000 be on their way to a consumer unless it is told otherwise.
+        found = await pull.fetch(min(spec.batch, 1000), timeout=5)
+        sent = []
+        for each in found:
+            source = f"bench:in/0/{each.metadata.sequence.stream}"
+            headers = {**shared, SOURCE: source, "Nats-Msg-Id": source, "mlctl-key": "k"}
+            topic = request.answers.topic
+            sent.append(await stream.publish_async(topic, each.data[:4], headers=headers))
+        await asyncio.gather(*sent)
+        for each in found:
+            await each.ack()
+        await connection.flush()
+        done += len(found)
+        meter.done(done)
+    await connection.close()
+
+
+def one_by_one(spec: Spec, meter: Meter) -> None:
+    """Each message is a request to a server, answered and committed before the next one."""
+    from services.stream.bridge import connect
+
+    server = http.client.HTTPConnection(spec.url.removeprefix("http://"))
+    done = 0
+    with connect(spec.request()) as opened:
+        while done < spec.count:
+            for each in opened.poll(1, 0.2):
+                headers = {"Content-Type": "application/json"}
+                server.request("POST", "/predict", each.value, headers)
+                reply = server.getresponse()
+                body = reply.read()
+                assert reply.status == 200, body
+                opened.commit(Commit([each], [_answer(each)._replace(value=body)]))
+                done += 1
+                meter.done(done)
+
+
+WAYS: Mapping[str, Callable[[Spec, Meter], None]] = {
+    "ours": ours,
+    "link": link,
+    "kafka": kafka,
+    "redis": redis,
+    "nats": nats,
+    "one by one": one_by_one,
+}
+
+
+def main() -> None:
+    """Run the way of the SPEC, JSON."""
+    spec, meter = Spec(**orjson.loads(sys.argv[1])), Meter()
+    WAYS[spec.way](spec, meter)
+    print(orjson.dumps({**meter.result(), "spec": asdict(spec)["way"]}).decode())
+
+
+if __name__ == "__main__":
+    main()

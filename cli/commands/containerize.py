@@ -1,0 +1,110 @@
+"""`mlctl containerize`: what an image of a Bento is built from, and the image."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cli.output import Output, reporting
+
+if TYPE_CHECKING:
+    from services.ship.container import Engine
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.command()
+@click.argument("bento")
+@click.option(
+    "--engine",
+    type=click.Choice(["auto", "docker", "podman", "buildah", "none"]),
+    default="auto",
+    show_default=True,
+    help="What builds the image; auto takes the first that is installed.",
+)
+@click.option(
+    "--output",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Directory of the build context.  [default: one under MLCTL_HOME]",
+)
+@click.option("--image", help="NAME:TAG of the image.  [default: that of the Bento]")
+@click.option(
+    "--base",
+    help="The base image, best with its digest: NAME@sha256:...  [default: Python on Debian 12]",
+)
+@click.option(
+    "--platform",
+    type=click.Choice(["linux/amd64", "linux/arm64"]),
+    default="linux/amd64",
+    show_default=True,
+)
+@click.option("--lock", type=_FILE, help="Take packages and hashes from this file, ask no index.")
+@reporting
+def containerize(
+    output: Output,
+    bento: str,
+    engine: str,
+    folder: Path | None,
+    image: str | None,
+    base: str | None,
+    platform: str,
+    lock: Path | None,
+) -> None:
+    """Write the build context of BENTO's image, and build it if an engine is there.
+
+    BENTO is NAME:VERSION, or NAME for the newest. The hashes of its packages come from the
+    package index that pip uses. The context needs no mlctl: any engine builds it.
+    """
+    from bundle.home import state_dir
+    from services.ship.container import build_image, default_base, write_context
+    from services.ship.lock import Platform
+    from services.ship.locking import lock_for
+    from services.store import find_bento
+
+    found = find_bento(bento)
+    target = Platform.of(platform)
+    chosen = _engine(engine)
+    name = image or found.tag
+    if lock is None:
+        output.note("Asking the package index for the hashes of the packages ...")
+    locked = lock_for(found, target, lock)
+    named = base or default_base()
+    place = folder or state_dir("containers") / found.tag.replace(":", "-") / target.machine
+    context = write_context(found, locked, target, named, place.absolute())
+    if chosen is not None:
+        output.note(f"Building {name} with {chosen} ...")
+        build_image(chosen, context, name, target)
+    if output.as_json:
+        output.document(
+            {
+                "bento": found.tag,
+                "digest": context.digest,
+                "context": str(context.folder),
+                "base": named,
+                "platform": platform,
+                "packages": len(locked.packages),
+                "engine": None if chosen is None else chosen.value,
+                "image": None if chosen is None else name,
+            }
+        )
+        return
+    output.line(f"{found.tag}: build context in {context.folder}, digest {context.digest}")
+    if "@sha256:" not in named:
+        output.note(f"The base {named} is a tag and may change; --base NAME@sha256:... does not.")
+    if chosen is not None:
+        output.line(f"Built {name}")
+    else:
+        output.note(
+            f"Build it: docker build -t {name} -f {context.folder}/Containerfile {context.folder}"
+        )
+
+
+def _engine(wanted: str) -> Engine | None:
+    from services.ship.container import Engine, find_engine
+
+    if wanted == "auto":
+        return find_engine()
+    return None if wanted == "none" else Engine(wanted)

@@ -1,0 +1,121 @@
+"""`mlctl manifests`: what runs a Bento's image elsewhere, as YAML."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from cli.manifest_options import BELONGS, manifest_options
+from cli.output import Output, reporting
+
+if TYPE_CHECKING:
+    from services.ship.manifests.plan import Plan
+    from services.ship.manifests.targets import Extras
+
+
+@click.command()
+@click.argument("bento")
+@manifest_options
+@reporting
+def manifests(
+    output: Output, /, bento: str, target: str, folder: Path | None, **given: Any
+) -> None:
+    """Write the manifests that run BENTO (NAME:VERSION, or NAME for the newest) elsewhere.
+
+    Nothing is sent anywhere. The same Bento and options always give the same bytes. Without
+    --output everything is printed.
+    """
+    from services.ship.manifests.render import write
+    from services.ship.manifests.targets import Target
+    from services.ship.manifests.targets import manifests as make
+
+    _check(target)
+    plan = _plan(bento, given)
+    texts = make(plan, Target(target), _extras(given))
+    if folder is not None:
+        write(folder, texts)
+    if output.as_json:
+        output.document(
+            {
+                "bento": plan.model.tag,
+                "digest": plan.model.digest,
+                "measured": plan.resources.measured,
+                "resources": plan.resources.reason,
+                "files": texts,
+            }
+        )
+        return
+    if folder is None:
+        click.echo("".join(texts.values()), nl=False)
+    else:
+        output.line(f"{', '.join(texts)} in {folder}: {plan.model.tag}")
+    _warn(output, plan, target)
+
+
+def _check(target: str) -> None:
+    """Options of another target would be left out silently."""
+    context = click.get_current_context()
+    for name, targets in BELONGS.items():
+        is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if is_given and target not in targets:
+            option = next(each for each in context.command.params if each.name == name)
+            raise click.UsageError(f"{option.opts[0]} is not for --target {target}")
+
+
+def _plan(bento: str, given: dict[str, Any]) -> Plan:
+    from services.ship.manifests.bento import subject_of, workers_of
+    from services.ship.manifests.plan import (
+        Colour,
+        Edge,
+        Layout,
+        Plan,
+        Scaling,
+        name_of,
+        settings_of,
+    )
+    from services.store import find_bento
+
+    subject = subject_of(find_bento(bento))
+    settings = settings_of(given["settings"])
+    scaling = Scaling(
+        given["replicas"], given["max_replicas"], given["wake_query"], given["prometheus"]
+    )
+    edge = Edge(given["gateway"], given["hosts"], given["grpc_host"], given["allow_from"])
+    return Plan(
+        name=given["name"] or name_of(subject.name),
+        model=subject.model,
+        image=given["image"] or "",
+        resources=subject.resources(given["bench"], workers_of(settings)),
+        namespace=given["namespace"],
+        scaling=scaling,
+        edge=edge,
+        layout=Layout(given["layout"]),
+        only=Colour(given["colour"]) if given["colour"] else None,
+        settings=settings,
+        token_secret=given["token_secret"],
+    )
+
+
+def _extras(given: dict[str, Any]) -> Extras:
+    from services.ship.manifests.kserve import Canary, Mode
+    from services.ship.manifests.targets import Extras
+
+    percent, stable = given["canary"], given["stable_image"]
+    if stable is not None and percent is None:
+        raise click.UsageError("--stable-image is for a canary: give --canary")
+    canary = None if percent is None else Canary(percent, stable)
+    return Extras(Mode(given["mode"]), canary, given["instance_type"])
+
+
+def _warn(output: Output, plan: Plan, target: str) -> None:
+    if not plan.resources.measured and target != "bentocloud":
+        output.note(f"CPU and memory are {plan.resources.reason}.")
+    if plan.image and "@sha256:" not in plan.image:
+        output.note("The image is not named by its digest: what runs can change under its name.")
+    if target == "kubernetes" and plan.edge.gateway is None and plan.only is None:
+        output.note("No route: --gateway names the Gateway that requests come through.")
+    if plan.token_secret is None and target in ("kubernetes", "kserve"):
+        output.note("Whoever reaches the pods may ask: --token-secret asks callers for a token.")

@@ -1,0 +1,51 @@
+"""`mlctl sbom`: what is in a Bento, as a CycloneDX document."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from cli.output import Output, reporting
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.command()
+@click.argument("bento")
+@click.option("--output", "file", type=_FILE, help="Write it there instead of to stdout.")
+@click.option(
+    "--platform",
+    type=click.Choice(["linux/amd64", "linux/arm64"]),
+    default="linux/amd64",
+    show_default=True,
+)
+@click.option("--lock", type=_FILE, help="Take packages and hashes from this file, ask no index.")
+@reporting
+def sbom(output: Output, bento: str, file: Path | None, platform: str, lock: Path | None) -> None:
+    """List the packages and models of BENTO with versions, hashes and licences (CycloneDX 1.6).
+
+    BENTO is NAME:VERSION, or NAME for the newest. The hashes of its packages come from the
+    package index that pip uses.
+    """
+    from bundle.files import write_atomic
+    from services.layout import unpack
+    from services.ship.lock import Platform
+    from services.ship.locking import lock_for
+    from services.ship.sbom import sbom_of
+    from services.store import find_bento
+
+    found = find_bento(bento)
+    target = Platform.of(platform)
+    if lock is None:
+        output.note("Asking the package index for the hashes of the packages ...")
+    locked = lock_for(found, target, lock)
+    document = sbom_of(found, unpack(found.source), locked, target)
+    if file is None:
+        click.echo(document, nl=False)
+        return
+    write_atomic(file.absolute(), document)
+    if output.as_json:
+        output.document({"bento": found.tag, "path": str(file), "packages": len(locked.packages)})
+    else:
+        output.line(f"{found.tag}: {len(locked.packages)} packages listed in {file}")

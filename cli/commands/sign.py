@@ -1,0 +1,42 @@
+"""`mlctl sign`: a signature for a bundle, or for each bundle of a Bento."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from cli.output import Output, reporting
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+PASSWORD_VARIABLE = "MLCTL_KEY_PASSWORD"  # noqa: S105 - the name of the variable
+
+
+@click.command()
+@click.argument("what", metavar="BUNDLE|BENTO")
+@click.option("--key", type=_FILE, required=True, help="The private key, PEM; see docs/signing.md.")
+@reporting
+def sign(output: Output, what: str, key: Path) -> None:
+    """Sign a bundle's folder, or every bundle in a Bento of the store.
+
+    The signature is written beside the bundle: FOLDER.sig, or into the Bento. The key's
+    password, if it has one, is taken from MLCTL_KEY_PASSWORD.
+    """
+    from services.ship.signed import find_signable
+    from services.ship.signing import sign as sign_bundle
+
+    found = find_signable(what)
+    password = os.environ.get(PASSWORD_VARIABLE) or None
+    for bundle, signature in found:
+        sign_bundle(bundle, key, signature, password)
+    if output.as_json:
+        output.document(
+            [
+                {"model": bundle.manifest.name, "digest": bundle.digest, "signature": str(path)}
+                for bundle, path in found
+            ]
+        )
+        return
+    for bundle, path in found:
+        output.line(f"{bundle.manifest.name} {bundle.digest}: signed in {path}")

@@ -1,0 +1,81 @@
+"""`mlctl stream compare`: whether a shadow answers as the live run does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from cli.output import Output, reporting
+
+if TYPE_CHECKING:
+    from rollout.shadow.streams import StreamsCompared
+
+
+@click.command()
+@click.argument("live")
+@click.argument("candidate")
+@click.option(
+    "--last", type=click.IntRange(1), default=10_000, show_default=True, help="Of each, at most."
+)
+@click.option(
+    "--min-agreement",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    default=0.99,
+    show_default=True,
+    help="The share of messages that must be answered alike.",
+)
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(0),
+    default=0.01,
+    show_default=True,
+    help="Numbers that are no class scores agree within this share of their size.",
+)
+@reporting
+def compare(
+    output: Output, /, live: str, candidate: str, last: int, min_agreement: float, tolerance: float
+) -> None:
+    """Compare the answers at CANDIDATE, of a run with --shadow, with those at LIVE.
+
+    Answers are paired by the messages that they answer, and judged as a rollout judges copies of
+    requests. Exits 0 if agreement is proved, 10 if the candidate is worse, 11 if nothing is proved.
+    """
+    from rollout.model import RolloutSpec
+    from rollout.shadow.streams import judge_streams
+    from services.stream.base import Place
+    from services.stream.recorded import read_answered
+    from services.stream.run import dead_place
+
+    here, there = Place.parse(live), Place.parse(candidate)
+    ours = read_answered(here, None, last)
+    theirs = read_answered(there, dead_place(there), last)
+    spec = RolloutSpec(max_disagreement=1.0 - min_agreement, tolerance=tolerance)
+    found = judge_streams(ours.answers, theirs.answers, spec)
+    _show(output, found, sorted(ours.digests), sorted(theirs.digests))
+    if code := {"rollback": 10, "advance": 0}.get(found.verdict.action.value, 11):
+        raise click.exceptions.Exit(code)
+
+
+def _show(output: Output, found: StreamsCompared, live: list[str], candidate: list[str]) -> None:
+    verdict, window = found.verdict, found.window
+    if output.as_json:
+        output.document(
+            {
+                "verdict": verdict.action.value,
+                "gate": verdict.gate.value,
+                "why": verdict.why,
+                "live": live,
+                "candidate": candidate,
+                "messages": window.requests,
+                "differing": window.differed,
+                "distance": window.distance,
+                "psi": window.psi,
+                "sources": list(found.differing),
+            }
+        )
+        return
+    output.line(f"{verdict.action.value}: {verdict.why}")
+    output.line(f"{window.requests:,} messages compared, {window.differed:,} differ")
+    for source in found.differing:
+        output.line(f"  {source}")

@@ -1,0 +1,36 @@
+"""The lock of a Bento: from a file that is given, or from the package index."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bundle.errors import ErrorCode, MlctlError
+from services.ship.lock import Lock, Platform, read_lock
+from services.ship.resolve import complete, resolve
+from services.ship.signing import packages_of
+from services.store import BentoInfo
+
+
+def requirements_of(bento: BentoInfo) -> list[str]:
+    """`package==version` of all that the Bento itself names, BentoML among it.
+
+    One that is signed also needs what proves its signatures.
+    """
+    path = bento.path / "env" / "python" / "requirements.txt"
+    if not path.is_file():
+        raise MlctlError(
+            ErrorCode.BENTO_NOT_FOUND, f"the Bento {bento.tag} does not say what it needs"
+        )
+    named = [line.strip() for line in path.read_text().splitlines() if line.strip()]
+    return [*named, *packages_of(bento.source)]
+
+
+def lock_for(bento: BentoInfo, platform: Platform, file: Path | None) -> Lock:
+    """The lock of all that `bento` needs; with `file` no index is asked.
+
+    Raises as `read_lock` and `resolve` do.
+    """
+    requirements = requirements_of(bento)
+    if file is None:
+        return resolve(requirements, platform)
+    return complete(read_lock(file, requirements), requirements, platform)

@@ -1,0 +1,120 @@
+"""Signatures of bundles, as OpenSSF's model-signing makes and proves them.
+
+A signature is made with an elliptic curve's private key and covers every file of a bundle. It
+lies beside the bundle, since a bundle holds nothing that its manifest does not list:
+FOLDER.sig beside a folder, `signatures/NAME.sig` in a Bento. No service is asked.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.files import write_atomic
+from bundle.packages import installed_version
+from bundle.verify import VerifiedBundle
+
+SIGNATURES_FOLDER = "signatures"
+# What a server needs to prove one: model-signing does not say that it needs the second.
+PACKAGES = ("model-signing", "pyopenssl")
+_MAX_BYTES = 16 << 20
+
+
+def signature_beside(root: Path) -> Path:
+    """Where the signature of the bundle in the folder `root` is looked for."""
+    return root.with_name(f"{root.name}.sig")
+
+
+def signature_in(source: Path, name: str) -> Path:
+    """Where the signature of the model `name` is in the sources of a Bento."""
+    return source / SIGNATURES_FOLDER / f"{name}.sig"
+
+
+def packages_of(source: Path) -> list[str]:
+    """`package==version` of what proves the signatures of a Bento; none if it has none.
+
+    RUNTIME_MISSING if they are not installed here.
+    """
+    if not (source / SIGNATURES_FOLDER).is_dir():
+        return []
+    versions = {name: installed_version(name) for name in PACKAGES}
+    if None in versions.values():
+        raise _missing()
+    return [f"{name}=={version}" for name, version in versions.items()]
+
+
+def sign(bundle: VerifiedBundle, key: Path, signature: Path, password: str | None = None) -> None:
+    """Sign `bundle` with the private key in the PEM file `key`, and write `signature`.
+
+    INVALID_INPUT if the key cannot be used, RUNTIME_MISSING without model-signing.
+    """
+    try:
+        from model_signing import signing
+    except ImportError as error:
+        raise _missing() from error
+    _require_key(key)
+    signature.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="mlctl-sign-") as folder:
+        made = Path(folder) / "signature"
+        try:
+            # It is told to be text, but is handed to what takes bytes only.
+            secret: Any = None if password is None else password.encode()
+            made_by: Any = signing.Config  # untyped
+            config = made_by().use_elliptic_key_signer(private_key=key, password=secret)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise _bad_key(key, "private") from error
+        config.sign(bundle.root, made)
+        write_atomic(signature, made.read_bytes())
+
+
+def check(bundle: VerifiedBundle, public_key: Path, signature: Path) -> None:
+    """Prove that `signature` is that of exactly this bundle under the PEM file `public_key`.
+
+    SIGNATURE_INVALID if it is missing or is not, INVALID_INPUT if the key cannot be used,
+    RUNTIME_MISSING without model-signing.
+    """
+    try:
+        from model_signing import verifying
+    except ImportError as error:
+        raise _missing() from error
+    name = bundle.manifest.name
+    _require_key(public_key)
+    if signature.is_symlink() or not signature.is_file() or signature.stat().st_size > _MAX_BYTES:
+        raise MlctlError(ErrorCode.SIGNATURE_INVALID, f"the bundle of {name!r} is not signed")
+    try:
+        made_by: Any = verifying.Config  # untyped
+        config = made_by().use_elliptic_key_verifier(public_key=public_key)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise _bad_key(public_key, "public") from error
+    try:
+        config.verify(bundle.root, signature)
+    except Exception as error:  # a forged file makes the library raise whatever it may
+        raise MlctlError(
+            ErrorCode.SIGNATURE_INVALID,
+            f"the signature of the bundle of {name!r} is not valid under the public key",
+        ) from error
+
+
+def _require_key(key: Path) -> None:
+    if not key.is_file():
+        raise MlctlError(ErrorCode.INVALID_INPUT, f"there is no key file at {key}")
+
+
+def _bad_key(key: Path, kind: str) -> MlctlError:
+    return MlctlError(
+        ErrorCode.INVALID_INPUT,
+        f"{key} is not a {kind} key of the curve P-256, P-384 or P-521 in PEM, or its password "
+        "is wrong",
+        "Make a pair with `openssl ecparam -name prime256v1 -genkey -noout -out key.pem` and "
+        "`openssl ec -in key.pem -pubout -out key.pub`.",
+    )
+
+
+def _missing() -> MlctlError:
+    return MlctlError(
+        ErrorCode.RUNTIME_MISSING,
+        "the packages that sign and prove bundles are not installed",
+        "pip install 'mlctl[signing]'",
+    )

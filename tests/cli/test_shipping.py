@@ -1,0 +1,65 @@
+"""`mlctl build --push` and `mlctl pull` of what was pushed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from bundle.verify import VerifiedBundle
+from cli import shipping
+from cli.main import cli
+from services.ship.push import push_folder, push_oci
+from tests.support.bundles import make_bundle
+from tests.support.small_bento import small_bento
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> VerifiedBundle:
+    return make_bundle(tmp_path / "bundle")
+
+
+def test_a_bento_is_pulled_from_where_it_was_pushed(
+    bundle: VerifiedBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BENTOML_HOME", str(tmp_path / "store"))
+    bento = small_bento(tmp_path / "bento", bundle)
+    folder = push_folder(tmp_path / "out", bento)
+    push_oci(tmp_path / "layout", bento)
+    for reference in (f"folder:{folder}", f"oci:{tmp_path / 'layout'}#{bento.tag}"):
+        done = CliRunner().invoke(cli, ["pull", reference, "--json"])
+        assert done.exit_code == 0, done.output
+        found = json.loads(done.output)
+        assert (found["tag"], found["digest"]) == (bento.tag, bundle.digest)
+        assert Path(found["path"]).is_relative_to(tmp_path / "store")
+    missing = CliRunner().invoke(cli, ["pull", f"oci:{tmp_path / 'layout'}#tiny:no"])
+    assert missing.exit_code != 0
+    assert f"the layout has: {bento.tag}" in missing.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["pull", "digits"], "Missing option '--out'"),
+        (["pull", "folder:here", "--out", "there"], "--out is for a bundle"),
+        (["pull", "oci:"], "names no Bento"),
+        (["build", "digits", "--push", "oci:"], "names no folder"),
+        (["build"], "Missing argument"),
+        (["build", "digits", "--flavour", "tpu"], "'tpu' is not one of"),
+    ],
+)
+def test_what_cannot_be_meant(arguments: list[str], words: str) -> None:
+    done = CliRunner().invoke(cli, arguments)
+    assert done.exit_code != 0
+    assert words in done.output
+
+
+def test_a_model_for_a_gpu_and_a_runtime_for_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = [{"name": "a", "target": "cpu"}, {"name": "b", "target": "cuda"}]
+    monkeypatch.setattr("bundle.packages.installed_version", lambda name: None)
+    assert str(shipping.runtime_hint(parts, None)).startswith("b: made for a GPU")
+    assert shipping.runtime_hint(parts, "gpu") is shipping.runtime_hint(parts[:1], None) is None
+    monkeypatch.setattr("bundle.packages.installed_version", lambda name: "1.31.1")
+    assert shipping.runtime_hint(parts, None) is None

@@ -1,0 +1,9 @@
+"""All targets by name."""
+
+from __future__ import annotations
+
+from tests.fuzz.documents import DOCUMENTS
+from tests.fuzz.doors import DOORS
+from tests.fuzz.files import FILES
+
+TARGETS = {target.name: target for target in (*DOCUMENTS, *FILES, *DOORS)}

@@ -1,0 +1,44 @@
+"""A Bento is kept on the run of its optimized version, and comes back the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bundle.errors import ErrorCode, MlctlError
+from cli import shipping
+from registry.catalog import PublishReport
+from registry.mlflow_catalog import MlflowCatalog
+from services.ship.parcel import list_files
+from services.ship.push import Place, Target
+from services.store import find_bento
+from tests.support.bundles import make_bundle
+from tests.support.small_bento import small_bento
+
+
+def test_a_bento_goes_to_the_registry_and_comes_back(
+    catalog: MlflowCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = make_bundle(tmp_path / "bundle", name="digits", scale=7.0)
+    published = catalog.publish(bundle, catalog.resolve("digits/1"), PublishReport("chosen"))
+    monkeypatch.setenv("BENTOML_HOME", str(tmp_path / "store"))
+    version = bundle.digest[:12]
+    sent = small_bento(tmp_path / "store" / "bentos" / "digits" / version, bundle)
+    target = Target(Place.MLFLOW, published.uri)
+    with pytest.raises(MlctlError, match="has: none") as caught:
+        shipping.pull(target)
+    assert caught.value.code is ErrorCode.BENTO_NOT_FOUND
+    told = shipping.push(Target(Place.MLFLOW), sent.tag, catalog, published)
+    assert told["reference"] == f"mlflow:digits-optimized/{published.version}#{version}"
+    files = list_files(sent)
+    monkeypatch.setenv("BENTOML_HOME", str(tmp_path / "other"))
+    for tag in (None, version):
+        back = shipping.pull(Target(Place.MLFLOW, published.uri, tag))
+        assert list_files(back) == files
+        assert find_bento("digits").path == back.path
+    with pytest.raises(MlctlError, match=f"'no' was looked for; .* has: {version}"):
+        shipping.pull(Target(Place.MLFLOW, published.uri, "no"))
+    with pytest.raises(MlctlError) as caught:
+        catalog.fetch_attached(published, "bentos/no", tmp_path)
+    assert caught.value.code is ErrorCode.BENTO_NOT_FOUND

@@ -1,0 +1,104 @@
+"""A Bento of two models, built and served: what BentoML's side makes of it, and a deployment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from bundle.errors import ErrorCode, MlctlError
+from cli.provenance import Known, chain
+from cli.revisions import find_revision
+from services.batch.model import find_model
+from services.layout import pack, unpack
+from services.packaging import BuiltBento, build_bento
+from services.store import find_bento
+from tests.support.bundles import expected, make_bundle
+from tests.support.serving import Server, launch, running
+from tests.support.transforms import make_text_bundle
+
+pytestmark = pytest.mark.slow
+X = np.array([[1, 2, 3, 4]], np.float32)
+
+
+@pytest.fixture(scope="module")
+def shop(store_home: Path, tmp_path_factory: pytest.TempPathFactory) -> BuiltBento:
+    folder = tmp_path_factory.mktemp("shop")
+    bundles = [make_bundle(folder / "a", name="triple", scale=3.0), make_text_bundle(folder / "b")]
+    labels = {
+        "mlctl.model": "triple-optimized",
+        "mlctl.version": "1",
+        "mlctl.source": "models:/t/1",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BENTOML_HOME", str(store_home))
+        return build_bento(pack(bundles, "shop"), labels)
+
+
+@pytest.fixture(autouse=True)
+def _store(store_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BENTOML_HOME", str(store_home))
+
+
+@pytest.fixture(scope="module")
+def served(
+    shop: BuiltBento, store_home: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("served")
+    with running(launch(shop.tag, folder / "log", cwd=folder, bento_home=store_home)) as server:
+        yield server
+
+
+def test_each_model_answers_in_its_own_form(served: Server, shop: BuiltBento) -> None:
+    with httpx.Client(base_url=served.url) as client:
+        for path in ("/predict", "/predict/triple"):
+            answer = client.post(path, json={"x": X.tolist()})
+            assert answer.json() == expected(X, scale=3.0).tolist()
+        answer = client.post("/predict/texts", json={"text": ["one", "two three"]})
+        assert answer.json() == {"kind": ["small", "large"], "total": [0.5, 2.5]}
+        refused = client.post("/predict/texts", json={"x": X.tolist()})
+        assert refused.status_code == 400
+        assert "'text' is missing" in refused.json()["error"]
+        assert client.post("/predict/other", json={}).status_code == 404
+        tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["one"]}
+        answer = client.post("/v2/models/texts/infer", json={"inputs": [tensor]})
+        assert answer.json()["outputs"][1]["data"] == [0.5]
+        together = client.get("/v2/models/shop").json()
+        assert together["versions"] == [shop.digest]
+        metrics = client.get("/metrics").text
+    for model in ("triple", "texts"):
+        assert f'mlctl_requests_total{{model="{model}",outcome="ok",protocol="predict"}}' in metrics
+        assert f'mlctl_workers{{model="{model}"}} 1.0' in metrics
+
+
+def test_a_deployment_knows_it_by_all_its_digests(shop: BuiltBento) -> None:
+    revision = find_revision(shop.tag)
+    models = unpack(shop.path / "src").bundles
+    assert (revision.name, revision.digest) == ("shop", shop.digest)
+    assert revision.digests == tuple(bundle.digest for bundle in models)
+    assert shop.tag == f"shop:{shop.digest[:12]}"
+
+
+def test_the_digest_of_one_leads_to_the_bento(shop: BuiltBento) -> None:
+    bento = find_bento(shop.tag)
+    models = unpack(bento.source).bundles
+    assert bento.digests == {each.manifest.name: each.digest for each in models}
+    known = Known([bento], [], [], [])
+    assert known.digests() == {shop.digest, *bento.digests.values()}
+    found = chain(models[1].digest, known)
+    assert found["bento"] == shop.tag
+    assert found["source"]["uri"] == models[1].manifest.source.uri
+
+
+def test_a_batch_takes_one_of_them(shop: BuiltBento) -> None:
+    for reference, name in {
+        shop.tag: "triple", f"{shop.tag}/texts": "texts", "shop/texts": "texts",
+        str(shop.path): "triple",
+    }.items():  # fmt: skip
+        assert find_model(reference).manifest.name == name
+    with pytest.raises(MlctlError) as caught:
+        find_model(f"{shop.tag}/other")
+    assert caught.value.code is ErrorCode.MODEL_NOT_FOUND

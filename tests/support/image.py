@@ -1,0 +1,114 @@
+"""Run what an image holds without an engine: its files, its environment, another user."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollout.local.launcher import free_ports
+from services.ship.container import CONTAINERFILE
+from services.ship.containerfile import USER
+from tests.support.wait import PATIENCE_SECONDS, wait_until
+
+_ENV = re.compile(r"^ENV ([A-Z_]+)=(.*)$", re.MULTILINE)
+Tree = dict[str, tuple[int, int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A server of an unpacked image; `user` is whom it runs as."""
+
+    port: int
+    grpc_port: int
+    user: int
+    log: Path
+
+
+def tree_of(root: Path) -> Tree:
+    """Mode, size and time of every path, by which a write is noticed."""
+    found = {}
+    for path in (root, *root.rglob("*")):
+        status = path.lstat()
+        found[str(path.relative_to(root))] = (status.st_mode, status.st_size, status.st_mtime_ns)
+    return found
+
+
+def unpack_context(context: Path, root: Path) -> Path:
+    """Lay the context's files out under `root` as the image does; nobody else may write there."""
+    place = root / "srv"
+    shutil.copytree(context / "bento", place / "bento")
+    shutil.copyfile(context / "health.py", place / "health.py")
+    subprocess.run(["chmod", "-R", "a+rX,a-w", str(place)], check=True)
+    return place
+
+
+def other_user(python: Path) -> int:
+    """The image's user if this process may become it and it may run `python`, or our own."""
+    if os.geteuid() != 0:
+        return os.geteuid()
+    tried = subprocess.run(
+        ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", str(python), "-c", ""],
+        capture_output=True,
+        check=False,
+    )
+    return USER if tried.returncode == 0 else 0
+
+
+@contextmanager
+def served(context: Path, place: Path, python: Path, scratch: Path) -> Iterator[Started]:
+    """Start the image's server from `place` with `python`; ready when its health check says so."""
+    user = other_user(python)
+    scratch.mkdir(mode=0o777)
+    scratch.chmod(0o777)
+    port, grpc_port = free_ports(2)
+    environment = _environment(context, scratch, port, grpc_port)
+    started = Started(port, grpc_port, user, scratch.parent / "server.log")
+    command = [*_as_user(user), str(python), "-m", "bentoml", "serve", str(place / "bento")]
+    check = [*_as_user(user), str(python), "-I", str(place / "health.py")]
+    with started.log.open("wb") as output:
+        process = subprocess.Popen(
+            command, cwd=place / "bento", env=environment, stdout=output, stderr=output
+        )
+
+    def healthy() -> bool:
+        assert process.poll() is None, started.log.read_text()
+        done = subprocess.run(check, env=environment, capture_output=True, check=False)
+        return done.returncode == 0
+
+    try:
+        assert not healthy(), "the health check passes before the server can be ready"
+        wait_until(healthy, what="the health check passes")
+        yield started
+    finally:
+        process.send_signal(signal.SIGTERM)
+        ended = process.wait(timeout=PATIENCE_SECONDS)
+    assert ended == 0, f"{ended}: {started.log.read_text()}"
+
+
+def _as_user(user: int) -> list[str]:
+    if user == os.geteuid():
+        return []
+    return ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
+
+
+def _environment(context: Path, scratch: Path, port: int, grpc_port: int) -> dict[str, str]:
+    """The image's own variables, with its /tmp at `scratch` and other ports on loopback."""
+    text = (context / CONTAINERFILE).read_text()
+    ours: Mapping[str, str] = {
+        "BENTOML_HOST": "127.0.0.1",
+        "BENTOML_PORT": str(port),
+        "MLCTL_GRPC_HOST": "127.0.0.1",
+        "MLCTL_GRPC_PORT": str(grpc_port),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "TMPDIR": str(scratch),
+    }
+    image = {name: text.replace("/tmp", str(scratch), 1) for name, text in _ENV.findall(text)}
+    return {**image, **ours}
