@@ -91,7 +91,7 @@ def measure_costs(session: Session) -> dict[int, float]:
 async def offer(session: Session, costs: dict[int, float], rate: float, patience: float) -> Result:
     """Ask at random moments, `rate` a second on average, for `SECONDS`."""
     meter, generator = Rows(), random.Random(1)
-    limits = Limits(MAX_ROWS, 4096, patience=patience)
+    limits = Limits(MAX_ROWS, 4096, patience=patience, gather=True)
     batching = Batching(Model(session), limits, SystemClock(), meter, costs=BatchCosts(costs))
     latencies: list[float] = []
     refusals: list[float] = []

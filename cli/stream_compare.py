@@ -72,10 +72,13 @@ def _show(output: Output, found: StreamsCompared, live: list[str], candidate: li
                 "distance": window.distance,
                 "psi": window.psi,
                 "sources": list(found.differing),
+                "left_out": list(found.left_out),
             }
         )
         return
     output.line(f"{verdict.action.value}: {verdict.why}")
     output.line(f"{window.requests:,} messages compared, {window.differed:,} differ")
+    if found.left_out:
+        output.line(f"not compared, since only one side has it: {', '.join(found.left_out)}")
     for source in found.differing:
         output.line(f"  {source}")

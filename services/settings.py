@@ -37,10 +37,11 @@ class Settings(ObserveSettings, SecureSettings, HybridSettings):
     """How to serve one bundle. `grpc_port` unset means no gRPC; times are in their name's unit.
 
     `provider` unset is the one that the bundle was made for. `max_wait_ms` is how long a
-    busy server may hold a request back to join it with others where that pays; an idle
-    server never waits. `max_queue_ms` is the longest predicted wait that is accepted, and
+    busy server may hold a request back to join it with others where that pays (unset: only
+    with those who were just answered); an idle server never waits. `max_queue_ms` is the
+    longest predicted wait that is accepted, and
     `max_queue_rows` the most rows that wait. These three, unset, are what the bundle says,
-    or else 0, no limit below overload, and 4096; `max_rows` joins fewer rows than
+    or else that, no limit below overload, and 4096; `max_rows` joins fewer rows than
     the bundle allows; under overload a predicted wait of less
     than `overload_patience_ms` is accepted all the same. `max_long_requests` is how many streams
     and requests above a batch's rows are open at once. `pad_rows` unset pads batches to the

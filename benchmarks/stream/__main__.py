@@ -198,7 +198,9 @@ def add_row(table: Table, scheme: str, payload: str, way: str, result: dict[str,
     rate = result["messages"] / result["seconds"]
     cost = 1e6 * result["cpu"] / result["messages"]
     shown = f"{result['p50']:.0f} / {result['p99']:.0f}" if "p50" in result else ""
-    table.add_row(scheme, payload, way, f"{rate:,.0f}", f"{cost:.1f}", shown)
+    row = (scheme, payload, way, f"{rate:,.0f}", f"{cost:.1f}", shown)
+    print(*row, file=sys.stderr, flush=True)  # The table comes only at the end.
+    table.add_row(*row)
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ def main() -> None:
     asyncio.run(serve(scheme, address, source, answers, group, model, payload, int(count)))
 
 
-async def serve(  # noqa: PLR0913 - the arguments of a script
+async def serve(
     scheme: str,
     address: str,
     source: str,

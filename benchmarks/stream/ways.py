@@ -203,7 +203,8 @@ def one_by_one(spec: Spec, meter: Meter) -> None:
         while done < spec.count:
             for each in opened.poll(1, 0.2):
                 headers = {"Content-Type": "application/json"}
-                server.request("POST", "/predict", each.value, headers)
+                rows = b'{"x":[' + each.value[len(b'{"x":') : -1] + b"]}"
+                server.request("POST", "/predict", rows, headers)
                 reply = server.getresponse()
                 body = reply.read()
                 assert reply.status == 200, body

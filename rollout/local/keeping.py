@@ -19,6 +19,7 @@ from rollout.local.fleet import replica_of
 from rollout.local.launcher import process_role
 from rollout.local.processes import ProcessRef
 from rollout.local.supervisor import ACTIVATOR, PROXY
+from rollout.local.token import token_environment
 from rollout.local.watch import STUCK_SECONDS, seconds_unseen
 from rollout.model import Colour, Settings
 from rollout.shadow.folder import SampleFolder
@@ -95,4 +96,5 @@ def _environment(settings: Settings) -> dict[str, str]:
         TRACKING_VARIABLE: settings.tracking_uri,
     }
     home = {HOME_VARIABLE: str(mlctl_home())}
-    return {**home, **{name: value for name, value in kept.items() if value is not None}}
+    told = {name: value for name, value in kept.items() if value is not None}
+    return {**home, **told, **token_environment(settings)}

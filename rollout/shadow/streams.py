@@ -29,11 +29,15 @@ _NONE = Compared(agrees=False, distance=1.0)
 
 @dataclass(frozen=True, slots=True)
 class StreamsCompared:
-    """The verdict on the candidate, what it is based on, and the first sources that differ."""
+    """The verdict on the candidate, what it is based on, and the first sources that differ.
+
+    `left_out` are outputs that only one of them has: nothing is judged by them.
+    """
 
     verdict: Verdict
     window: ShadowWindow
     differing: Sequence[str]
+    left_out: Sequence[str] = ()
 
 
 def judge_streams(
@@ -45,20 +49,24 @@ def judge_streams(
     """Compare the answers to each source that both have met; None is a dead letter.
 
     A message that live answers and the candidate does not disagrees; one that live does not
-    answer is no pair. `told` sources that differ are named.
+    answer is no pair. Compared is what both have, since answers may keep fields of their source;
+    those with nothing in common disagree. `told` sources that differ are named.
     """
     judge = _Judge(spec, {source: each for source, each in live.items() if each is not None})
     pairs = iter([source for source in candidate if live.get(source) is not None])
     while sources := [*islice(pairs, _LOOK)]:
         judge.look(sources, candidate)
     window = judge.evidence.total
-    return StreamsCompared(judge.verdict(), window, judge.differing[:told])
+    return StreamsCompared(
+        judge.verdict(), window, judge.differing[:told], sorted(judge.left_out)
+    )
 
 
 class _Judge:
     def __init__(self, spec: RolloutSpec, live: Mapping[str, Answer]) -> None:
         self.evidence = ShadowEvidence()
         self.differing: list[str] = []
+        self.left_out: set[str] = set()
         self._spec = spec
         self._live = live
         self._drift: dict[str, Drift] = {}
@@ -106,12 +114,16 @@ class _Judge:
 
     def _compared(self, source: str, theirs: Answer | None) -> Compared:
         ours = self._live[source]
+        if theirs is not None:
+            self.left_out |= ours.keys() ^ theirs.keys()
+            ours = {name: ours[name] for name in ours.keys() & theirs.keys()}
+            theirs = {name: theirs[name] for name in ours}
         answers = dict(statistics(theirs)) if theirs is not None else {}
         for name, value in statistics(ours):
             if name not in self._drift:
                 self._drift[name] = Drift(rows_needed(self._spec.max_psi))
             self._drift[name].add(value, answers.get(name, "none"))
-        if theirs is None:
+        if theirs is None or not ours:
             return _NONE
         return compare(ours, theirs, self._spec.tolerance, self._sizes)
 

@@ -161,8 +161,9 @@ class Tuning:
 
 
 def environment_of(values: Values) -> dict[str, str]:
-    """The settings as a server's environment has them."""
-    return {_VARIABLES[name]: f"{value:g}" for name, value in values.items()}
+    """The settings as a server's environment has them; no wait is the server's own choice."""
+    given = {name: value for name, value in values.items() if name != "max_wait_ms" or value}
+    return {_VARIABLES[name]: f"{value:g}" for name, value in given.items()}
 
 
 def judge(runs: tuple[Figures, ...], max_p99_ms: float) -> tuple[Figures, Score]:

@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import json
 import tarfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -60,11 +61,12 @@ def write_layout(folder: Path, bento: BentoInfo, listing: Listing) -> str:
         "annotations": told,
     }
     manifest = _put(blobs, _json(document), MANIFEST_TYPE)
-    entry = {**manifest, "artifactType": ARTIFACT_TYPE, "annotations": {_REF: listing.tag}}
+    ref = _ref(listing.tag)
+    entry = {**manifest, "artifactType": ARTIFACT_TYPE, "annotations": {_REF: ref}}
     with exclusive(folder / ".lock"):
         index = _read_index(folder)
-        others = [each for each in index["manifests"] if _tag(each) != listing.tag]
-        index["manifests"] = sorted([*others, entry], key=lambda each: _tag(each) or "")
+        others = [each for each in index["manifests"] if _named(each) != ref]
+        index["manifests"] = sorted([*others, entry], key=lambda each: _named(each) or "")
         write_atomic(folder / "index.json", _json(index))
         write_atomic(folder / "oci-layout", _json(_LAYOUT))
     return str(manifest["digest"])
@@ -116,10 +118,10 @@ def _choose(folder: Path, tag: str | None) -> Document:
         for each in _read_index(folder)["manifests"]
         if each.get("artifactType") == ARTIFACT_TYPE
     ]
-    found = [each for each in ours if tag in (None, _tag(each))]
+    found = [each for each in ours if tag is None or _named(each) == _ref(tag)]
     if len(found) == 1:
         return cast(Document, found[0])
-    there = ", ".join(sorted(str(_tag(each)) for each in ours)) or "none"
+    there = ", ".join(sorted(str(_named(each)) for each in ours)) or "none"
     raise MlctlError(
         ErrorCode.BENTO_NOT_FOUND,
         f"{'one Bento' if tag is None else repr(tag)} was looked for; the layout has: {there}",
@@ -127,7 +129,12 @@ def _choose(folder: Path, tag: str | None) -> Document:
     )
 
 
-def _tag(entry: Mapping[str, Any]) -> str | None:
+def _ref(tag: str) -> str:
+    """What a Bento is called in a layout: registries' tools take a colon for the end of a path."""
+    return tag.replace(":", "-")
+
+
+def _named(entry: Mapping[str, Any]) -> str | None:
     annotations = entry.get("annotations")
     return annotations.get(_REF) if isinstance(annotations, Mapping) else None
 
@@ -208,7 +215,7 @@ def _unpack(layer: Path, listing: Listing, target: Path) -> None:
                 source = archive.extractfile(member)
                 assert source is not None  # a regular file has content
                 _write(resolve_inside(target, member.name), cast(BinaryIO, source))
-    except (tarfile.TarError, gzip.BadGzipFile, EOFError, OSError) as error:
+    except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise MlctlError(
             ErrorCode.FILE_ALTERED, f"the layer cannot be unpacked: {error}"
         ) from error

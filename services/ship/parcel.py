@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -91,15 +91,20 @@ def parse_listing(content: bytes) -> Listing:
     paths = [entry.path for entry in found.files]
     if found.canonical() != content or paths != sorted(set(paths)):
         raise _damaged("it is not in canonical form")
+    folders = {str(folder) for path in paths for folder in PurePosixPath(path).parents}
+    if both := sorted(folders.intersection(paths)):
+        raise _damaged(f"{both[0]!r} is a file and a folder")
     return found
 
 
 def copy_files(source: Path, listing: Listing, target: Path) -> None:
-    """Copy the listed files of the Bento at `source` to the folder `target`."""
+    """Copy the listed files of the Bento at `source` to the folder `target`; FILE_MISSING."""
     for entry in listing.files:
-        copy = target / entry.path
+        file, copy = resolve_inside(source, entry.path), target / entry.path
+        if not file.is_file():
+            raise _missing(entry)
         copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(resolve_inside(source, entry.path), copy)
+        shutil.copyfile(file, copy)
 
 
 def check_files(root: Path, listing: Listing) -> None:
@@ -109,7 +114,7 @@ def check_files(root: Path, listing: Listing) -> None:
     for entry in listing.files:
         path = resolve_inside(root, entry.path)
         if not path.is_file():
-            raise MlctlError(ErrorCode.FILE_MISSING, f"file {entry.path!r} is missing")
+            raise _missing(entry)
         if path.stat().st_size != entry.size or sha256_file(path) != entry.sha256:
             raise MlctlError(
                 ErrorCode.FILE_ALTERED, f"file {entry.path!r} is not the one of the list"
@@ -164,6 +169,10 @@ def _walk(root: Path) -> Iterator[str]:
 
 def _sha256(bento: BentoInfo, name: str) -> str:
     return sha256_file(resolve_inside(bento.path, name))
+
+
+def _missing(entry: FileEntry) -> MlctlError:
+    return MlctlError(ErrorCode.FILE_MISSING, f"file {entry.path!r} is missing")
 
 
 def _damaged(reason: str) -> MlctlError:

@@ -73,7 +73,7 @@ def _tops(lock: Lock) -> list[str]:
 
 
 def _package(package: Package) -> Component:
-    from cyclonedx.factory.license import LicenseFactory
+    from cyclonedx.contrib.license.factories import LicenseFactory
     from cyclonedx.model import HashAlgorithm, HashType
     from cyclonedx.model.component import Component, ComponentType
     from packageurl import PackageURL

@@ -127,7 +127,7 @@ class Pump:
         flight = self._flight
         if flight is not None and flight.touches(partitions):
             flight.done.wait(self.settings.revoke_s)
-            # What crosses the limit is left to the next owner, who will say so.
+            # A batch that crosses the limit ends the run instead.
             if flight.done.is_set() and flight.error is None and not self._crosses(flight):
                 self._flight = None
                 self._rate.observe(len(flight.messages), flight.faults)

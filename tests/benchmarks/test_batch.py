@@ -45,4 +45,4 @@ def test_wide_rows_are_the_same_rows(tmp_path: Path) -> None:
         assert ("--wide" in command) == wide
         found.append(ways.matrix(parquet.read_table(folder / "rows.parquet")))
     assert found[0].shape == (300, 64)
-    np.testing.assert_array_equal(*found)
+    np.testing.assert_array_equal(found[0], found[1])

@@ -68,6 +68,8 @@ def test_a_bento_is_served_and_measured(mlctl: Mlctl) -> None:
         assert not run["errors"]
         assert run["per_cpu_second"] > 0
         assert run["rows_per_batch"] >= 2
+        assert 20 << 20 < run["memory_bytes"] < 4 << 30
+    assert 0 < found["ready_seconds"] < 120
     assert not done.stderr
 
 

@@ -21,9 +21,9 @@ def home(tmp_path: Path) -> Path:
     make_bundle(tmp_path / "blue")
     make_bundle(tmp_path / "same", name="same")
     make_bundle(tmp_path / "green", scale=-3.0)
-    rows = [b'{"x": [%d, %d, 0, 0]}' % (n % 13, n % 7) for n in range(MESSAGES)]
+    rows = [b'{"id": %d, "x": [%d, %d, 0, 0]}' % (n, n % 13, n % 7) for n in range(MESSAGES)]
     send(Place.parse(place(tmp_path, "in")), [Outgoing(row) for row in (*rows, b"nonsense")])
-    assert invoke(*run(tmp_path, "blue", "out")).exit_code == 0
+    assert invoke(*run(tmp_path, "blue", "out", "--keep", "id")).exit_code == 0
     return tmp_path
 
 
@@ -53,6 +53,7 @@ def test_a_shadow_is_compared_with_the_live_run(home: Path, model: str, code: in
     assert found["messages"] == MESSAGES
     assert found["verdict"] == ("advance" if code == 0 else "rollback")
     assert found["live"] != found["candidate"]
+    assert found["left_out"] == ["id"]
 
 
 def test_too_few_messages_are_told_and_what_is_no_answer_is_refused(home: Path) -> None:

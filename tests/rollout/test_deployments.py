@@ -254,14 +254,17 @@ def test_what_up_starts_is_no_champion(shop: str, port: int) -> None:
     assert "champion_written" not in [event.kind for event in deployments.events(shop)]
 
 
-def test_another_daemon_keeps_the_store_and_the_registry_of_up(
-    home: Path, port: int, monkeypatch: pytest.MonkeyPatch
+def test_another_daemon_keeps_the_store_the_registry_and_the_tokens_of_up(
+    home: Path, port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    (tmp_path / "tokens").write_text("0123456789abcdef")
+    monkeypatch.setenv("MLCTL_TOKEN_FILE", str(tmp_path / "tokens"))
     monkeypatch.setenv("BENTOML_HOME", str(home / "bentos"))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///records.db")
     wanted = {
         "BENTOML_HOME": str(home / "bentos"),
         "MLFLOW_TRACKING_URI": f"sqlite:///{Path('records.db').absolute()}",
+        "MLCTL_TOKEN_FILE": str(tmp_path / "tokens"),
     }
     deployments.up("shop", revision("tiny:aa"), port, settings=quick_settings())
     try:
@@ -269,6 +272,7 @@ def test_another_daemon_keeps_the_store_and_the_registry_of_up(
         assert _environment_of(former).items() >= wanted.items()
         monkeypatch.setenv("BENTOML_HOME", "/elsewhere")
         monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:////elsewhere.db")
+        monkeypatch.delenv("MLCTL_TOKEN_FILE")
         kill_daemon("shop")
         deployments.status("shop")
         wait_until(partial(_replaced, "shop", "daemon", former))

@@ -58,6 +58,8 @@ def nats_server(folder: Path, port: int | None = None, *options: str) -> Iterato
 def stalled(process: subprocess.Popen[bytes], seconds: float) -> Iterator[None]:
     """The broker takes nothing, and goes on after `seconds`."""
     os.kill(process.pid, signal.SIGSTOP)
+    # Its threads stop one by one, and on a busy machine not at once.
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
     timer = threading.Timer(seconds, os.kill, (process.pid, signal.SIGCONT))
     timer.start()
     try:

@@ -55,7 +55,8 @@ def other_user(python: Path) -> int:
     if os.geteuid() != 0:
         return os.geteuid()
     tried = subprocess.run(
-        ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", str(python), "-c", ""],
+        # Through a shell: the first program is still looked up with our own rights.
+        [*_as_user(USER), "sh", "-c", 'exec "$0" -c ""', str(python)],
         capture_output=True,
         check=False,
     )

@@ -16,7 +16,7 @@ from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 
 # What generated requests and answers have, or use, beside the tensors.
 _TAKEN = frozenset({"meta", "np", "npt", "self"})
-_LONGEST_FIELD = 32
+_LONGEST = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Model:
     @property
     def identifier(self) -> str:
         """The name in lower-case letters, digits and underscores, not beginning with a digit."""
-        return plain_name(self.name, "model", longest=64).lower()
+        return plain_name(self.name, "model").lower()
 
     @property
     def type_name(self) -> str:
@@ -85,12 +85,12 @@ def type_name(identifier: str) -> str:
     return "".join(part[:1].upper() + part[1:] for part in identifier.split("_"))
 
 
-def plain_name(name: str, kind: str = "tensor", *, longest: int = _LONGEST_FIELD) -> str:
+def plain_name(name: str, kind: str = "tensor") -> str:
     """`name` as a short ASCII identifier, no keyword; different names may give the same.
 
     `kind` goes in front of what begins with no letter.
     """
-    plain = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")[:longest].rstrip("_")
+    plain = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")[:_LONGEST].rstrip("_")
     if not plain or plain[0].isdigit():
         plain = f"{kind}_{plain}".rstrip("_")
     return f"{plain}_" if keyword.iskeyword(plain) or plain in _TAKEN else plain

@@ -272,10 +272,18 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from $package import AsyncClient, Client, InvalidInputError, Request, Response
+from $package import (
+    AsyncClient,
+    Client,
+    InvalidInputError,
+    Request,
+    Response,
+)
 from $package.runtime.specs import Array
 from $package.tensors import INPUTS, OUTPUTS
 
@@ -327,10 +335,9 @@ def json_carries(answer: Response) -> bool:
 
 def check_refusal(client: Client) -> None:
     """A request of a wrong rank is not sent."""
-    wrong = example()
-    object.__setattr__(wrong, "$first_input", np.zeros((1,) * 20))
+    wrong: dict[str, Any] = {"$first_input": np.zeros((1,) * 20)}
     try:
-        client.infer(wrong)
+        client.infer(replace(example(), **wrong))
     except InvalidInputError:
         return
     raise SystemExit("a request of a wrong shape was sent")

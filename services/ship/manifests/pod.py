@@ -10,7 +10,7 @@ from services.ship.manifests.plan import TOKEN_FOLDER, TOKEN_KEY, Plan
 
 Json = dict[str, Any]
 
-CONTAINER = "server"
+_CONTAINER = "server"
 _GPU = "nvidia.com/gpu"
 _STARTUP_PERIOD = 2
 # From the first SIGTERM or removal until every Gateway and kube-proxy has heard of it.
@@ -21,10 +21,10 @@ _FOR_GROUP = 0o440
 _TOKEN = "token"  # noqa: S105 - a volume
 
 
-def container(plan: Plan, name: str = CONTAINER) -> Json:
+def container(plan: Plan) -> Json:
     """The server's container, without its environment."""
     return {
-        "name": name,
+        "name": _CONTAINER,
         "image": plan.image,
         "ports": [
             {"name": "http", "containerPort": HTTP_PORT},

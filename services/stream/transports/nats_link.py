@@ -17,7 +17,12 @@ from bundle.errors import ErrorCode, MlctlError
 from services.stream.base import Commit, Guarantee, LinkRequest, Message
 from services.stream.transports.nats_client import Session
 from services.stream.transports.nats_entries import read_message
-from services.stream.transports.nats_publish import ACK_SECONDS, Publisher
+from services.stream.transports.nats_publish import (
+    ACK_SECONDS,
+    Publisher,
+    fitting,
+    refuse_large,
+)
 from services.stream.transports.nats_pull import Pull
 from services.stream.transports.nats_streams import stream_of
 
@@ -158,7 +163,9 @@ class NatsLink:
 
     async def _commit(self, client: Client, batch: Commit) -> None:
         request = self._request
-        both = ((request.answers, batch.answers), (request.dead, batch.dead))
+        refuse_large(batch.answers, client.max_payload)
+        dead = [fitting(each, client.max_payload) for each in batch.dead]
+        both = ((request.answers, batch.answers), (request.dead, dead))
         await self._publisher.publish(
             client, [(place, each) for place, each in both if place is not None and each]
         )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import orjson
 from nats.aio.client import Client
 
 from bundle.errors import ErrorCode, MlctlError
-from services.stream.base import Outgoing, Place
+from services.stream.base import Outgoing, Place, RefusedAnswersError
 from services.stream.transports.nats_client import Session
 from services.stream.transports.nats_entries import HeaderWriter
 
@@ -18,6 +18,8 @@ ACK_SECONDS = 10.0
 # The server refuses more than 10,000 that it has not stored yet.
 _ON_THE_WAY = 4000
 _LOOK_EACH = 100
+# Of a header or a message beside its name and its content, at most.
+_FRAME = 64
 
 
 class Publisher:
@@ -74,6 +76,31 @@ class Publisher:
             self._refused = _refusal(message.data) or self._refused
         if len(self._open) % _LOOK_EACH == 0:
             self._moved.set()
+
+
+def refuse_large(answers: Sequence[Outgoing], most: int) -> None:
+    """RefusedAnswersError for those that are larger than the server's `max_payload`."""
+    large = [i for i, each in enumerate(answers) if _is_large(each, most)]
+    if large:
+        why = f"the answer is larger than {most} bytes, the server's max_payload"
+        raise RefusedAnswersError(dict.fromkeys(large, why))
+
+
+def fitting(dead: Outgoing, most: int) -> Outgoing:
+    """A dead letter never blocks the stream: what is too large stays in the source alone."""
+    if not _is_large(dead, most):
+        return dead
+    note = ("mlctl-left-out", b"%d" % len(dead.value))
+    return dead._replace(value=b"", headers=(*dead.headers, note))
+
+
+def _is_large(message: Outgoing, most: int) -> bool:
+    """Headers count as well, and bytes that are no text are a third longer there."""
+    if len(message.value) <= most // 2:
+        return False
+    pairs = (*message.headers, ("key", message.key or b""))
+    headers = sum(len(name) + 2 * len(value) + _FRAME for name, value in pairs)
+    return len(message.value) + headers + 2 * len(message.identity) + _FRAME > most
 
 
 def _refusal(data: bytes) -> MlctlError | None:

@@ -49,6 +49,14 @@ def test_few_messages_prove_nothing(count: int) -> None:
     assert judge_streams(answers(count), answers(count), SPEC).verdict.action is Action.HOLD
 
 
+def test_fields_that_only_one_side_keeps_are_left_out() -> None:
+    live = {source: {**each, "id": np.asarray(7)} for source, each in answers(500).items() if each}
+    found = judge_streams(live, answers(500), SPEC)
+    assert (found.verdict.action, found.left_out) == (Action.ADVANCE, ["id"])
+    other = {source: {"z": each["y"]} for source, each in live.items()}
+    assert judge_streams(live, other, SPEC).verdict.action is Action.ROLLBACK
+
+
 def test_a_candidate_that_answers_no_number_is_broken() -> None:
     live, candidate = answers(100), answers(100)
     candidate["7"] = {"y": np.asarray(np.nan)}

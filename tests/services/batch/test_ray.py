@@ -9,6 +9,7 @@ import threading
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -246,7 +247,7 @@ def test_what_actors_cannot_read_is_sent_and_too_many_bad_rows_are_told_from_the
     rows["x"] = [[1.0, 2.0] if index % 2 else values for index, values in enumerate(rows["x"])]
     kinds = pa.schema([("id", pa.int64()), ("x", pa.list_(pa.float32()))])
     parquet.write_table(pa.table(rows, schema=kinds), tmp_path / "in.parquet")
-    source = OnlyHere(SourceRequest(str(tmp_path / "in.parquet"), UNIT))
+    source: Any = OnlyHere(SourceRequest(str(tmp_path / "in.parquet"), UNIT))
     with (
         caplog.at_level("WARNING", "mlctl.batch"),
         pytest.raises(MlctlError, match="max-errors") as caught,

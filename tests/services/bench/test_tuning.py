@@ -56,6 +56,7 @@ def test_settings_as_the_server_reads_them() -> None:
         "MLCTL_MAX_ROWS": "16",
         "MLCTL_MAX_WAIT_MS": "0.5",
     }
+    assert "MLCTL_MAX_WAIT_MS" not in environment_of({**values, "max_wait_ms": 0.0})
 
 
 @pytest.fixture

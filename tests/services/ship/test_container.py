@@ -6,18 +6,25 @@ import json
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import MODEL_NAME
 from bundle.verify import VerifiedBundle
+from cli.commands.containerize import containerize
+from cli.commands.sbom import sbom
 from services.packaging import BuiltBento
 from services.ship.container import (
     CONTAINERFILE,
+    LOCK_NAME,
+    SBOM_NAME,
     Engine,
     build_command,
     build_image,
@@ -44,6 +51,14 @@ def lock(bento: BentoInfo) -> Lock:
     """What the Bento itself names, with hashes that no index gave."""
     pairs = sorted(line.split("==") for line in requirements_of(bento))
     return Lock(tuple(Package(name, version, ("ab" * 32,)) for name, version in pairs))
+
+
+@pytest.fixture
+def shared_folder() -> Iterator[Path]:
+    """A folder that another user may enter; pytest's own are closed to others."""
+    with tempfile.TemporaryDirectory(prefix="mlctl-image-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -112,16 +127,15 @@ def test_a_lock_file_must_hold_what_the_bento_needs(
 
 
 def test_the_server_of_the_image_writes_nowhere_but_in_its_tmp(
-    bento: BentoInfo, lock: Lock, tmp_path: Path
+    bento: BentoInfo, lock: Lock, shared_folder: Path
 ) -> None:
     """As the image's user where the machine lets it; `make container-check` installs it, too."""
-    context = write_context(bento, lock, Platform.AMD64, default_base(), tmp_path / "context")
-    tmp_path.chmod(0o755)
-    place = unpack_context(context.folder, tmp_path / "root")
+    context = write_context(bento, lock, Platform.AMD64, default_base(), shared_folder / "context")
+    place = unpack_context(context.folder, shared_folder / "root")
     before = tree_of(place)
     x = np.array([[1, 2, 3, 4]], np.float32)
     python = Path(sys.executable)
-    with served(context.folder, place, python, tmp_path / "scratch") as server:
+    with served(context.folder, place, python, shared_folder / "scratch") as server:
         tensor = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": x.ravel().tolist()}
         url = f"http://127.0.0.1:{server.port}/v2/models/tiny"
         answer = httpx.post(f"{url}/infer", json={"inputs": [tensor]}).raise_for_status().json()
@@ -129,6 +143,24 @@ def test_the_server_of_the_image_writes_nowhere_but_in_its_tmp(
     np.testing.assert_allclose(answer["outputs"][0]["data"], expected(x).ravel(), rtol=1e-6)
     assert version == [context.digest]
     assert tree_of(place) == before
+
+
+def test_the_commands_write_the_same_with_a_lock_file(
+    bento: BentoInfo, lock: Lock, tmp_path: Path
+) -> None:
+    path, folder, file = (tmp_path / name for name in ("lock", "context", "sbom.json"))
+    path.write_text(lock.text())
+    options = ["--lock", str(path), "--platform", "linux/arm64"]
+    run = CliRunner().invoke
+    done = run(containerize, [bento.tag, *options, "--engine", "none", "--output", str(folder)])
+    assert done.exit_code == 0, done.output
+    assert (folder / LOCK_NAME).read_text() == lock.text()
+    assert run(sbom, [bento.tag, *options, "--output", str(file)]).exit_code == 0
+    assert file.read_bytes() == (folder / SBOM_NAME).read_bytes()
+    assert run(sbom, [bento.tag, *options]).stdout_bytes == file.read_bytes()
+    wrong = run(containerize, [bento.tag, *options, "--base", "a b", "--json"])
+    assert wrong.exit_code == 2
+    assert "not the name of an image" in json.loads(wrong.stdout)["error"]["message"]
 
 
 @pytest.mark.parametrize("engine", Engine)
@@ -139,7 +171,7 @@ def test_an_engine_is_asked_for_an_image_with_a_health_check(
     command = build_command(engine, tmp_path, "shop:1", Platform.ARM64)
     assert command[0] == engine
     assert command[-1] == str(tmp_path)
-    assert ["--platform", "linux/arm64"] == command[command.index("--platform") :][:2]
+    assert command[command.index("--platform") :][:2] == ["--platform", "linux/arm64"]
     assert "PIP_INDEX_URL" in command
     assert "secret" not in " ".join(command), "other users see a command's arguments"
     assert ("docker" in command[1:]) == (engine is not Engine.DOCKER), "--format docker"
@@ -179,8 +211,12 @@ def test_buildah_builds_the_context_from_a_base_without_a_registry(
     if "permitted" in done.stderr:
         pytest.skip(f"buildah may not build here: {done.stderr[-200:]}")
     assert done.returncode == 0, done.stderr
-    shown = subprocess.run([*buildah, "inspect", "--type", "image", "shop:1"],
-                           capture_output=True, text=True, check=True)
+    shown = subprocess.run(
+        [*buildah, "inspect", "--type", "image", "shop:1"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     config = json.loads(shown.stdout)["Docker"]["config"]
     assert config["User"] == "65532:65532"
     assert config["Labels"]["mlctl.digest"] == context.digest

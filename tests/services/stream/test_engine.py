@@ -227,6 +227,21 @@ def test_revoked_partitions_are_committed_first_and_the_rest_of_them_is_dropped(
     assert found.phases(Phase.REBALANCED)[0].rebalances == 1
 
 
+def test_a_poisoned_batch_is_not_committed_because_it_is_revoked() -> None:
+    link = MemoryLink(stream_of([b""] * 100))
+
+    def revoke(each: MemoryLink) -> None:
+        assert each.listener is not None
+        each.listener.revoked(["0"])
+        each.source.clear()
+
+    link.before_poll.extend([None, revoke])
+    found = ran(link, goals=Goals(messages=64), revoke_s=PATIENCE_SECONDS)
+    assert link.committed == []
+    assert found.error is not None
+    assert found.error.code is ErrorCode.TOO_MANY_DEAD_LETTERS
+
+
 def test_lost_partitions_are_never_committed() -> None:
     link = MemoryLink(stream_of(plain(100), partitions=2))
     lost_at: list[int] = []

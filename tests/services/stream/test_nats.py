@@ -11,7 +11,14 @@ import pytest
 import trustme
 
 from bundle.errors import ErrorCode, MlctlError
-from services.stream.base import Guarantee, LinkRequest, Outgoing, Place
+from services.stream.base import (
+    Commit,
+    Guarantee,
+    LinkRequest,
+    Outgoing,
+    Place,
+    RefusedAnswersError,
+)
 from services.stream.transports.nats import transport
 from services.stream.transports.nats_client import Session
 from services.stream.transports.nats_publish import Publisher
@@ -186,6 +193,28 @@ def test_a_message_that_is_too_large_says_so(server: NatsServer) -> None:
     with pytest.raises(MlctlError) as caught:
         send(place(server, "large"), [Outgoing(bytes(2 << 20))])
     assert caught.value.code is ErrorCode.PAYLOAD_TOO_LARGE
+
+
+def test_an_answer_that_is_too_large_is_no_obstacle(server: NatsServer) -> None:
+    source, answers, dead = (place(server, f"huge-{part}") for part in ("in", "out", "dead"))
+    send(source, numbered(0, 3))
+    for each in (answers, dead):
+        send(each, [])
+    with transport.open_link(LinkRequest(source, "g", answers, dead)) as link:
+        found = take(link, 3)
+        most = 1 << 20
+        made = [each._replace(value=bytes(most - 500)) for each in answered(found)]
+        made[1] = made[1]._replace(value=bytes(most - 50))  # With its headers it is too large.
+        with pytest.raises(RefusedAnswersError) as refused:
+            link.commit(Commit(found, made))
+        assert list(refused.value.refused) == [1]
+        assert read(answers) == []
+        letter = Outgoing(bytes(most - 50), b"key", (("why", b"large"),), "dead-1")
+        link.commit(Commit(found, [made[0], made[2]], [letter]))
+    assert len(read(answers)) == 2
+    (left,) = read(dead)
+    assert (left.value, left.key) == (b"", b"key")
+    assert dict(left.headers)["mlctl-left-out"] == b"%d" % (most - 50)
 
 
 def test_tls_and_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,8 +90,10 @@ class _Shared(Generic[Request, Response]):
         return content
 
     def _digest(self, content: bytes) -> str:
-        message = messages().metadata.FromString(content)
-        return str(message.versions[-1])
+        try:
+            return str(messages().metadata.FromString(content).versions[-1])
+        except (DecodeError, IndexError) as error:
+            raise ServerError("the server's description of the model is not readable") from error
 
 
 class GrpcClient(_Shared[Request, Response]):
@@ -236,11 +238,12 @@ def _refusal(error: Any) -> ModelError:
 
 
 def _hint(details: bytes) -> str:
-    for packed in Status.FromString(details).details:
-        info = ErrorInfo()
-        if packed.Unpack(info):
-            return str(info.metadata["hint"])
-    return ""
+    info = ErrorInfo()
+    try:
+        found = any(packed.Unpack(info) for packed in Status.FromString(details).details)
+    except DecodeError:  # a proxy's
+        return ""
+    return str(info.metadata["hint"]) if found else ""
 
 
 def _value(parameter: Any) -> Any:

@@ -26,4 +26,8 @@ def odd() -> Model:
     ]
     rest = [dtype for dtype in Datatype if dtype not in {spec.dtype for spec in inputs}]
     outputs = [TensorSpec(name=f"out {dtype}", dtype=dtype, shape=(3, 4)) for dtype in rest]
-    return describe("3d.odd-net", DIGEST, Signature(inputs=tuple(inputs), outputs=tuple(outputs)))
+    return describe(
+        "3d.odd-net-of-a-long-name.and-still.longer",
+        DIGEST,
+        Signature(inputs=tuple(inputs), outputs=tuple(outputs)),
+    )

@@ -10,7 +10,10 @@ def test_names_become_distinct_identifiers() -> None:
     assert fields[6:] == ["tensor_of_the_layer_tensor_of_th", "tensor"]
     assert len({field.lower() for field in fields}) == len(fields)
     assert all(field.isidentifier() and field.isascii() for field in fields)
-    assert (model.identifier, model.type_name) == ("model_3d_odd_net", "Model3dOddNet")
+    assert (model.identifier, model.type_name) == (
+        "model_3d_odd_net_of_a_long_name_and_sti",
+        "Model3dOddNetOfALongNameAndSti",
+    )
     assert DIGEST in model.header
 
 

@@ -11,6 +11,8 @@ from services.ship.manifests.plan import Edge, Model, Plan, Scaling
 from services.ship.manifests.resources import guess
 from services.ship.manifests.targets import Extras, Target, manifests
 
+# The one in C takes a tenth of the time, where there is one.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 IMAGE = "registry.example/shop@sha256:" + "a" * 64
 DIGEST = "3f2a" + "0" * 60
 PLAN = Plan(
@@ -35,7 +37,7 @@ def documents(plan: Plan, target: Target, extras: Extras | None = None) -> dict[
     """What the YAML says, by kind and name; Compose's and BentoCloud's by their file."""
     found = {}
     for name, text in manifests(plan, target, extras).items():
-        for each in yaml.safe_load_all(text):
+        for each in yaml.load_all(text, Loader=_LOADER):
             kind = each.get("kind")
             found[f"{kind}/{each['metadata']['name']}" if kind else name] = each
     return found

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import itertools
+from collections.abc import AsyncIterator, Callable
 
 import httpx
 import numpy as np
@@ -38,20 +39,20 @@ GOOD = {
 Handler = Callable[[httpx.Request], httpx.Response]
 
 
-def ask(handler: Handler, *, way: str) -> list[float]:
+def ask(handler: Handler, *, way: str, timeout: float | None = None) -> list[float]:
     """The answer by the plain or the asyncio client, over a transport that is `handler`."""
     transport = httpx.MockTransport(handler)
     if way == "plain":
         with httpx.Client(transport=transport) as http:
             client = HttpClient(CONTRACT, "http://server/base/", token="t", retry=QUICK, http=http)
-            return client.infer(Question())
+            return client.infer(Question(), timeout=timeout)
 
     async def main() -> list[float]:
         async with httpx.AsyncClient(transport=transport) as http:
             client = AsyncHttpClient(
                 CONTRACT, "http://server/base/", token="t", retry=QUICK, http=http
             )
-            return await client.infer(Question())
+            return await client.infer(Question(), timeout=timeout)
 
     return asyncio.run(main())
 
@@ -117,6 +118,19 @@ def test_what_is_not_worth_repeating_fails_at_once(
     with pytest.raises(kind):
         ask(handler, way=way)
     assert count == 1
+
+
+async def drops_async() -> AsyncIterator[bytes]:
+    while True:
+        await asyncio.sleep(0)
+        yield b" "
+
+
+@BOTH
+def test_an_answer_in_drops_has_no_more_time(way: str) -> None:
+    drops = itertools.repeat(b" ") if way == "plain" else drops_async()
+    with pytest.raises(DeadlineError):
+        ask(lambda _: httpx.Response(200, content=drops), way=way, timeout=0.05)
 
 
 def test_readiness_and_digest_of_a_server_that_is_not_there() -> None:

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bundle.errors import ErrorCode, MlctlError
+from rollout.local.token import token_environment, with_token
+from rollout.model import Settings
+from rollout.state import places
+
+ONE = "one-0123456789abcdef"
+
+
+@pytest.fixture(autouse=True)
+def environment(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not home.exists()
+    for name in ("MLCTL_TOKEN", "MLCTL_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_file_stays_where_it_is_and_outlives_the_shell(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "tokens").write_text(ONE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLCTL_TOKEN_FILE", "tokens")
+    kept = with_token("shop", Settings())
+    assert kept.token_file == str(tmp_path / "tokens")
+    monkeypatch.delenv("MLCTL_TOKEN_FILE")
+    assert with_token("shop", kept) == kept
+    told = {"MLCTL_TOKEN_FILE": str(tmp_path / "tokens"), "MLCTL_TOKEN": ""}
+    assert token_environment(kept) == told
+
+
+def test_a_token_in_the_environment_is_kept_for_its_user_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MLCTL_TOKEN", ONE)
+    path = Path(with_token("shop", Settings()).token_file or "")
+    assert path.parent == places.directory("shop")
+    assert path.read_text() == ONE
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_without_a_token_nothing_changes() -> None:
+    assert with_token("shop", Settings()) == Settings()
+    assert token_environment(Settings()) == {}
+
+
+def test_tokens_that_are_gone_are_told_before_the_api_is_open(tmp_path: Path) -> None:
+    kept = replace(Settings(), token_file=str(tmp_path / "gone"))
+    with pytest.raises(MlctlError, match="cannot be read") as caught:
+        with_token("shop", kept)
+    assert caught.value.code is ErrorCode.INVALID_INPUT
