@@ -4,10 +4,10 @@ BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fix bench soak fuzz audit clean
+.PHONY: help demo test check fix bench soak fuzz audit container-check clean
 
 help: ## Show these targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 demo: .venv/.demo ## Walk one real model through the whole chain
 	$(BIN)/mlctl demo
@@ -39,6 +39,9 @@ audit: .venv/bin/python ## Compare the pinned versions with the known faults; ne
 	.venv/audit/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off \
 		--vulnerability-service $${AUDIT_SERVICE:-pypi} --requirement constraints.txt \
 		|| { echo "Faults were found, or the advisories could not be reached: see above." >&2; exit 1; }
+
+container-check: .venv/.dev ## Install and serve a container's files as another user (CHECK_PYTHON=, BASE=)
+	$(BIN)/python -m tests.container_check
 
 clean: ## Remove the virtual environment and every cache
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -40,8 +40,8 @@ def find_trusted_bundles(settings: Settings, beside: Path = BESIDE) -> Packed:
     """
     packed = find_bundles(settings, beside)
     if settings.require_signature is not None:
-        from services.ship.signed import require_served
+        from services.ship.signed import require_signed
 
-        source = None if settings.bundle else beside
-        require_served(packed, settings.require_signature, source)
+        for bundle in packed.bundles:
+            require_signed(bundle, settings.require_signature)
     return packed

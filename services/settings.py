@@ -74,7 +74,7 @@ class Settings(ObserveSettings, SecureSettings, HybridSettings):
     max_body_bytes: Annotated[int, Field(ge=1, le=(1 << 31) - 1)] = 64 << 20
     max_queue_rows: Annotated[int, Field(ge=1)] | None = None
     max_queue_ms: Annotated[float, Field(ge=0, le=3_600_000)] | None = None
-    overload_patience_ms: Annotated[float, Field(ge=0, le=3_600_000)] = 100.0
+    overload_patience_ms: Annotated[float, Field(ge=0, le=3_600_000)] = 0.0
     max_long_requests: Annotated[int, Field(ge=1)] = 64
     max_rows: Annotated[int, Field(ge=1)] | None = None
     max_wait_ms: Annotated[float, Field(ge=0, le=60_000)] | None = None

@@ -162,7 +162,7 @@ def served(workload: Workload, folder: Path) -> Iterator[str]:
     try:
         yield f"http://127.0.0.1:{server.port}"
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        process.terminate()  # Its workers are ended by it, and by nothing else.
         process.wait()
 
 
@@ -216,6 +216,7 @@ def main() -> None:
     parser.add_argument("--one-by-one", action="store_true", help="also ask a server over HTTP")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # Brokers and servers end as well.
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("broker", "payload", "way", "messages/s", "CPU us", "p50 / p99 ms"):
         table.add_column(name, justify="left" if name in {"broker", "payload", "way"} else "right")

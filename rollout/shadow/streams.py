@@ -57,9 +57,7 @@ def judge_streams(
     while sources := [*islice(pairs, _LOOK)]:
         judge.look(sources, candidate)
     window = judge.evidence.total
-    return StreamsCompared(
-        judge.verdict(), window, judge.differing[:told], sorted(judge.left_out)
-    )
+    return StreamsCompared(judge.verdict(), window, judge.differing[:told], sorted(judge.left_out))
 
 
 class _Judge:

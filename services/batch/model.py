@@ -11,6 +11,8 @@ from bundle.manifest import MODEL_NAME, Manifest
 from bundle.tensors import DYNAMIC, Datatype, TensorSpec
 from bundle.verify import VerifiedBundle, verify
 from services.layout import is_bundle, labelled_digest, model_folder
+from services.settings import load_settings
+from services.ship.signed import require_signed
 
 if TYPE_CHECKING:
     from services.scorer import Scorer
@@ -29,7 +31,14 @@ def find_model(reference: str) -> VerifiedBundle:
     """The verified bundle of a Bento's tag, of a Bento's folder, or in a bundle's own folder.
 
     Of a Bento with several models it is the default one; TAG/NAME is another.
+    SIGNATURE_INVALID if MLCTL_REQUIRE_SIGNATURE is set and it is not signed by that key.
     """
+    bundle = _find(reference)
+    require_signed(bundle, load_settings().require_signature)
+    return bundle
+
+
+def _find(reference: str) -> VerifiedBundle:
     for folder in (Path(reference), model_folder(Path(reference) / "src")):
         if is_bundle(folder):
             return verify(folder)

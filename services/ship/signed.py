@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle, verify
-from services.layout import Packed, is_bundle, unpack
+from services.layout import is_bundle, unpack
 from services.ship.signing import check, signature_beside, signature_in
 from services.store import DIGEST_LABEL, BentoInfo, find_bento
 
@@ -35,17 +35,16 @@ def require_signatures(bento: BentoInfo, public_key: Path | None) -> None:
         check(bundle, public_key, signature)
 
 
-def require_served(packed: Packed, public_key: Path | None, source: Path | None) -> None:
-    """In a server: prove the bundles that it loads, whose Bento's sources are in `source`.
+def require_signed(bundle: VerifiedBundle, public_key: Path | None) -> None:
+    """Prove the signature of a bundle before it is loaded; nothing if none is asked for.
 
-    Without a Bento (`source` None) a signature is looked for beside its bundle.
+    SIGNATURE_INVALID if there is none in its Bento or beside it, or it is wrong.
     """
     if public_key is None:
         return
-    for bundle in packed.bundles:
-        name = bundle.manifest.name
-        place = signature_beside(bundle.root) if source is None else signature_in(source, name)
-        check(bundle, public_key, place)
+    root, name = bundle.root, bundle.manifest.name
+    places = [signature_in(source, name) for source in (root.parent, root.parent.parent)]
+    check(bundle, public_key, next(filter(Path.is_file, places), signature_beside(root)))
 
 
 def _in_bento(bento: BentoInfo) -> list[tuple[VerifiedBundle, Path]]:

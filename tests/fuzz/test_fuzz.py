@@ -14,8 +14,8 @@ from tests.fuzz.campaign import Campaign
 from tests.fuzz.target import Feed, FindingError, Target, examine
 from tests.fuzz.targets import TARGETS
 
-MUTATIONS = 120
-EXAMPLES = 40
+MUTATIONS = 80
+EXAMPLES = 25
 
 
 @pytest.mark.parametrize("name", TARGETS)

@@ -1,13 +1,11 @@
 import shutil
 from pathlib import Path
 
-import httpx
 import pytest
 import yaml  # type: ignore[import-untyped]
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.home import bento_home
-from bundle.manifest import TRANSFORM_NAME
 from bundle.verify import VerifiedBundle, verify
 from services import packaging
 from services.packaging import BuiltBento, bento_tag, build_bento
@@ -15,8 +13,7 @@ from services.requirements import Flavour
 from services.service_bundle import find_bundles
 from services.settings import Settings
 from services.store import find_bento
-from tests.support.serving import launch, running, stop
-from tests.support.transforms import make_text_bundle
+from tests.support.serving import launch, stop
 from tests.support.wait import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.slow
@@ -59,23 +56,6 @@ def test_the_same_bundle_is_not_built_twice(
     again = build_bento(shared_bundle, {})
     assert again.reused
     assert again.path == built.path
-
-
-def test_a_transform_travels_with_the_bundle_and_serves(store_home: Path, tmp_path: Path) -> None:
-    bundle = make_text_bundle(tmp_path / "bundle")
-    model = build_bento(bundle, {}).path / "src" / "model"
-    launched = launch("texts:latest", tmp_path / "log", cwd=tmp_path, bento_home=store_home)
-    with running(launched) as server:
-        tensor = {"name": "text", "datatype": "BYTES", "shape": [2], "data": ["one", "two three"]}
-        answers = [
-            httpx.post(f"{server.url}/v2/models/texts/infer", json={"inputs": [{**tensor, **data}]})
-            for data in ({}, {"data": ["one", " "]})
-        ]
-    outputs = {output["name"]: output["data"] for output in answers[0].json()["outputs"]}
-    assert outputs == {"kind": ["small", "large"], "total": [0.5, 2.5]}
-    assert answers[1].status_code == 400
-    assert answers[1].json()["error"] == "row 1: the text has no words"
-    assert verify(model, bundle.digest).path(TRANSFORM_NAME).is_file()
 
 
 @pytest.mark.parametrize("name", ["model/model.onnx", "model.digest", "services/scorer.py"])

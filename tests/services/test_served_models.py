@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
+from bundle.manifest import TRANSFORM_NAME
 from cli.provenance import Known, chain
 from cli.revisions import find_revision
 from services.batch.model import find_model
@@ -66,6 +67,10 @@ def test_each_model_answers_in_its_own_form(served: Server, shop: BuiltBento) ->
         tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["one"]}
         answer = client.post("/v2/models/texts/infer", json={"inputs": [tensor]})
         assert answer.json()["outputs"][1]["data"] == [0.5]
+        wrong = {**tensor, "shape": [2], "data": ["one", " "]}
+        refused = client.post("/v2/models/texts/infer", json={"inputs": [wrong]})
+        assert refused.status_code == 400
+        assert refused.json()["error"] == "row 1: the text has no words"
         together = client.get("/v2/models/shop").json()
         assert together["versions"] == [shop.digest]
         metrics = client.get("/metrics").text
@@ -77,6 +82,7 @@ def test_each_model_answers_in_its_own_form(served: Server, shop: BuiltBento) ->
 def test_a_deployment_knows_it_by_all_its_digests(shop: BuiltBento) -> None:
     revision = find_revision(shop.tag)
     models = unpack(shop.path / "src").bundles
+    assert models[1].path(TRANSFORM_NAME).is_file()
     assert (revision.name, revision.digest) == ("shop", shop.digest)
     assert revision.digests == tuple(bundle.digest for bundle in models)
     assert shop.tag == f"shop:{shop.digest[:12]}"

@@ -11,8 +11,8 @@ def test_names_become_distinct_identifiers() -> None:
     assert len({field.lower() for field in fields}) == len(fields)
     assert all(field.isidentifier() and field.isascii() for field in fields)
     assert (model.identifier, model.type_name) == (
-        "model_3d_odd_net_of_a_long_name_and_sti",
-        "Model3dOddNetOfALongNameAndSti",
+        "model_3d_odd_net_of_a_long_name_and_st",
+        "Model3dOddNetOfALongNameAndSt",
     )
     assert DIGEST in model.header
 

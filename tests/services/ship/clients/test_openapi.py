@@ -47,7 +47,7 @@ def test_the_document_of_several_models_is_valid() -> None:
     made = document([MODEL, odd(), describe("every.", DIGEST, every_datatype())])
     validate(made)
     kinds = set(made["components"]["schemas"])
-    assert {"EveryRequest", "Every2Request", "Model3dOddNetOfALongNameAndStiRequest"} <= kinds
+    assert {"EveryRequest", "Every2Request", "Model3dOddNetOfALongNameAndStRequest"} <= kinds
     assert made["paths"]["/v2/models/every."]["get"]["operationId"] == "every_2Metadata"
 
 

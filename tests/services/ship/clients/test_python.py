@@ -98,7 +98,8 @@ def test_hard_names_and_every_datatype_are_formatted_and_strictly_typed(tmp_path
     run(folder, "-m", "ruff", "check", "--no-cache", ".")
     cache = Path(__file__).parents[4] / ".mypy_cache"
     run(folder, "-m", "mypy", "--cache-dir", str(cache / "clients"))
-    code = "import smoke_test; smoke_test.example(); from model_3d_odd_net_of_a_long_name_and_sti_client import grpc"
+    package = f"{odd().identifier}_client"
+    code = f"import smoke_test; smoke_test.example(); from {package} import grpc"
     run(folder, "-c", code)
 
 
