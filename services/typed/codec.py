@@ -1,0 +1,105 @@
+"""Typed messages to and from arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from bundle.tensors import DYNAMIC, Datatype, Signature
+from services.grpc_codec import from_values
+from services.typed.descriptors import make_messages
+from services.typed.layout import DIGEST, Field, Layout
+from services.wire import InferRequest, declare, decode_raw, encode_raw, invalid
+
+
+class TypedCodec:
+    """Decodes the typed requests to one model and encodes its answers."""
+
+    def __init__(self, layout: Layout, digest: str, signature: Signature) -> None:
+        self._layout = layout
+        self._digest = digest
+        self._inputs = {spec.name: spec for spec in signature.inputs}
+        self._wanted = dict.fromkeys((spec.name for spec in signature.outputs), True)
+        self._messages = make_messages(layout)
+
+    def decode(self, data: bytes) -> InferRequest:
+        """The request in a message; INVALID_INPUT names the tensor and the reason.
+
+        A tensor without values and shape is not given, which the model judges.
+        """
+        message = self._parse(data)
+        inputs: dict[str, np.ndarray] = {}
+        for field in self._layout.request:
+            array = self._array(field, message)
+            if array is not None:
+                inputs[field.tensor.name] = array
+        return InferRequest("", inputs, self._wanted)
+
+    def encode(self, outputs: Mapping[str, np.ndarray]) -> Any:
+        """The message of an answer."""
+        message = self._messages.raw_response(**{DIGEST: self._digest})
+        for field in self._layout.response:
+            array = outputs[field.tensor.name]
+            _put(message, field, array)
+            if field.shape:
+                getattr(message, field.shape).extend(array.shape)
+        return message
+
+    def _parse(self, data: bytes) -> Any:
+        kinds = self._messages
+        try:
+            message = kinds.raw_request.FromString(data)
+            if len(UnknownFieldSet(message)):
+                # Values one by one, which a caller may send, too; or fields of a later version.
+                plain = kinds.request.FromString(data)
+                plain.DiscardUnknownFields()
+                message = kinds.raw_request.FromString(plain.SerializeToString())
+        except DecodeError:
+            name = f"{self._layout.package}.Request"
+            raise invalid(f"the message is not a {name}") from None
+        return message
+
+    def _array(self, field: Field, message: Any) -> np.ndarray | None:
+        tensor, values = field.tensor, getattr(message, field.name)
+        if field.is_fixed_width:
+            values = values[0] if len(values) == 1 else b"".join(values)
+        raw = field.is_fixed_width or field.scalar is None
+        count = len(values) // (tensor.dtype.itemsize or 1) if raw else len(values)
+        given = tuple(getattr(message, field.shape)) if field.shape else ()
+        if not values and not given and tensor.elements != 0:
+            return None
+        shape = given or _shape(field, count)
+        declared = declare(self._inputs, tensor.name, tensor.dtype.value, shape)
+        if raw:
+            return decode_raw(declared, values)
+        return from_values(declared, values, f"field {field.name}")
+
+
+def _shape(field: Field, count: int) -> tuple[int, ...]:
+    """The shape of `count` values, of which the caller told none."""
+    wanted = field.tensor.shape
+    known = prod(size for size in wanted if size != DYNAMIC)
+    dynamic = wanted.count(DYNAMIC)
+    if dynamic > 1 or (dynamic == 1 and (known == 0 or count % known)):
+        raise invalid(
+            f"tensor {field.tensor.name!r}: {count} values do not tell the shape, "
+            f"which is {list(wanted)}",
+            f"Send it in {field.shape}." if dynamic > 1 or known == 0 else None,
+        )
+    return tuple(count // known if size == DYNAMIC else size for size in wanted)
+
+
+def _put(message: Any, field: Field, array: np.ndarray) -> None:
+    dtype = field.tensor.dtype
+    if field.scalar is None:
+        setattr(message, field.name, encode_raw(dtype, array))
+    elif field.is_fixed_width:
+        getattr(message, field.name).append(encode_raw(dtype, array))
+    else:
+        values = array.flat if dtype is Datatype.BYTES else array.ravel().tolist()
+        getattr(message, field.name).extend(values)

@@ -1,0 +1,75 @@
+"""The typed services of a server's models: the same core, limits, errors and counts as V2's."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable
+from time import perf_counter
+from typing import Any
+
+import grpc
+
+from services.grpc_models import Asking, GrpcModel, GrpcModels
+from services.grpc_unary import ask, counted, unary
+from services.ship.clients.base import describe
+from services.typed.codec import TypedCodec
+from services.typed.descriptors import make_file, make_messages
+from services.typed.layout import lay_out
+
+METHOD = "Predict"
+logger = logging.getLogger("mlctl.grpc")
+
+
+class TypedService:
+    """Answers the typed calls to one model."""
+
+    def __init__(self, models: GrpcModels, model: GrpcModel) -> None:
+        host = model.host
+        self._models = models
+        self._model = model
+        self._layout = lay_out(describe(host.name, host.digest, host.signature))
+        self._codec = TypedCodec(self._layout, host.digest, host.signature)
+
+    @property
+    def name(self) -> str:
+        """The full name of the service."""
+        return self._layout.service
+
+    def file(self) -> Any:
+        """The file descriptor that reflection tells."""
+        return make_file(self._layout)
+
+    def handler(self) -> Any:
+        """What a gRPC server finds the method by."""
+        response = make_messages(self._layout).raw_response
+        handlers = {METHOD: unary(f"{self.name}/{METHOD}", response, self._answer)}
+        return grpc.method_handlers_generic_handler(  # type: ignore[no-untyped-call]
+            self.name, handlers
+        )
+
+    async def _answer(self, message: bytes, context: Any) -> Any:
+        async def infer(asking: Asking) -> Any:
+            start = perf_counter()
+            model = asking.of(self._model)
+            request = self._codec.decode(message)
+            parse = perf_counter() - start
+            return await ask(
+                model,
+                asking,
+                request,
+                context,
+                parse,
+                lambda answer: self._codec.encode(answer.outputs),
+            )
+
+        return await counted(self._models, message, context, infer)
+
+
+def typed_services(models: GrpcModels) -> Iterable[TypedService]:
+    """Those of all models; models whose names make the same package have none."""
+    services = [TypedService(models, model) for model in models.all]
+    times = Counter(service.name for service in services)
+    for name in (name for name, count in times.items() if count > 1):
+        logger.warning("several models would have the service %s, so there is none", name)
+    return [service for service in services if times[service.name] == 1]
