@@ -159,17 +159,22 @@ def _from_contents(declared: Declared, contents: Any) -> np.ndarray:
     field = FIELDS.get(spec.dtype)
     if field is None:
         raise invalid(f"tensor {spec.name!r}: {spec.dtype.value} needs raw_input_contents")
+    return from_values(declared, getattr(contents, field), field)
+
+
+def from_values(declared: Declared, values: Any, owner: str) -> np.ndarray:
+    """The array of a repeated field's values; errors name the tensor, and the field as `owner`."""
+    spec = declared.spec
     if declared.count > MAX_VALUES:  # each is made a Python object on the way
         raise MlctlError(
             ErrorCode.PAYLOAD_TOO_LARGE,
-            f"tensor {spec.name!r}: {declared.count} elements in {field}, "
+            f"tensor {spec.name!r}: {declared.count} elements in {owner}, "
             f"the limit is {MAX_VALUES}",
-            "Send the tensor in raw_input_contents.",
+            "Send the tensor in raw_input_contents of the V2 protocol.",
         )
-    values = getattr(contents, field)
     if len(values) != declared.count:
         raise invalid(
-            f"tensor {spec.name!r}: {field} has {len(values)} elements, "
+            f"tensor {spec.name!r}: {owner} has {len(values)} elements, "
             f"expected {declared.count} for shape {list(declared.shape)}"
         )
     wanted = np.dtype(spec.dtype.numpy_name)
@@ -177,7 +182,8 @@ def _from_contents(declared: Declared, contents: Any) -> np.ndarray:
         array = np.empty(declared.count, dtype=object)
         array[:] = values
         return array.reshape(declared.shape)
-    array = np.fromiter(values, _FIELD_TYPES.get(field, wanted), declared.count)
+    carried = _FIELD_TYPES.get(FIELDS[spec.dtype], wanted)
+    array = np.fromiter(values, carried, declared.count)
     if array.dtype == wanted:
         return array.reshape(declared.shape)
     limits = np.iinfo(wanted)

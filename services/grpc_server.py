@@ -1,15 +1,13 @@
 """The V2 protocol over gRPC, in the worker's own event loop, sharing the host with HTTP.
 
-Beside it are the standard health and reflection services. Statuses come from the error
+Beside it are the models' typed services and the standard ones of health and reflection. Statuses come from the error
 table. The port is shared (SO_REUSEPORT), so that several workers can answer on it; a
 message above the body limit never reaches us, compressed or not.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
@@ -28,24 +26,20 @@ from services.describe import (
 )
 from services.grpc_health import HEALTH_SERVICE, Health
 from services.grpc_models import Asking, GrpcModels
-from services.grpc_status import abort
 from services.grpc_stream import StreamInfer
+from services.grpc_unary import Handler, ask, counted, unary
 from services.hosts import Serving
 from services.lean_grpc.desk import InferDesk
 from services.lean_grpc.desks import InferDesks
 from services.lean_grpc.server import LeanServer
-from services.observe.calls import Stages
 from services.observe.grpc_calls import GrpcCalls
 from services.secure.grpc_gate import TokenInterceptor
-from services.secure.public import failed, is_public
 from services.secure.tls import Tls
 from services.statistics import model_config, model_statistics
+from services.typed.service import TypedService, typed_services
 from services.v2_messages import SERVICE, Method, make_pool, methods
 from services.wire import invalid
 from services.workers import port_taken
-
-Handler = Callable[[Any, Any], Awaitable[Any]]
-logger = logging.getLogger("mlctl.grpc")
 
 
 class GrpcServer:
@@ -55,7 +49,6 @@ class GrpcServer:
         self._host = host
         self._models = GrpcModels(host)
         self._methods = methods()
-        self._health = Health(host, SERVICE)
         self._server = _make_server(host)
         self._desks: dict[str, InferDesk] = {}
         if isinstance(self._server, LeanServer):
@@ -65,11 +58,14 @@ class GrpcServer:
             }
             desks = list(self._desks.values())
             self._server.add_desk(desks[0] if len(desks) == 1 else InferDesks(desks))
-        self._server.add_generic_rpc_handlers((self._handlers(),))
+        typed = typed_services(self._models)
+        handlers = (self._handlers(), *(service.handler() for service in typed))
+        self._server.add_generic_rpc_handlers(handlers)
+        self._health = Health(host, SERVICE, *(service.name for service in typed))
         health_pb2_grpc.add_HealthServicer_to_server(  # type: ignore[no-untyped-call]
             self._health, self._server
         )
-        _reflect(self._server)
+        _reflect(self._server, typed)
         self.port = _bind(self._server, address, port, tls)
 
     async def start(self) -> None:
@@ -102,7 +98,7 @@ class GrpcServer:
             name: _unary(self._methods[name], self._parsed(name, answer))
             for name, answer in answers.items()
         }
-        handlers["ModelInfer"] = _unary(self._methods["ModelInfer"], self._counted_infer)
+        handlers["ModelInfer"] = _unary(self._methods["ModelInfer"], self._infer)
         name, response = "ModelStreamInfer", self._methods["ModelInfer"].response
         stream = StreamInfer(self._models, self._methods[name], response)
         handlers[name] = stream.handler()
@@ -150,28 +146,28 @@ class GrpcServer:
     async def _repository_unload(self, _request: Any, _context: Any) -> Any:
         refuse_change("unload")
 
-    async def _infer(self, message: bytes, context: Any, asking: Asking) -> Any:
+    async def _infer(self, message: bytes, context: Any) -> Any:
+        return await counted(
+            self._models, message, context, lambda asking: self._ask(message, context, asking)
+        )
+
+    async def _ask(self, message: bytes, context: Any, asking: Asking) -> Any:
         start = perf_counter()
         request = _parse(self._methods["ModelInfer"], message)
         model = asking.of(self._models.find(request.model_name, request.model_version))
-        host, codec, seen = model.host, model.codec, asking.seen
-        decoded = codec.decode(request)
+        decoded = model.codec.decode(request)
         parse = perf_counter() - start
-        limits = [
-            limit for limit in (context.time_remaining(), decoded.timeout) if limit is not None
-        ]
-        answer = await host.ask(decoded, min(limits, default=None), decoded.priority)
-        start = perf_counter()
         kind = self._methods["ModelInfer"].response
-        response = codec.encode(kind, decoded, answer.outputs, answer.parameters)
-        serialize = perf_counter() - start
-        host.stages(parse, answer.queue_seconds, answer.infer_seconds, serialize)
-        if seen is not None and host.observer is not None:
-            stages = Stages(parse, answer.queue_seconds, answer.infer_seconds, serialize)
-            size = response.ByteSize()
-            host.observer.answered(seen, stages, decoded.inputs, answer, size)
+        response = await ask(
+            model,
+            asking,
+            decoded,
+            context,
+            parse,
+            lambda answer: model.codec.encode(kind, decoded, answer.outputs, answer.parameters),
+        )
         if self._desks:
-            self._desks[host.name].learn(message, request, decoded)
+            self._desks[model.host.name].learn(message, request, decoded)
         return response
 
     def _parsed(self, name: str, answer: Handler) -> Handler:
@@ -183,20 +179,6 @@ class GrpcServer:
                 return await answer(_parse(self._methods[name], message), context)
 
         return parse_first
-
-    async def _counted_infer(self, message: bytes, context: Any) -> Any:
-        asking = Asking(self._models, message.__len__, context)
-        failure: BaseException | None = None
-        try:
-            with Hold(self._host.inflight) as hold:
-                hold.grow(len(message))
-                return await self._infer(message, context, asking)
-        except BaseException as error:
-            failure = error
-            asking.ended(error)
-            raise
-        finally:
-            asking.count(failure)
 
 
 def _make_server(host: Serving) -> grpc.aio.Server:
@@ -224,29 +206,15 @@ def _parse(method: Method, message: bytes) -> Any:
 
 
 def _unary(method: Method, handler: Handler) -> Any:
-    async def answer(message: bytes, context: Any) -> Any:
-        try:
-            return await handler(message, context)
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:
-            if is_public(error):
-                failure = error
-            else:
-                logger.exception("a %s call failed", method.name)
-                failure = failed()
-        return await abort(context, failure)
-
-    return grpc.unary_unary_rpc_method_handler(  # type: ignore[no-untyped-call]
-        answer,  # given no deserializer: a message that is none is the caller's fault
-        response_serializer=method.response.SerializeToString,
-    )
+    return unary(method.name, method.response, handler)
 
 
-def _reflect(server: Any) -> None:
+def _reflect(server: Any, typed: Sequence[TypedService]) -> None:
     """Let clients such as grpcurl ask which services and messages there are."""
-    names = (SERVICE, HEALTH_SERVICE, reflection.SERVICE_NAME)
-    pool = make_pool(health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR)
+    own = [service.name for service in typed]
+    names = (SERVICE, *own, HEALTH_SERVICE, reflection.SERVICE_NAME)
+    files = [service.file() for service in typed]
+    pool = make_pool(health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR, files=files)
     reflection.enable_server_reflection(names, server, pool)  # type: ignore[no-untyped-call]
 
 

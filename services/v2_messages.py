@@ -8,6 +8,7 @@ Compile again after a change: `python -m grpc_tools.protoc -I services
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -28,12 +29,15 @@ class Method:
     response: type[Any]
 
 
-def make_pool(*others: Any) -> descriptor_pool.DescriptorPool:
-    """A new pool with the protocol's file and copies of `others`, which are file descriptors."""
-    files = descriptor_pb2.FileDescriptorSet.FromString(DESCRIPTORS.read_bytes())
+def make_pool(*others: Any, files: Iterable[Any] = ()) -> descriptor_pool.DescriptorPool:
+    """A new pool with the protocol's file and copies of `others`, which are file descriptors.
+
+    `files` are descriptions of more.
+    """
+    own = descriptor_pb2.FileDescriptorSet.FromString(DESCRIPTORS.read_bytes())
     pool = descriptor_pool.DescriptorPool()
-    for file in files.file:
-        pool.Add(file)
+    for file in (*own.file, *files):
+        pool.AddSerializedFile(file.SerializeToString())
     for other in others:
         pool.AddSerializedFile(other.serialized_pb)
     return pool

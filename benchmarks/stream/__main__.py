@@ -84,7 +84,7 @@ class Bench:
         sender = threading.Thread(target=send_at, args=(request.source, self._payload, count, rate))
         assert request.answers is not None
         warm = values(self._payload, _WARM)
-        with self._begun(self.spec("ours", request, _WARM + count)) as process:
+        with self._begun(self.spec("ours", request, _WARM + 1 + count)) as process:
             for _ in range(_ROUNDS):
                 fill(request.source, warm[: _WARM // _ROUNDS], _KEY)
             wait_until(lambda: len(answers_at(request)) == _WARM)
@@ -147,6 +147,8 @@ def send_at(place: Place, payload: str, count: int, rate: float) -> None:
     part = max(1, int(rate / _STEPS))
     wait = threading.Event()
     with transport_of(place).open_producer(place) as producer:
+        # A client of Kafka waits half a second for its number.
+        producer.publish([Outgoing(messages[0], _KEY)])
         began = clock.monotonic()
         for start in range(0, count, part):
             wait.wait(max(0.0, began + start / rate - clock.monotonic()))
@@ -170,7 +172,7 @@ def ways_of(scheme: str, given: argparse.Namespace) -> list[str]:
     """What is compared on a broker."""
     bare = [] if scheme == "sqlite" else [scheme]
     peers = ["faststream"] if given.faststream and scheme in SERVED else []
-    return ["ours", "link", *bare, *peers]
+    return [way for way in ("ours", "link", *bare, *peers) if way in (given.only or [way])]
 
 
 def measure(scheme: str, payload: str, given: argparse.Namespace, table: Table) -> dict[str, Any]:
@@ -213,6 +215,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5.0, help="of the latency's run")
     parser.add_argument("--faststream", help="a Python that has FastStream and ONNX Runtime")
+    parser.add_argument("--only", nargs="+", help="of these ways: ours, link, the client, faststream")
     parser.add_argument("--one-by-one", action="store_true", help="also ask a server over HTTP")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()

@@ -41,6 +41,9 @@ class Stream:
             base = Place.parse(f"sqlite://{self.folder / f'{number}.db'}#x")
         elif self.scheme == "nats":
             base = Place.parse(f"nats://{self.address}?create=yes#x")
+        elif self.scheme == "kafka":
+            # The mock answers a fetch that found nothing after this time, whatever comes meanwhile.
+            base = Place.parse(f"kafka://{self.address}?fetch.wait.max.ms=5#x")
         else:
             base = Place.parse(f"{self.scheme}://{self.address}#x")
         source, answers, dead = (base.named(f"t{number}-{part}") for part in ("in", "out", "dead"))

@@ -68,8 +68,7 @@ def containerize(
     target = Platform.of(platform)
     chosen = _engine(engine)
     name = image or found.tag
-    if lock is None:
-        output.note("Asking the package index for the hashes of the packages ...")
+    output.note("Finding the hashes of the packages ...")
     locked = lock_for(found, target, lock)
     named = base or default_base()
     place = folder or state_dir("containers") / found.tag.replace(":", "-") / target.machine
@@ -77,6 +76,7 @@ def containerize(
     if chosen is not None:
         output.note(f"Building {name} with {chosen} ...")
         build_image(chosen, context, name, target)
+    built = None if chosen is None else name
     if output.as_json:
         output.document(
             {
@@ -87,19 +87,21 @@ def containerize(
                 "platform": platform,
                 "packages": len(locked.packages),
                 "engine": None if chosen is None else chosen.value,
-                "image": None if chosen is None else name,
+                "image": built,
             }
         )
         return
     output.line(f"{found.tag}: build context in {context.folder}, digest {context.digest}")
-    if "@sha256:" not in named:
-        output.note(f"The base {named} is a tag and may change; --base NAME@sha256:... does not.")
-    if chosen is not None:
-        output.line(f"Built {name}")
+    _say(output, context.folder, named, name, built)
+
+
+def _say(output: Output, folder: Path, base: str, name: str, built: str | None) -> None:
+    if "@sha256:" not in base:
+        output.note(f"The base {base} is a tag and may change; --base NAME@sha256:... does not.")
+    if built is not None:
+        output.line(f"Built {built}")
     else:
-        output.note(
-            f"Build it: docker build -t {name} -f {context.folder}/Containerfile {context.folder}"
-        )
+        output.note(f"Build it: docker build -t {name} -f {folder}/Containerfile {folder}")
 
 
 def _engine(wanted: str) -> Engine | None:

@@ -27,6 +27,11 @@ class TypedCodec:
         self._wanted = dict.fromkeys((spec.name for spec in signature.outputs), True)
         self._messages = make_messages(layout)
 
+    @property
+    def response(self) -> type[Any]:
+        """The class of the messages that `encode` makes."""
+        return self._messages.raw_response
+
     def decode(self, data: bytes) -> InferRequest:
         """The request in a message; INVALID_INPUT names the tensor and the reason.
 
@@ -42,7 +47,7 @@ class TypedCodec:
 
     def encode(self, outputs: Mapping[str, np.ndarray]) -> Any:
         """The message of an answer."""
-        message = self._messages.raw_response(**{DIGEST: self._digest})
+        message = self.response(**{DIGEST: self._digest})
         for field in self._layout.response:
             array = outputs[field.tensor.name]
             _put(message, field, array)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable
 from time import perf_counter
 from typing import Any
 
@@ -14,7 +13,7 @@ from services.grpc_models import Asking, GrpcModel, GrpcModels
 from services.grpc_unary import ask, counted, unary
 from services.ship.clients.base import describe
 from services.typed.codec import TypedCodec
-from services.typed.descriptors import make_file, make_messages
+from services.typed.descriptors import make_file
 from services.typed.layout import lay_out
 
 METHOD = "Predict"
@@ -42,8 +41,7 @@ class TypedService:
 
     def handler(self) -> Any:
         """What a gRPC server finds the method by."""
-        response = make_messages(self._layout).raw_response
-        handlers = {METHOD: unary(f"{self.name}/{METHOD}", response, self._answer)}
+        handlers = {METHOD: unary(f"{self.name}/{METHOD}", self._codec.response, self._answer)}
         return grpc.method_handlers_generic_handler(  # type: ignore[no-untyped-call]
             self.name, handlers
         )
@@ -66,7 +64,7 @@ class TypedService:
         return await counted(self._models, message, context, infer)
 
 
-def typed_services(models: GrpcModels) -> Iterable[TypedService]:
+def typed_services(models: GrpcModels) -> list[TypedService]:
     """Those of all models; models whose names make the same package have none."""
     services = [TypedService(models, model) for model in models.all]
     times = Counter(service.name for service in services)

@@ -11,8 +11,7 @@ from click.testing import CliRunner
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import GOLDEN_NAME
 from bundle.verify import VerifiedBundle
-from cli.commands.sign import sign
-from cli.commands.verify import verify
+from cli.main import cli
 from cli.revisions import find_revision
 from tests.support.bundles import make_bundle
 from tests.support.keys import make_pair
@@ -26,16 +25,16 @@ def bundle(tmp_path: Path) -> VerifiedBundle:
 def test_sign_and_verify_a_folder(bundle: VerifiedBundle, tmp_path: Path) -> None:
     private, public = make_pair(tmp_path / "keys")
     run, folder = CliRunner().invoke, str(bundle.root)
-    asked = [folder, "--public-key", str(public), "--json"]
-    unsigned = run(verify, asked)
+    asked = ["verify", folder, "--public-key", str(public), "--json"]
+    unsigned = run(cli, asked)
     assert unsigned.exit_code == 4
     assert json.loads(unsigned.stdout)["error"]["code"] == "signature_invalid"
-    assert run(sign, [folder, "--key", str(private)]).exit_code == 0
-    proved = run(verify, asked)
+    assert run(cli, ["sign", folder, "--key", str(private)]).exit_code == 0
+    proved = run(cli, asked)
     assert proved.exit_code == 0, proved.output
     assert json.loads(proved.stdout) == [{"model": "tiny", "digest": bundle.digest, "signed": True}]
     (bundle.root / GOLDEN_NAME).write_bytes(b"")
-    altered = run(verify, [folder, "--json"])
+    altered = run(cli, ["verify", folder, "--json"])
     assert altered.exit_code == 4
     assert json.loads(altered.stdout)["error"]["code"] == "file_altered"
 
@@ -45,13 +44,13 @@ def test_the_key_s_password_comes_from_the_environment(
 ) -> None:
     private, public = make_pair(tmp_path / "keys", "hunter2")
     run, folder = CliRunner().invoke, str(bundle.root)
-    refused = run(sign, [folder, "--key", str(private)])
+    refused = run(cli, ["sign", folder, "--key", str(private)])
     assert refused.exit_code == 2
     monkeypatch.setenv("MLCTL_KEY_PASSWORD", "hunter2")
-    done = run(sign, [folder, "--key", str(private)])
+    done = run(cli, ["sign", folder, "--key", str(private)])
     assert done.exit_code == 0
     assert "hunter2" not in done.output
-    assert run(verify, [folder, "--public-key", str(public)]).exit_code == 0
+    assert run(cli, ["verify", folder, "--public-key", str(public)]).exit_code == 0
 
 
 def test_no_deployment_gets_a_bento_that_is_not_signed(
@@ -72,5 +71,5 @@ def test_no_deployment_gets_a_bento_that_is_not_signed(
     with pytest.raises(MlctlError) as caught:
         find_revision("tiny:1")
     assert caught.value.code is ErrorCode.SIGNATURE_INVALID
-    assert CliRunner().invoke(sign, ["tiny:1", "--key", str(private)]).exit_code == 0
+    assert CliRunner().invoke(cli, ["sign", "tiny:1", "--key", str(private)]).exit_code == 0
     assert find_revision("tiny:1").digest == bundle.digest

@@ -107,7 +107,7 @@ def test_a_heavy_body_is_decoded_apart_and_others_go_on(
     bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     gate, threads = threading.Event(), []
-    decode = Inference._decode
+    decode = Inference.decode
 
     def slow(inference: Inference, head: Any, content: bytes) -> InferRequest:
         threads.append(threading.current_thread().name)
@@ -115,7 +115,7 @@ def test_a_heavy_body_is_decoded_apart_and_others_go_on(
             assert gate.wait(30)
         return decode(inference, head, content)
 
-    monkeypatch.setattr(Inference, "_decode", slow)
+    monkeypatch.setattr(Inference, "decode", slow)
     heavy = body(dtype=Datatype.FP32, rows=4000, data=",".join(["1.0000"] * 16000))
 
     async def main() -> None:

@@ -32,6 +32,7 @@ from services.batch.sources import open_source
 from services.batch.sources.parquet import ParquetSource
 from tests.support import tables
 from tests.support.bundles import make_bundle
+from tests.support.wait import wait_until
 
 UNIT = 250
 ROWS = 12 * UNIT
@@ -139,7 +140,7 @@ def test_killing_actors_that_read_themselves_loses_and_doubles_nothing(
     # The second one may not have begun yet, on a busy machine.
     assert 1 <= len(killed) <= 2
     check_as_local(bundle, tmp_path / "in.parquet", report, tmp_path / "ray")
-    assert not actors()
+    wait_until(lambda: not actors(), what="the actors are gone")
 
 
 @pytest.mark.slow

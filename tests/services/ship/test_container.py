@@ -18,8 +18,7 @@ from click.testing import CliRunner
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import MODEL_NAME
 from bundle.verify import VerifiedBundle
-from cli.commands.containerize import containerize
-from cli.commands.sbom import sbom
+from cli.main import cli
 from services.packaging import BuiltBento
 from services.ship.container import (
     CONTAINERFILE,
@@ -152,13 +151,15 @@ def test_the_commands_write_the_same_with_a_lock_file(
     path.write_text(lock.text())
     options = ["--lock", str(path), "--platform", "linux/arm64"]
     run = CliRunner().invoke
-    done = run(containerize, [bento.tag, *options, "--engine", "none", "--output", str(folder)])
+    done = run(
+        cli, ["containerize", bento.tag, *options, "--engine", "none", "--output", str(folder)]
+    )
     assert done.exit_code == 0, done.output
     assert (folder / LOCK_NAME).read_text() == lock.text()
-    assert run(sbom, [bento.tag, *options, "--output", str(file)]).exit_code == 0
+    assert run(cli, ["sbom", bento.tag, *options, "--output", str(file)]).exit_code == 0
     assert file.read_bytes() == (folder / SBOM_NAME).read_bytes()
-    assert run(sbom, [bento.tag, *options]).stdout_bytes == file.read_bytes()
-    wrong = run(containerize, [bento.tag, *options, "--base", "a b", "--json"])
+    assert run(cli, ["sbom", bento.tag, *options]).stdout_bytes == file.read_bytes()
+    wrong = run(cli, ["containerize", bento.tag, *options, "--base", "a b", "--json"])
     assert wrong.exit_code == 2
     assert "not the name of an image" in json.loads(wrong.stdout)["error"]["message"]
 
