@@ -1,8 +1,8 @@
 """The V2 protocol over gRPC, in the worker's own event loop, sharing the host with HTTP.
 
-Beside it are the models' typed services and the standard ones of health and reflection. Statuses come from the error
-table. The port is shared (SO_REUSEPORT), so that several workers can answer on it; a
-message above the body limit never reaches us, compressed or not.
+Beside it are the models' typed services, and the standard ones of health and reflection.
+Statuses come from the error table. The port is shared (SO_REUSEPORT), so that several workers
+can answer on it; a message above the body limit never reaches us, compressed or not.
 """
 
 from __future__ import annotations

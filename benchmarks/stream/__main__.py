@@ -215,7 +215,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5.0, help="of the latency's run")
     parser.add_argument("--faststream", help="a Python that has FastStream and ONNX Runtime")
-    parser.add_argument("--only", nargs="+", help="of these ways: ours, link, the client, faststream")
+    parser.add_argument(
+        "--only", nargs="+", help="of these ways: ours, link, the client, faststream"
+    )
     parser.add_argument("--one-by-one", action="store_true", help="also ask a server over HTTP")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()

@@ -10,7 +10,7 @@ import click
 from cli.output import Output, reporting
 
 # Those of services.ship.clients.languages, which would load numpy for --help.
-LANGUAGES = ("python", "openapi")
+LANGUAGES = ("python", "typescript", "proto", "openapi")
 
 
 @click.command()

@@ -18,6 +18,7 @@ from bundle.errors import ErrorCode, MlctlError
 from services.admission import deadline_exceeded
 from services.budget import Hold, Inflight
 from services.grpc_status import Trailer, status_of, trailers
+from services.lean_grpc.frames import Reason
 from services.lean_grpc.head import HEADERS, OK_TRAILERS, Head, make_trailers
 from services.lean_grpc.messages import Assembler, frame, unpack
 from services.lean_grpc.outbox import Outbox
@@ -45,12 +46,12 @@ class Link(Protocol):
 class Call:
     """One stream of one connection, which may have ended with its headers.
 
-    A message has at most `limit` bytes, and `seconds` to come if it is the only one. `refused`
-    is told of what is refused before a handler has seen it.
+    A message has at most `limit` bytes and `seconds` to come, and so has what is written to be
+    taken. `refused` is told of what is refused before a handler has seen it.
     """
 
     __slots__ = (
-        "_arrived", "_assembler", "_end", "_ended", "_handler", "_head", "_limit", "_link",
+        "_arrived", "_assembler", "_end", "_ended", "_handler", "_head", "_late", "_limit", "_link",
         "_refused", "_seconds", "_started", "_status", "_task", "_timer", "_untaken", "done",
         "stream",
     )  # fmt: skip
@@ -82,6 +83,7 @@ class Call:
         self._arrived: asyncio.Event | None = None
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._late: asyncio.TimerHandle | None = None
         self._end: float | None = None
         self._status: tuple[int, str, tuple[Trailer, ...]] | None = None
 
@@ -114,6 +116,7 @@ class Call:
             self._arrived.set()
         else:
             self._take()
+        self._watch()
 
     def end(self) -> None:
         """The client sends no more."""
@@ -187,7 +190,28 @@ class Call:
     async def write(self, message: Any) -> None:
         """Send one message of several, when the client takes it."""
         if not self._send(self._serialized(message)):
-            await self._link.outbox.drained(self.stream)
+            late = asyncio.get_running_loop().call_later(self._seconds, self._give_up)
+            try:
+                await self._link.outbox.drained(self.stream)
+            finally:
+                late.cancel()
+
+    def _give_up(self) -> None:
+        """The client does not take what it asked for."""
+        self.leave()
+        self._link.outbox.reset(self.stream, Reason.CANCEL)
+        self._link.over(self)
+
+    def _watch(self) -> None:
+        """One of many messages has its time as well, from when nothing but its client is late."""
+        assembler = self._assembler
+        begun = self._arrived is not None and not assembler.is_whole and not assembler.messages
+        if begun and self._late is None:
+            loop = asyncio.get_running_loop()
+            self._late = loop.call_later(self._seconds, self._turn_away, deadline_exceeded())
+        elif not begun and self._late is not None:
+            self._late.cancel()
+            self._late = None
 
     def _turn_away(self, error: MlctlError) -> None:
         """Refuse what came, of which no handler knows, and end one that waits for more."""
@@ -252,6 +276,7 @@ class Call:
         packed = self._assembler.take()  # the handler counts it from here on
         if not self._assembler.messages:
             self._take()
+            self._watch()
         coding = self._head.encoding
         if packed.compressed and len(packed.data) > _HEAVY_BYTES:
             message = await asyncio.to_thread(unpack, packed, coding, self._limit)
@@ -301,6 +326,8 @@ class Call:
 
     def _let_go(self) -> None:
         self._disarm()
+        if self._late is not None:
+            self._late.cancel()
         self._assembler.drop()
 
     def _arm(self, seconds: float | None) -> None:

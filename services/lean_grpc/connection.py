@@ -230,8 +230,10 @@ class Connection(asyncio.Protocol):
             call.leave()
             self._note_called()
 
-    def _on_opened(self, _event: Opened) -> None:
-        if not self.outbox.is_empty:
+    def _on_opened(self, event: Opened) -> None:
+        if event.stream:
+            self.outbox.resume_one(event.stream)
+        else:
             self.outbox.resume()
 
     def _on_noise(self, event: Noise) -> None:

@@ -138,6 +138,7 @@ class Core(Sending):
         if (
             word & 0xFF != frames.DATA or flags != frames.END_STREAM or same != stream
             or stop > len(data) or size > min(self._room, MAX_FRAME_BYTES)
+            or end - start > MAX_HEADER_BYTES
             or not stream & 1 or not self.last_stream < stream <= frames.MAX_STREAM
             or self._block is not None or not self.greeted
             or len(self.streams) >= MAX_STREAMS
@@ -290,7 +291,7 @@ class Core(Sending):
         self.greeted = True
         self.out.append(frames.frame(frames.SETTINGS, frames.ACK, 0))
         yield Noise(1.0)
-        yield Opened()
+        yield Opened(0)
 
     def _on_push(self, _flags: int, _stream: int, _payload: bytes) -> Iterator[Event]:
         raise BrokenError(Reason.PROTOCOL_ERROR, "a client pushes nothing")
@@ -319,9 +320,12 @@ class Core(Sending):
         more = frames.NUMBER.unpack(payload)[0] & frames.MAX_WINDOW
         yield Noise(_LATE_DROPS)
         if stream == 0:
+            was_shut = self.window <= 0
             self.window += more
             if not more or self.window > frames.MAX_WINDOW:
                 raise BrokenError(Reason.FLOW_CONTROL_ERROR, "a window opens too far, or not")
+            if was_shut:  # else it was not for this one that anything waits
+                yield Opened(0)
         else:
             self._check_met(stream)
             found = self.streams.get(stream)
@@ -333,7 +337,7 @@ class Core(Sending):
                 self.send_reset(stream, reason)
                 yield Left(stream, by_client=False)
                 return
-        yield Opened()
+            yield Opened(stream)
 
     def _open(self, stream: int, *, ended: bool) -> None:
         self.last_stream = stream

@@ -43,7 +43,9 @@ class Left(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """More can be sent: by a window, or by new settings."""
+    """More can be sent: of one stream, or of any if that is 0."""
+
+    stream: int
 
 
 class Noise(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from hpack import Decoder, Encoder, HPACKError
+from hpack import Decoder, Encoder, HPACKDecodingError, HPACKError
 from hpack.table import HeaderTable
 
 from services.lean_grpc.frames import BrokenError, Reason
@@ -16,14 +16,21 @@ from services.lean_grpc.head import Fields, Head, parse_head
 
 # Says that our table is empty and stays so, RFC 7541 (6.3): whatever size the client allows.
 NO_TABLE = b"\x20"
+# RFC 7541 (4.2). Each empties the table, and takes one byte.
+_MAX_RESIZES = 2
 _MAX_BLOCKS = 64
 _MAX_BLOCK_BYTES = 512
 
 
 class _Table(HeaderTable):
-    """Knows whether it was changed since that was last asked."""
+    """Knows whether it was changed, and how often resized, since `begin`."""
 
     changed = False
+    resizes = 0
+
+    def begin(self) -> None:
+        """Another block is decoded."""
+        self.changed, self.resizes = False, 0
 
     def add(self, name: bytes, value: bytes) -> None:
         self.changed = True
@@ -36,6 +43,9 @@ class _Table(HeaderTable):
     @maxsize.setter
     def maxsize(self, newmax: int) -> None:
         self.changed = True
+        self.resizes += 1
+        if self.resizes > _MAX_RESIZES:
+            raise HPACKDecodingError("more sizes of the table than a block may have")
         HeaderTable.maxsize.__set__(self, newmax)  # type: ignore[attr-defined]
 
 
@@ -62,7 +72,7 @@ class HeadReader:
     def decode(self, block: bytes) -> Fields:
         """The fields of any block, also of one that nobody wants: the table is for all."""
         table = self._table
-        table.changed = False
+        table.begin()
         try:
             fields = tuple(self._decoder.decode(block, raw=True))
         except HPACKError:

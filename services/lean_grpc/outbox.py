@@ -148,7 +148,14 @@ class Outbox:
     def resume(self) -> None:
         """Windows were opened, or the transport takes more: send what can be sent, in turns."""
         for stream in list(self._parked):
-            parked = self._parked.pop(stream)
+            if self._core.window <= 0:
+                return
+            self.resume_one(stream)
+
+    def resume_one(self, stream: int) -> None:
+        """The same for one stream, if anything of it is parked."""
+        parked = self._parked.pop(stream, None)
+        if parked is not None:
             self._parked[stream] = parked  # behind the others, for the next time
             self._push(stream, parked)
 

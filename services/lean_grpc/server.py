@@ -72,8 +72,14 @@ class LeanServer(grpc.aio.Server):
         """Accept connections."""
         loop = asyncio.get_running_loop()
         for listener, tls in self._listeners:
+            # One that shakes no hands is nobody's connection yet, and would stay for a minute.
+            patience = None if tls is None else self._times.preface
             server = await loop.create_server(
-                self._connect, sock=listener, ssl=tls, backlog=_BACKLOG
+                self._connect,
+                sock=listener,
+                ssl=tls,
+                backlog=_BACKLOG,
+                ssl_handshake_timeout=patience,
             )
             self._servers.append(server)
 

@@ -6,8 +6,9 @@ bytes: on the wire it is the same, and no value becomes a Python object.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from google.protobuf import descriptor_pool, message_factory
@@ -19,17 +20,19 @@ from google.protobuf.descriptor_pb2 import (
 
 from services.typed.layout import DIGEST, FIRST, Field, Layout
 
-_TYPES: dict[str, int] = {
-    "bool": FieldDescriptorProto.TYPE_BOOL,
-    "int32": FieldDescriptorProto.TYPE_INT32,
-    "int64": FieldDescriptorProto.TYPE_INT64,
-    "uint32": FieldDescriptorProto.TYPE_UINT32,
-    "uint64": FieldDescriptorProto.TYPE_UINT64,
-    "float": FieldDescriptorProto.TYPE_FLOAT,
-    "double": FieldDescriptorProto.TYPE_DOUBLE,
-    "bytes": FieldDescriptorProto.TYPE_BYTES,
-    "string": FieldDescriptorProto.TYPE_STRING,
-}
+_TYPES: Mapping[str, Any] = MappingProxyType(
+    {
+        "bool": FieldDescriptorProto.TYPE_BOOL,
+        "int32": FieldDescriptorProto.TYPE_INT32,
+        "int64": FieldDescriptorProto.TYPE_INT64,
+        "uint32": FieldDescriptorProto.TYPE_UINT32,
+        "uint64": FieldDescriptorProto.TYPE_UINT64,
+        "float": FieldDescriptorProto.TYPE_FLOAT,
+        "double": FieldDescriptorProto.TYPE_DOUBLE,
+        "bytes": FieldDescriptorProto.TYPE_BYTES,
+        "string": FieldDescriptorProto.TYPE_STRING,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from services.batching import Answer
 from services.grpc_server import GrpcServer
 from services.host import ModelHost
 from services.lean_grpc.connection import Times
-from services.v2_messages import methods
+from services.v2_messages import SERVICE, methods
 from tests.services.lean_grpc.conftest import (
     EMPTY,
     INFER,
@@ -31,6 +31,7 @@ from tests.services.lean_grpc.conftest import (
 )
 from tests.support.listening import until
 
+STREAM = f"/{SERVICE}/ModelStreamInfer".encode()
 GZIP = (b"grpc-encoding", b"gzip")
 _GOAWAY = b"\0\0\x08\7\0\0\0\0\0"
 
@@ -202,6 +203,34 @@ def test_a_reset_withdraws_what_was_asked(serve: Serve, monkeypatch: pytest.Monk
         await until(lambda: not host.inflight.used)
 
     assert counted(serve(use), "gone") == 2
+
+
+@pytest.mark.parametrize("known", [b"", framed(infer_message().SerializeToString())])
+def test_a_message_of_many_must_come_in_time(serve: Serve, known: bytes) -> None:
+    """Else each stream would hold its share of what is in flight for ever."""
+
+    async def use(server: GrpcServer, host: ModelHost) -> None:
+        raw = await Raw.open(server.port)
+        late = raw.ask(head(STREAM), known + framed(b"x" * 50)[:20], end=False)
+        assert (await raw.trailers(late))[b"grpc-status"] == b"4"
+        assert len(raw.of(events.DataReceived, late)) == bool(known)
+        assert host.inflight.used == 0
+        raw.close()
+
+    serve(use, deadline_ms=200)
+
+
+def test_a_piece_that_nobody_takes_ends_its_stream(serve: Serve) -> None:
+    async def use(server: GrpcServer, host: ModelHost) -> None:
+        raw = await Raw.open(server.port)
+        raw.core.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 0})
+        raw.flush()
+        stream = raw.ask(head(STREAM), framed(infer_message().SerializeToString()), end=False)
+        await raw.until(lambda: raw.of(events.StreamReset, stream))
+        await until(lambda: not host.inflight.used)
+        raw.close()
+
+    assert counted(serve(use, deadline_ms=200), "gone") == 1
 
 
 @pytest.mark.parametrize("kind", ["ping", "settings", "reset", "empty"])

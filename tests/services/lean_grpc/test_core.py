@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from services.lean_grpc import frames
 from services.lean_grpc.core import Core
-from services.lean_grpc.events import Asked, Event, Left, Noise, Sent, Whole
+from services.lean_grpc.events import Asked, Event, Left, Noise, Opened, Sent, Whole
 from services.lean_grpc.frames import BrokenError, Reason, frame
 from services.lean_grpc.head import HEADERS, OK_TRAILERS
 from services.lean_grpc.hpack import encode
@@ -106,6 +106,11 @@ def resets(core: Core) -> list[tuple[int, int]]:
             Reason.ENHANCE_YOUR_CALM,
         ),
         (HELLO + asking(block=bytes(MAX_HEADER_BYTES + 1)), Reason.ENHANCE_YOUR_CALM),
+        (
+            HELLO + asking(block=bytes(MAX_HEADER_BYTES + 1)) + frame(frames.DATA, 1, 1),
+            Reason.ENHANCE_YOUR_CALM,
+        ),
+        (HELLO + asking(block=b"\x20" * 3 + BLOCK), Reason.COMPRESSION_ERROR),
     ],
 )  # fmt: skip
 def test_what_ends_the_connection(data: bytes, reason: int) -> None:
@@ -172,6 +177,18 @@ def test_streams_have_a_limit() -> None:
     assert all(isinstance(event, Noise) for event in told(whole, core))
     assert resets(core) == [(more, Reason.REFUSED_STREAM)]
     assert len(core.streams) == MAX_STREAMS
+
+
+def test_who_opens_a_window_is_told_apart_from_who_opens_all() -> None:
+    """Else each byte of a window would have all that waits looked at."""
+    core = greeted()
+    told(asking(1, DONE) + asking(3, DONE), core)
+    more = frame(frames.WINDOW_UPDATE, 0, 3, U32(1)), frame(frames.WINDOW_UPDATE, 0, 0, U32(1))
+    assert [event for event in told(b"".join(more), core) if type(event) is Opened] == [Opened(3)]
+    core.send_data(1, bytes(core.may_send(1)))
+    core.send_data(3, bytes(core.may_send(3)))
+    assert core.window == 0
+    assert Opened(0) in told(more[1], core)
 
 
 def test_many_settings_in_a_frame_are_one_change() -> None:

@@ -202,9 +202,10 @@ def test_buildah_builds_the_context_from_a_base_without_a_registry(
     (context.folder / CONTAINERFILE).write_text(without_steps)
     storage = ["--root", str(tmp_path / "storage"), "--runroot", str(tmp_path / "run")]
     buildah = ["buildah", "--storage-driver", "vfs", *storage]
+    file = str(context.folder / CONTAINERFILE)
+    options = ["--isolation", "chroot", "--format", "docker", "--tag", "shop:1", "--file", file]
     done = subprocess.run(
-        [*buildah, "bud", "--isolation", "chroot", "--format", "docker", "--tag", "shop:1"]
-        + ["--file", str(context.folder / CONTAINERFILE), str(context.folder)],
+        [*buildah, "bud", *options, str(context.folder)],
         capture_output=True,
         text=True,
         check=False,
