@@ -41,11 +41,12 @@ def bento_environment() -> dict[str, str]:
     """What a process that builds or serves a Bento needs on top of ours.
 
     The Bento's own packages and bundle are used, not those of the current directory or of
-    an MLCTL_BUNDLE of ours (empty counts as unset); BentoML reports no usage.
+    an MLCTL_BUNDLE of ours (empty counts as unset); no library reports its usage.
     """
     return {
         BENTO_HOME_VARIABLE: str(bento_home()),
         "BENTOML_DO_NOT_TRACK": "True",
         "MLCTL_BUNDLE": "",
+        "ORT_DISABLE_TELEMETRY": "1",
         "PYTHONSAFEPATH": "1",
     }

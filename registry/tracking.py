@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import exclusive
@@ -67,10 +68,10 @@ def registry_errors() -> Iterator[None]:
     except Exception as error:
         if not _from_the_store(error):
             raise
-        raise MlctlError(
-            ErrorCode.REGISTRY_UNAVAILABLE,
-            f"the MLflow registry failed: {printable(first_line(error))}",
-        ) from error
+        told = f"the MLflow registry failed: {printable(first_line(error))}"
+        if _is_away(error):
+            told = f"no MLflow registry answers at {_place(tracking_uri())}"
+        raise MlctlError(ErrorCode.REGISTRY_UNAVAILABLE, told) from error
 
 
 def _set_uri(uri: str) -> None:
@@ -105,3 +106,21 @@ def _from_the_store(error: Exception) -> bool:
 
     known = (MlflowException, requests.RequestException, sqlalchemy.exc.SQLAlchemyError)
     return isinstance(error, known)
+
+
+def _is_away(error: BaseException) -> bool:
+    """Whether nobody answered; MLflow raises its own error while it handles the one of requests."""
+    import requests
+
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, requests.ConnectionError | requests.Timeout):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
+def _place(uri: str) -> str:
+    """The server of a URI, without the user and password that it may hold."""
+    parts = urlsplit(uri)
+    return f"{parts.scheme}://{printable(parts.netloc.rpartition('@')[2])}"

@@ -17,10 +17,10 @@ from registry.tracking import tracking_uri
 from rollout.judging import slo
 from rollout.local import processes
 from rollout.local.activator import awake
+from rollout.local.guarding import with_signer, with_token
 from rollout.local.keeping import deployment_up, ensure_daemon, spawn_daemon, take_down
 from rollout.local.launcher import free_ports, require_free, resolve_host
 from rollout.local.supervisor import PROXY
-from rollout.local.token import with_token
 from rollout.model import Colour, Ports, Revision, RolloutSpec, Settings, check_name
 from rollout.planes import can_copy, edges_of, proxy_of
 from rollout.ports import PlaneRejected, PlaneUnavailable
@@ -71,7 +71,7 @@ def up(
         _check_free(journal, name)
         ports = _ports(host, port, settings)
         _check_metrics(settings, ports)
-        settings = with_token(name, with_secret(name, settings))
+        settings = with_signer(with_token(name, with_secret(name, settings)))
         proxy = proxy_of(places.directory(name), ports, settings)
         proxy.command()  # what is missing is told before anything is started
         places.heartbeat(name).unlink(missing_ok=True)

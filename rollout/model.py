@@ -288,6 +288,8 @@ class Settings:
         metrics_port: where the daemon's metrics are, on loopback; None for nowhere.
         webhooks: where notices are sent. webhook_secret: the file with which they are signed.
         token_file: the tokens that its callers show; None to take the environment's.
+        signer: the public key of who must have signed its bundles; None to take the
+            environment's.
         bento_home, tracking_uri: the Bento store and the registry that the deployment was
             started with, for whoever starts its daemon again; None to take the environment's.
     """
@@ -312,6 +314,7 @@ class Settings:
     webhooks: tuple[str, ...] = ()
     webhook_secret: str | None = None
     token_file: str | None = None
+    signer: str | None = None
     bento_home: str | None = None
     tracking_uri: str | None = None
     kubernetes: Target | None = None

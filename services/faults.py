@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from bundle.errors import ErrorCode, MlctlError
 
+# How runtimes say that there was not enough memory.
+_MEMORY = ("out of memory", "failed to allocate", "bad_alloc", "allocation failed", "cudamalloc")
+
 
 class RunError(Exception):
     """A runtime's own call failed, in its words. Only that call is to be wrapped in it."""
@@ -17,3 +20,14 @@ class ModelError(MlctlError):
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.INTERNAL, message)
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether it, or what it comes from, says that there was not enough memory."""
+    cause: BaseException | None = error
+    while cause is not None:
+        text = str(cause).lower()
+        if isinstance(cause, MemoryError) or any(sign in text for sign in _MEMORY):
+            return True
+        cause = cause.__cause__
+    return False

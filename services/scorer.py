@@ -17,7 +17,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import MODEL_NAME, Manifest
 from bundle.tensors import Datatype, TensorSpec
 from bundle.verify import VerifiedBundle
-from services.faults import ModelError, RunError
+from services.faults import ModelError, RunError, lacks_memory
 from services.forms import misfit
 from services.padding import RowPaddedSession
 from services.session import OnnxSession, Session, open_session
@@ -174,9 +174,11 @@ class Scorer:
         try:
             yield
         except TransformError as error:
-            raise ModelError(
-                f"the transform of model {self.name!r} failed on these inputs"
-            ) from error
+            raise self._failed("the transform of ", error) from error
+
+    def _failed(self, part: str, error: Exception) -> ModelError:
+        how = "ran out of memory" if lacks_memory(error) else "failed"
+        return ModelError(f"{part}model {self.name!r} {how} on these inputs")
 
     def _infer(self, inputs: Arrays) -> dict[str, np.ndarray]:
         if not self.joinable or self._first(inputs).shape[0] <= self.max_rows:
@@ -209,7 +211,7 @@ class Scorer:
         except MlctlError:
             raise
         except RunError as error:
-            raise ModelError(f"model {self.name!r} failed on these inputs") from error
+            raise self._failed("", error) from error
         except Exception as error:
             raise MlctlError(
                 ErrorCode.INTERNAL, f"model {self.name!r} could not be asked"

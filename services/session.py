@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -127,6 +128,8 @@ def open_session(
 
 def load_onnx(model: Path, providers: Providers, threads: int) -> Any:
     """ONNX Runtime's session for `model`; its first provider must be the first asked for."""
+    # Its wheels report their use over the network unless told not to before they are imported.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     import onnxruntime
 
     runtime: Any = onnxruntime  # it has types, but exports no name explicitly

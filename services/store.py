@@ -19,7 +19,7 @@ from bundle.home import bento_home
 DIGEST_LABEL = "mlctl.digest"
 CONTENT_LABEL = "mlctl.content"
 MODELS_LABEL = "mlctl.models"
-_LATEST = "latest"
+LATEST = "latest"
 _TAG = re.compile(r"([a-z0-9](?:[a-z0-9._-]*[a-z0-9])?)(?::([a-z0-9](?:[a-z0-9._-]*[a-z0-9])?))?")
 
 
@@ -54,9 +54,9 @@ def find_bento(tag: str) -> BentoInfo:
             ErrorCode.INVALID_INPUT, f"{tag!r} is not a Bento's tag", "Write it as NAME:VERSION."
         )
     folder = _bentos() / match[1]
-    version = match[2] or _LATEST
-    if version == _LATEST:
-        version = _read_latest(folder / _LATEST)
+    version = match[2] or LATEST
+    if version == LATEST:
+        version = _read_latest(folder / LATEST)
     path = folder / version
     if not version or not (path / "bento.yaml").is_file():
         raise _not_found(tag, match[1])

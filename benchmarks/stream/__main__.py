@@ -34,7 +34,7 @@ from services.stream.transports import transport_of
 from tests.support.wait import wait_until
 
 _STEPS = 50
-# With other sizes of batches the bare clients are slower, or the goal of latency is missed.
+# Messages in a batch, the same for every way.
 _BATCH = 4000
 _FEW = 2000
 # Before latency is measured so many are answered, some at a time.

@@ -16,10 +16,10 @@ from registry.tracking import TRACKING_VARIABLE
 from rollout.daemon import DAEMON
 from rollout.local import processes
 from rollout.local.fleet import replica_of
+from rollout.local.guarding import guarding_environment
 from rollout.local.launcher import process_role
 from rollout.local.processes import ProcessRef
 from rollout.local.supervisor import ACTIVATOR, PROXY
-from rollout.local.token import token_environment
 from rollout.local.watch import STUCK_SECONDS, seconds_unseen
 from rollout.model import Colour, Settings
 from rollout.shadow.folder import SampleFolder
@@ -97,4 +97,4 @@ def _environment(settings: Settings) -> dict[str, str]:
     }
     home = {HOME_VARIABLE: str(mlctl_home())}
     told = {name: value for name, value in kept.items() if value is not None}
-    return {**home, **told, **token_environment(settings)}
+    return {**home, **told, **guarding_environment(settings)}

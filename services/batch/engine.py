@@ -31,6 +31,7 @@ from services.batch.limits import ErrorLimit
 _COMMIT_BYTES = 32 << 20
 _COMMIT_SECONDS = 10.0
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_PASSING = frozenset({ErrorCode.SINK_UNAVAILABLE, ErrorCode.DISK_FULL})
 _LONGEST_WAIT = 30.0
 
 
@@ -221,6 +222,6 @@ def _passing(error: Exception) -> MlctlError | None:
     if isinstance(error, OSError) and error.errno in _FULL:
         where = "" if error.filename is None else f" for {error.filename}"
         return MlctlError(ErrorCode.DISK_FULL, f"there is no space left{where}")
-    if isinstance(error, MlctlError) and error.code is ErrorCode.SINK_UNAVAILABLE:
+    if isinstance(error, MlctlError) and error.code in _PASSING:
         return error
     return None

@@ -35,7 +35,8 @@ class Ledger:
     """An open ledger; for one thread."""
 
     def __init__(self, path: Path) -> None:
-        with _disk_told():
+        self._path = path
+        with _disk_told(path):
             self._db = sqlite3.connect(path, isolation_level=None, timeout=30)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
@@ -115,7 +116,7 @@ class Ledger:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        with _disk_told():
+        with _disk_told(self._path):
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -186,11 +187,11 @@ def _quarantined(row: tuple[str, int, str, str, str]) -> Quarantined:
 
 
 @contextmanager
-def _disk_told() -> Iterator[None]:
+def _disk_told(path: Path) -> Iterator[None]:
     """SQLite's own words for a full disk become the OSError that it is."""
     try:
         yield
     except sqlite3.OperationalError as error:
         if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
-            raise OSError(errno.ENOSPC, "no space left for the ledger") from error
+            raise OSError(errno.ENOSPC, "no space left for the ledger", str(path)) from error
         raise

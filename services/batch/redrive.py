@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
 from services.batch.answers import result_schema
-from services.batch.base import Chunk, Quarantined, QuarantineSink, Sink, Unit, UnitResult
+from services.batch.base import BadRow, Chunk, Quarantined, QuarantineSink, Sink, Unit, UnitResult
 from services.batch.engine import Executor
 from services.batch.job import (
     Control,
@@ -52,7 +52,8 @@ def redrive(
     """Score the quarantine of `sink` again, with the job's own model or the one of `bento`.
 
     NOT_FOUND if nothing was ever committed there, INVALID_INPUT for a model whose answers
-    have other columns, or for a sink that keeps no quarantine.
+    have other columns, or for a sink that keeps no quarantine. A job that was not complete is
+    not complete after it either.
     """
     with sink:
         if not isinstance(sink, QuarantineSink):
@@ -78,7 +79,8 @@ def redrive(
             run.go(chunks, _Resolving(make_executor(scoring), keys))
         passed = progress.totals.bad - run.totals.bad
         report = Report(run.totals, passed, run.seconds, bundle.digest)
-        run.finish(report.as_dict())
+        if progress.finished:
+            run.finish(report.as_dict())
         return Redriven(passed, run.totals.bad, report)
 
 
@@ -111,4 +113,27 @@ def _chunks(
         part = rows[start_row : start_row + _UNIT_ROWS]
         unit = Unit(f"redrive-{stamp:016}-{start_row:08}", "the quarantine", 0, len(part))
         keys[unit.id] = [(each.unit, each.bad.row) for each in part]
-        yield Chunk(unit, rows_from_json([each.bad.values for each in part], schema))
+        yield _chunk(unit, [each.bad for each in part], schema)
+
+
+def _chunk(unit: Unit, rows: Sequence[BadRow], schema: pa.Schema) -> Chunk:
+    """The rows as a table; those with a value that is not of its column's type stay bad ones."""
+    table = _restored(rows, schema)
+    if table is not None:
+        return Chunk(unit, table)
+    fits = [_restored([row], schema) is not None for row in rows]
+    good = [index for index, each in enumerate(fits) if each]
+    rejected = (
+        BadRow(index, row.reason, row.values) for index, row in enumerate(rows) if not fits[index]
+    )
+    table = rows_from_json([rows[index].values for index in good], schema)
+    return Chunk(unit, table, tuple(rejected), good)
+
+
+def _restored(rows: Sequence[BadRow], schema: pa.Schema) -> pa.Table | None:
+    import pyarrow as pa
+
+    try:
+        return rows_from_json([row.values for row in rows], schema)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError):
+        return None

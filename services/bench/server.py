@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -18,6 +19,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.home import bento_environment
 from bundle.tokens import token_of
 from services.bench.runs import Protocols, Served
+from services.bench.signals import held_back
 from services.bench.target import Address
 
 _HOST = "127.0.0.1"
@@ -56,25 +58,29 @@ def serving(
     asked = Address(_HOST, grpc_port, tls=False, headers=headers)
     command = [sys.executable, "-m", "bentoml", "serve", bento, "--host", _HOST]
     begun = time.monotonic()
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [*command, "--port", str(http_port)],
-            env=environment,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # an interrupt of the terminal is ours to pass on
-        )
+    process: subprocess.Popen[bytes] | None = None
     try:
+        # Cut in two, it would leave a process that nobody knows.
+        with log.open("wb") as output, held_back():
+            process = subprocess.Popen(
+                [*command, "--port", str(http_port)],
+                env=environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # an interrupt of the terminal is ours to pass on
+            )
         _await_ready(process, metrics, log)
         yield Served(
             asked if protocol is Protocols.GRPC else metrics,
             metrics,
-            lambda: cpu_seconds(process.pid),
-            lambda: memory_bytes(process.pid),
+            partial(cpu_seconds, process.pid),
+            partial(memory_bytes, process.pid),
             ready_seconds=time.monotonic() - begun,
         )
     finally:
-        _stop(process)
+        if process is not None:
+            with held_back():
+                _stop(process)
 
 
 def cpu_seconds(pid: int) -> float:
@@ -126,16 +132,21 @@ def _await_ready(process: subprocess.Popen[bytes], address: Address, log: Path) 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
     """End the server and everything below it."""
-    try:
-        below = psutil.Process(process.pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        below = []
+    below = _below(process)
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
     try:
         process.wait(timeout=_STOP_SECONDS)
     except subprocess.TimeoutExpired:
+        below += _below(process)  # it may have started more of them meanwhile
         process.kill()
         process.wait()
     for each in psutil.wait_procs(below, timeout=1.0)[1]:
         each.kill()
+
+
+def _below(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    try:
+        return psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []

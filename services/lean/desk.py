@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from services.batching import Answer
-from services.inference import Asked, Inference
+from services.inference import Asked, Inference, timing
 from services.joining import Arrays, Share, cut
 from services.lean.known import Known
 from services.lean.plans import Plan, make_plan
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from services.lean.repeat import RepeatCycle
 
 _STATUS = b"HTTP/1.1 200 OK\r\n"
+_MOMENT = b"server-timing: %b\r\nx-request-id: "
 
 
 class Turn:
@@ -73,32 +74,29 @@ class RepeatDesk:
         """See `services.desks.Desk`."""
         before = perf_counter()
         outputs: Arrays | None = None
-        waited, plans = 0.0, dict[Known, Plan | None]()
+        waited, moment = -1.0, b""
+        plans = dict[Known, Plan | None]()
         ready: list[tuple[RepeatCycle, bytes]] = []
         turns: dict[Turn, tuple[int, float]] = {}
         cycle: RepeatCycle
         state: Any = None
         headers = b""
         for cycle, share, wait in told:
-            if share[0] is not outputs or wait != waited:
-                outputs, waited, plans = share[0], wait, {}
+            if share[0] is not outputs:
+                outputs, plans = share[0], {}
+            if wait != waited:
+                waited, moment = wait, _MOMENT % timing(wait, seconds)
             known = cycle.known
             if known not in plans:
-                plans[known] = self._try_plan(known, share, wait, seconds)
+                plans[known] = self._try_plan(known, share)
             plan = plans[known]
             if plan is None or not cycle.keep_alive:
                 self._answer_alone(cycle, share, wait, seconds)
                 continue
-            start, rest, pieces, text = plan
-            first = share[1]
+            start, chunks = plan.parts(share[1], share[1] + known.rows)
             if cycle.protocol.server_state is not state:
                 state, headers = cycle.protocol.server_state, cycle.protocol.server_headers()
-            end = first + known.rows
-            if text is None:
-                chunks = [piece[first * size : end * size] for piece, size in pieces]
-            else:
-                start, chunks = text.parts(first, end)
-            parts = (_STATUS, headers, start, cycle.request_id(), rest, *chunks)
+            parts = (_STATUS, headers, start, moment, cycle.request_id(), plan.end, *chunks)
             ready.append((cycle, b"".join(parts)))
             turns[cycle.turn] = (turns[cycle.turn][0] + 1 if cycle.turn in turns else 1, wait)
         if ready:
@@ -121,8 +119,8 @@ class RepeatDesk:
         else:
             cycle.send_response(response)
 
-    def _try_plan(self, known: Known, share: Share, wait: float, seconds: float) -> Plan | None:
+    def _try_plan(self, known: Known, share: Share) -> Plan | None:
         try:
-            return make_plan(self._inference, known, share, wait, seconds)
+            return make_plan(self._inference, known, share)
         except Exception:  # noqa: BLE001 - it is met again, and told, on the long way
             return None

@@ -160,16 +160,22 @@ class Memory:
             length = asked.head.json_length or 0
             header = self._inference.lasting(source[len(source) - length :])
             return header is not None and all(part.size for part in header.parts)
+        # Twice, as an array that stands elsewhere may be the same as one of the probes by chance.
+        return len(asked.request.inputs) == len(source.others) and all(
+            self._probe(source, asked, first) for first in (0, 1)
+        )
+
+    def _probe(self, frame: Frame, asked: Asked, first: int) -> bool:
+        """Whether each input is what its array has: `first` in the first one, and so on."""
         inputs = asked.request.inputs
-        if len(inputs) != len(source.others):
-            return False
         values = [
-            b",".join([b"%d" % number] * array.size) for number, array in enumerate(inputs.values())
+            b",".join([b"%d" % number] * array.size)
+            for number, array in enumerate(inputs.values(), first)
         ]
         try:
-            probe = self._inference.decode(asked.head, fill(source, values))
+            probe = self._inference.decode(asked.head, fill(frame, values))
         except MlctlError:
             return False
         return [*probe.inputs] == [*inputs] and all(
-            np.all(array == number) for number, array in enumerate(probe.inputs.values())
+            np.all(array == number) for number, array in enumerate(probe.inputs.values(), first)
         )

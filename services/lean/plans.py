@@ -8,7 +8,7 @@ import numpy as np
 from orjson import OPT_SERIALIZE_NUMPY, dumps
 
 from services.encoding import PACK_FROM_BYTES
-from services.inference import Inference, timing
+from services.inference import Inference
 from services.joining import Arrays, Share, cut
 from services.jsondata import encode_data
 from services.lean.known import Known, Rendered, Tails
@@ -23,18 +23,17 @@ _TEXT_START = b"content-type: application/json\r\ncontent-length: "
 class Text(NamedTuple):
     """What answers in JSON have besides: the numbers of the whole batch, and how many a row has.
 
-    `start` goes up to the content's length, `after` from there to the id; `others` follow the
-    tensors, and the content without these is `fixed` bytes long.
+    `start` goes up to the content's length; `others` follow the tensors, and the content
+    without these is `fixed` bytes long.
     """
 
     start: bytes
-    after: bytes
     others: tuple[bytes, ...]
     fixed: int
     numbers: tuple[tuple[np.ndarray, int], ...]
 
     def parts(self, first: int, stop: int) -> tuple[bytes, list[bytes]]:
-        """All up to the id; and the rows from `first` to `stop`, with what follows each tensor."""
+        """All to the length's line; and rows `first` to `stop`, with what follows each tensor."""
         if len(self.numbers) == 1:
             ((values, size),) = self.numbers
             chunks = [dumps(values[first * size : stop * size], option=_NUMBERS), self.others[0]]
@@ -45,13 +44,13 @@ class Text(NamedTuple):
                 text = dumps(values[first * size : stop * size], option=_NUMBERS)
                 length += len(text)
                 chunks += (text, other)
-        return b"%b%d%b" % (self.start, length, self.after), chunks
+        return b"%b%d\r\n" % (self.start, length), chunks
 
 
 class Plan(NamedTuple):
-    """An answer to those who asked alike and waited equally, but for its id and tensors.
+    """An answer to those who asked alike, but for its timing, its id and its tensors.
 
-    `start` goes up to the id and `end` from there to the first tensor. Binary ones are in
+    `start` goes up to the timing and `end` from the id to the first tensor. Binary ones are in
     `pieces`: the bytes of each output of the whole batch, and how many of them a row has.
     With a `text` there is neither `start` nor `pieces`.
     """
@@ -61,29 +60,32 @@ class Plan(NamedTuple):
     pieces: tuple[tuple[bytes, int], ...]
     text: Text | None
 
+    def parts(self, first: int, stop: int) -> tuple[bytes, list[bytes]]:
+        """All up to the timing, and rows `first` to `stop` with what follows each tensor."""
+        if self.text is not None:
+            return self.text.parts(first, stop)
+        return self.start, [piece[first * size : stop * size] for piece, size in self.pieces]
 
-def make_plan(
-    inference: Inference, known: Known, share: Share, wait: float, seconds: float
-) -> Plan | None:
+
+def make_plan(inference: Inference, known: Known, share: Share) -> Plan | None:
     """None for what goes the long way; raises what an answer's encoding does."""
     outputs, wanted = share[0], known.outputs
     tails = tuple([outputs[name].shape[1:] for name in wanted])
     rendered = known.rendered
     if rendered is None or rendered.tails != tails:
         rendered = known.rendered = _render(inference, known, share, tails)
-    moment = b"server-timing: %b\r\nx-request-id: " % timing(wait, seconds)
     if not known.binary:
-        return _plan_text(known, rendered, outputs, b"\r\n" + moment)
+        return _plan_text(known, rendered, outputs)
     if rendered.packs:
         return None
     pieces = []
     for name, spec in wanted.items():
         content = encode_raw(spec.dtype, outputs[name])
         pieces.append((content, len(content) // outputs[name].shape[0]))
-    return Plan(rendered.start + moment, rendered.end, tuple(pieces), None)
+    return Plan(rendered.start, rendered.end, tuple(pieces), None)
 
 
-def _plan_text(known: Known, rendered: Rendered, outputs: Arrays, after: bytes) -> Plan | None:
+def _plan_text(known: Known, rendered: Rendered, outputs: Arrays) -> Plan | None:
     _, start, end, others, fixed, packs = rendered
     numbers, most = [], fixed
     for name, spec in known.outputs.items():
@@ -94,7 +96,7 @@ def _plan_text(known: Known, rendered: Rendered, outputs: Arrays, after: bytes) 
         most += size * known.rows * _MOST_DIGITS
     if packs and most >= PACK_FROM_BYTES:
         return None
-    return Plan(b"", end, (), Text(start, after, others, fixed, tuple(numbers)))
+    return Plan(b"", end, (), Text(start, others, fixed, tuple(numbers)))
 
 
 def _render(inference: Inference, known: Known, share: Share, tails: Tails) -> Rendered:

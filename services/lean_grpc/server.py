@@ -19,7 +19,7 @@ from services.lean_grpc.desks import Taker
 from services.lean_grpc.head import Head
 from services.lean_grpc.messages import CODINGS
 from services.observe.grpc_calls import GrpcCalls
-from services.secure.grpc_gate import is_admitted
+from services.secure.grpc_gate import is_admitted, message_limit
 from services.secure.tokens import unauthenticated
 
 _BACKLOG = 1024
@@ -126,7 +126,7 @@ class LeanServer(grpc.aio.Server):
             connection,
             stream,
             head,
-            limit=settings.max_body_bytes,
+            limit=message_limit(head.path, settings.max_body_bytes),
             inflight=self._host.inflight,
             seconds=settings.deadline_ms / 1000,
             ended=ended,

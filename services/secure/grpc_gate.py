@@ -21,6 +21,8 @@ _PROBES = frozenset(
         "/grpc.health.v1.Health/Watch",
     }
 )
+# It may come from anybody, and is held while it comes.
+_PROBE_BYTES = 1 << 10
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):
@@ -47,6 +49,11 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
 def is_admitted(access: Access, method: str, authorization: bytes | None) -> bool:
     """Whether a call of `method`, as "/SERVICE/NAME", may be answered."""
     return method in _PROBES or access.allows(authorization)
+
+
+def message_limit(method: str, most: int) -> int:
+    """How many bytes a message of a call of `method` may have, where others may have `most`."""
+    return min(_PROBE_BYTES, most) if method in _PROBES else most
 
 
 def _authorization(metadata: Any) -> bytes | None:

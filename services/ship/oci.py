@@ -66,7 +66,7 @@ def write_layout(folder: Path, bento: BentoInfo, listing: Listing) -> str:
     with exclusive(folder / ".lock"):
         index = _read_index(folder)
         others = [each for each in index["manifests"] if _named(each) != ref]
-        index["manifests"] = sorted([*others, entry], key=lambda each: _named(each) or "")
+        index["manifests"] = sorted([*others, entry], key=lambda each: str(_named(each)))
         write_atomic(folder / "index.json", _json(index))
         write_atomic(folder / "oci-layout", _json(_LAYOUT))
     return str(manifest["digest"])
@@ -79,7 +79,9 @@ def read_layout(folder: Path, tag: str | None, target: Path) -> Listing:
     digest says, MANIFEST_INVALID for documents that are none of ours.
     """
     manifest = _document(folder, _choose(folder, tag), MANIFEST_TYPE)
-    if manifest.get("artifactType") != ARTIFACT_TYPE or len(manifest.get("layers", [])) != 1:
+    layers = manifest.get("layers")
+    one = isinstance(layers, list) and len(layers) == 1
+    if manifest.get("artifactType") != ARTIFACT_TYPE or not one:
         raise _damaged("the manifest is not that of a Bento")
     listing = parse_listing(_blob(folder, manifest.get("config"), CONFIG_TYPE).read_bytes())
     layer = _blob(folder, manifest["layers"][0], LAYER_TYPE)
@@ -208,7 +210,7 @@ def _unpack(layer: Path, listing: Listing, target: Path) -> None:
         ):
             for member in archive:
                 size = wanted.pop(member.name, None)
-                if size is None or not member.isreg() or member.size != size:
+                if size is None or not member.isreg() or member.issparse() or member.size != size:
                     raise MlctlError(
                         ErrorCode.FILE_UNLISTED, f"{member.name[:200]!r} is not in the list"
                     )

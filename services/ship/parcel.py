@@ -22,7 +22,7 @@ from bundle.home import bento_home
 from bundle.manifest import FileEntry, Name, Sha256, canonical_json
 from bundle.paths import check_relative, refuse_link, resolve_inside
 from services.layout import unpack
-from services.store import CONTENT_LABEL, DIGEST_LABEL, BentoInfo, read_bento
+from services.store import CONTENT_LABEL, DIGEST_LABEL, LATEST, BentoInfo, read_bento
 
 LISTING_NAME = "listing.json"
 BENTO_FOLDER = "bento"
@@ -91,6 +91,8 @@ def parse_listing(content: bytes) -> Listing:
     paths = [entry.path for entry in found.files]
     if found.canonical() != content or paths != sorted(set(paths)):
         raise _damaged("it is not in canonical form")
+    if found.version == LATEST:  # in a store that file says which version is the newest
+        raise _damaged(f"{LATEST!r} is not a version")
     folders = {str(folder) for path in paths for folder in PurePosixPath(path).parents}
     if both := sorted(folders.intersection(paths)):
         raise _damaged(f"{both[0]!r} is a file and a folder")
@@ -151,7 +153,7 @@ def take_in(root: Path, listing: Listing) -> BentoInfo:
             place.rename(old / "replaced")
         root.chmod(0o755)
         root.rename(place)
-    write_atomic(place.parent / "latest", listing.version.encode())
+    write_atomic(place.parent / LATEST, listing.version.encode())
     return BentoInfo(bento.tag, place, bento.labels)
 
 

@@ -57,12 +57,27 @@ class Place:
         return Place(self.scheme, self.address, topic, self.options)
 
     def shown(self) -> str:
-        """For messages and headers: without the password and the options."""
+        """For messages and headers: without passwords, tokens and the options."""
         if self.scheme == "-":
             return "-"
-        user, at, host = self.address.rpartition("@")
-        who = f"{user.partition(':')[0]}{at}"
-        return f"{self.scheme}://{who}{host}{'#' if self.topic else ''}{self.topic}"
+        secret, at, host = self.address.rpartition("@")
+        user, colon, _ = secret.partition(":")
+        # What has no password beside it may be a token.
+        who = user if colon and "@" not in user else ""
+        return f"{self.scheme}://{who}{at}{host}{'#' if self.topic else ''}{self.topic}"
+
+    def number(self, name: str, usual: float) -> float:
+        """The option `name`, a number above 0; INVALID_INPUT if it is none."""
+        text = self.options.get(name)
+        if text is None:
+            return usual
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if not 0 < value < float("inf"):
+            raise MlctlError(ErrorCode.INVALID_INPUT, f"{name}={text}: a number above 0 is needed")
+        return value
 
 
 class Message(NamedTuple):

@@ -35,8 +35,9 @@ _IDLE_WAIT = 0.25
 # How long the pump looks away from the broker while the model works.
 _GLANCE = 0.002
 _LAG_SECONDS = 1.0
-# A member that has no partition, or whose broker counts what is no message, sees no lag of 0.
-_QUIET_SECONDS = 10.0
+# A member that has no partition sees no lag of 0. It may yet get those of one that was killed: this
+# is longer than any transport waits, by default, before it gives such a member up.
+_QUIET_SECONDS = 45.0
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
 
 
@@ -271,6 +272,7 @@ class Pump:
         if self._flight is not None:
             self._flight.dropped |= set(partitions)
         self._rebalances += 1
+        self._heard = self.clock.monotonic()
         self._tell(Phase.REBALANCED, f"partitions {', '.join(sorted(partitions))} were {how}")
 
     def _patiently(self, act: Callable[[], _T]) -> _T:
@@ -278,7 +280,7 @@ class Pump:
         wait, deadline = _FIRST_WAIT, self.clock.monotonic() + self.settings.patience
         while True:
             try:
-                return act()
+                found = act()
             except MlctlError as error:
                 left = deadline - self.clock.monotonic()
                 if error.code not in PASSING or left <= 0 or self.stop.is_set():
@@ -287,6 +289,10 @@ class Pump:
                 self._tell(Phase.PAUSED, f"{error.message}; trying again in {wait:.1f} s")
                 self.stop.wait(wait)
                 wait = min(2 * wait, _LONGEST_WAIT)
+                # While the broker was away nothing could come.
+                self._heard = self.clock.monotonic()
+            else:
+                return found
 
     @property
     def _taken(self) -> int:
@@ -311,12 +317,17 @@ class Pump:
         if not self.settings.until_empty:
             return False
         quiet = self.clock.monotonic() - self._heard
-        if quiet >= _QUIET_SECONDS:
-            return True
         if quiet < _IDLE_WAIT:
             return False
         lag = self._patiently(self.link.lag)
-        return bool(lag) and not sum(lag.values())
+        left = sum(lag.values())
+        if left and quiet >= max(_QUIET_SECONDS, self.settings.patience):
+            raise MlctlError(
+                ErrorCode.BROKER_UNAVAILABLE,
+                f"{left} messages are left, and none of them came for {quiet:.0f} s",
+                "Another consumer may hold them; when it has ended, run the same command again.",
+            )
+        return not left if lag else quiet >= _QUIET_SECONDS
 
     def _refresh_lag(self) -> bool:
         """Ask for the lag if the last one is old; whether it was asked for."""

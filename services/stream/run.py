@@ -7,13 +7,17 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from pathlib import Path
+from socket import gethostname
+from uuid import uuid4
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Signature
 from bundle.verify import VerifiedBundle
 from services.batch.model import check_batched, open_scorer
 from services.stream.base import Guarantee, Link, LinkRequest, Payload, Place
-from services.stream.bridge import connect
+from services.stream.bridge import connect, same_broker
 from services.stream.engine import Pump, Report, RunSettings
 from services.stream.events import Event
 from services.stream.handover import take_over
@@ -28,6 +32,8 @@ _SENTENCES = {
     Guarantee.AT_LEAST_ONCE: "no message is lost; after a kill some are answered again, with the "
     "same mlctl-source header",
 }
+# Where a place is a file of this machine.
+_LOCAL = frozenset({"file", "sqlite"})
 # So many more objects than before, and the newest are looked at: several batches of messages.
 _YOUNG = 200_000
 
@@ -73,6 +79,24 @@ def promise(link: Link, source: Place) -> str:
     return f"{link.guarantee.value.capitalize()}: {_SENTENCES[link.guarantee]}"
 
 
+def origin(request: LinkRequest) -> str:
+    """What tells this source from those of other brokers, machines and pipes; see Stamp.
+
+    Nothing where all places are at one broker: its own names differ, and members of a group may
+    call it by different addresses.
+    """
+    source = request.source
+    if source.scheme == "-":
+        return uuid4().hex
+    places = [place for place in (request.answers, request.dead) if place is not None]
+    if all(same_broker(source, place) for place in places):
+        return ""
+    where = source.shown()
+    if source.scheme in _LOCAL:
+        where = f"{gethostname()}:{Path(source.address).resolve()}"
+    return sha256(where.encode()).hexdigest()[:16]
+
+
 def _payload(wanted: Wanted, signature: Signature) -> Payload:
     answers = wanted.link.answers
     if answers is None or answers.scheme != "hybrid":
@@ -114,7 +138,7 @@ def run_stream(
     payload = _payload(wanted, bundle.manifest.signature)
     link = connect(wanted.link)
     scorer = MessageScorer(open_scorer(bundle), payload)
-    stamp = Stamp(wanted.link.source, bundle.manifest.name, bundle.digest)
+    stamp = Stamp(wanted.link.source, bundle.manifest.name, bundle.digest, origin(wanted.link))
     if wanted.take_over is not None:
         take_over(wanted.take_over, wanted.settings.patience)
     with link, seldom_collected():

@@ -11,6 +11,7 @@ import numpy as np
 
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
+from services.faults import lacks_memory
 from services.batch.bisect import Scored, score_rows
 from services.stream.base import Decoded, Payload
 
@@ -27,8 +28,6 @@ PASSING = frozenset(
         ErrorCode.UNAVAILABLE,
     }
 )
-# How runtimes say that there was not enough memory.
-_MEMORY = ("out of memory", "failed to allocate", "bad_alloc", "allocation failed", "cudamalloc")
 
 
 class Model(Protocol):
@@ -173,7 +172,7 @@ class _Run:
             parts = [self._call(each, each + 1) for each in range(first, first + count)]
             return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         except MlctlError as error:
-            if error.code is ErrorCode.INTERNAL and _lacks_memory(error):
+            if error.code is ErrorCode.INTERNAL and lacks_memory(error):
                 raise NoMemoryError from error
             if count == 1:
                 self.codes.append(error.code)
@@ -184,13 +183,3 @@ class _Run:
         part = {name: array[begin:end] for name, array in self._inputs.items()}
         self._model.check(part)
         return self._model.run(part)
-
-
-def _lacks_memory(error: BaseException) -> bool:
-    cause: BaseException | None = error
-    while cause is not None:
-        text = str(cause).lower()
-        if isinstance(cause, MemoryError) or any(sign in text for sign in _MEMORY):
-            return True
-        cause = cause.__cause__
-    return False

@@ -14,13 +14,17 @@ _REASON_BYTES = 2000
 
 
 class Stamp:
-    """Makes the messages that go out, for one source and one model."""
+    """Makes the messages that go out, for one source and one model.
 
-    def __init__(self, source: Place, model: str, digest: str) -> None:
+    `origin` is in the identities: it tells sources apart whose topics and positions are called
+    the same, and whose answers meet at one broker.
+    """
+
+    def __init__(self, source: Place, model: str, digest: str, origin: str = "") -> None:
         name = source.topic or source.address.rpartition("/")[2]
         self._name = f"{source.scheme}:{name}"
         self._model: Headers = ((DIGEST, digest.encode()), (MODEL, model.encode()))
-        self._suffix = f"@{digest[:16]}"
+        self._suffix = f"@{digest[:16]}{'@' if origin else ''}{origin}"
 
     def answers(self, messages: Sequence[Message], found: Answers) -> list[Outgoing]:
         """An answer for each message that has one. `mlctl-stages` are milliseconds of the batch."""

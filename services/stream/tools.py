@@ -7,6 +7,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def send(
     clock = clock or SystemClock()
     run, sent, began = uuid.uuid4().hex, 0, clock.monotonic()
     most = _BATCH if rate is None else max(1, min(_BATCH, int(rate / _STEPS)))
-    file = 0 if source is None else os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    file = 0 if source is None else _opened(source)
     try:
         lines = PipeLines(file)
         with transport_of(place).open_producer(place) as producer:
@@ -107,7 +108,7 @@ def redrive(letters: Place, target: Place, stop: threading.Event, told: Told) ->
                 # Nothing is committed yet, so what was polled is part of it.
                 left = max(len(found), sum(lag.values()))
             if found:
-                link.commit(Commit(found, [_again(message) for message in found]))
+                link.commit(Commit(found, [_again(message, letters) for message in found]))
                 sent += len(found)
                 left = None if left is None else left - len(found)
                 told(sent)
@@ -145,6 +146,15 @@ def as_lines(message: Message) -> Iterator[str]:
     yield f"  {text[:_SHOWN_BYTES]}" + (f"... ({more} more characters)" if more > 0 else "")
 
 
+def _opened(source: Path) -> int:
+    try:
+        return os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT, f"{source} cannot be read: {error.strerror}"
+        ) from error
+
+
 def _outgoing(line: bytes, key: str | None, identity: str) -> Outgoing:
     said = from_line(line)
     found = said.key if key is None else _key(said.value, key)
@@ -162,11 +172,13 @@ def _key(value: bytes, field: str) -> bytes:
     return found.encode() if isinstance(found, str) else orjson.dumps(found)
 
 
-def _again(letter: Message) -> Outgoing:
+def _again(letter: Message, letters: Place) -> Outgoing:
     kept: Headers = tuple(
         header for header in letter.headers if not header[0].startswith(OURS)
     ) + tuple(header for header in letter.headers if header[0] == ATTEMPTS)
-    identity = f"redrive-{letter.partition}-{letter.offset}"
+    # Letters of several places may go to one, which drops what has an identity that it knows.
+    place = sha256(letters.shown().encode()).hexdigest()[:16]
+    identity = f"redrive-{place}-{letter.partition}-{letter.offset}"
     return Outgoing(letter.value, letter.key, kept, identity)
 
 

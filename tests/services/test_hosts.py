@@ -198,6 +198,26 @@ def test_both_answer_over_grpc(packed: Packed, monkeypatch: pytest.MonkeyPatch) 
         assert taken.count("double") == taken.count("triple") == ROUNDS - 1
 
 
+@pytest.mark.usefixtures("each_grpc_server")
+def test_each_has_a_typed_service(packed: Packed) -> None:
+    async def use(hosts: Hosts) -> None:
+        server = GrpcServer(hosts, "127.0.0.1", 0)
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            for name, scale in SCALES.items():
+                ask: Any = channel.unary_unary(f"/mlctl.models.{name}.v1.Predictor/Predict")
+                # Field 11 with 16 bytes of packed floats, and so it is in the answer.
+                answer = await ask(b"\x5a\x10" + rows(1).tobytes(), timeout=20)
+                found = answer.partition(b"\x5a\x10")[2][:16]
+                wanted = expected(rows(1), scale=scale).astype("<f4")
+                assert found == wanted.tobytes()
+                assert hosts.find(name).digest.encode() in answer
+        await server.stop(1)
+
+    registry = serve(packed, use)
+    assert [answered(registry, name, "grpc") for name in SCALES] == [1, 1]
+
+
 def request(name: str, number: int) -> Any:
     message = methods()["ModelInfer"].request(model_name=name)
     message.inputs.add(name="x", datatype="FP32", shape=[1, 4])

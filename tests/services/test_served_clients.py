@@ -12,8 +12,13 @@ import tritonclient.grpc
 import tritonclient.grpc.aio
 import tritonclient.http
 import tritonclient.http.aio
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
 from tritonclient.utils import InferenceServerException
 
 from services.packaging import BuiltBento
@@ -140,3 +145,19 @@ def test_grpc_health(server: Server) -> None:
     with insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
         found = stub(channel).Check(HealthCheckRequest(), timeout=20)
         assert found.status == HealthCheckResponse.SERVING
+
+
+def test_the_typed_service(server: Server, built: BuiltBento) -> None:
+    with insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        database = ProtoReflectionDescriptorDatabase(channel)
+        service = "mlctl.models.tiny.v1.Predictor"
+        assert service in database.get_services()
+        pool = DescriptorPool(database)
+        method = pool.FindServiceByName(service).methods_by_name["Predict"]
+        request = GetMessageClass(method.input_type)(x=X.ravel())
+        answer: Any = GetMessageClass(method.output_type)
+        ask = channel.unary_unary(f"/{service}/Predict")
+        found = answer.FromString(ask(request.SerializeToString(), timeout=20))
+    y = np.array(found.y, np.float32).reshape(found.y_shape)
+    np.testing.assert_allclose(y, expected(X), rtol=1e-5, atol=1e-5)
+    assert found.model_digest == built.digest

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,8 @@ from services.session import FunctionSession, open_session
 from services.tensorrt import probe
 from services.tensorrt.probe import Probe
 from tests.support.bundles import expected
+
+ROOT = Path(__file__).parents[2]
 
 
 def text_model(path: Path) -> None:
@@ -81,3 +85,17 @@ def test_the_address_of_an_input_does_not_change_the_answer(bundle: VerifiedBund
             body = memoryview(b"-" * offset + x.tobytes())
             moved = np.frombuffer(body[offset:], np.float32).reshape(x.shape)
             assert session.run({"x": moved})["y"].tobytes() == want.tobytes()
+
+
+def test_the_runtime_reports_nothing_of_its_use(bundle: VerifiedBundle, tmp_path: Path) -> None:
+    """Its wheels keep an identifier of the device in the home of whoever they report on."""
+    script = (
+        "import sys; from pathlib import Path; from services.session import open_session; "
+        "open_session(Path(sys.argv[1]))"
+    )
+    home = tmp_path / "home"
+    home.mkdir()
+    command = [sys.executable, "-c", script, str(bundle.path(MODEL_NAME))]
+    # Nothing else of ours: the runtime is also silent where a variable says that it is tested.
+    subprocess.run(command, cwd=ROOT, env={"HOME": str(home)}, check=True, timeout=60)
+    assert not list(home.iterdir())

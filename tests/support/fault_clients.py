@@ -129,7 +129,7 @@ class RudeClient:
         self._socket = socket.create_connection(("127.0.0.1", server.port), PATIENCE_SECONDS)
 
     def send(self, text: str, part: slice) -> None:
-        """Send that part, in halves of the body, of a request for `text`."""
+        """Send a request for `text`, or one of the two parts that its body is cut into."""
         body = http_request(text)["content"].encode()
         head = f"POST {PATH} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n"
         pieces = [f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:9], body[9:]]
@@ -145,8 +145,9 @@ class RudeClient:
 
 @dataclass(frozen=True, slots=True)
 class Burst:
-    """What each of many simultaneous requests got; `repeated` is how often one was sent again."""
+    """What many simultaneous requests got: refusals, what should not be, and good answers."""
 
+    requests: int
     refusals: Sequence[httpx.Response]
     wrong: Sequence[str]
     answers: int
@@ -182,6 +183,8 @@ def burst(server: Server, requests: int, rows: int) -> Burst:
             asked = [[words[(n + row) % 3] for row in range(rows)] for n in range(requests)]
             worth = {word: 0.5 * number for number, word in enumerate(words, 1)}
             expected = [[worth[text] for text in texts] for texts in asked]
-            return sum(await asyncio.gather(*(ask(client, *e) for e in zip(asked, expected))))
+            return sum(
+                await asyncio.gather(*(ask(client, *e) for e in zip(asked, expected, strict=True)))
+            )
 
-    return Burst(refusals, wrong, asyncio.run(all_at_once()))
+    return Burst(requests, refusals, wrong, asyncio.run(all_at_once()))

@@ -21,7 +21,7 @@ class Vocabulary:
     """The sentences that scenarios are made of, each with what it does."""
 
     def __init__(self) -> None:
-        self._steps: dict[str, tuple[re.Pattern[str], Step]] = {}
+        self._steps: dict[str, tuple[re.Pattern[str], list[str], Step]] = {}
 
     def step(self, sentence: str) -> Callable[[Step], Step]:
         """The decorated function takes the world, and what stands for {number}, {text}, ...
@@ -36,7 +36,7 @@ class Vocabulary:
                 _KINDS[piece] if place % 2 else re.escape(piece)
                 for place, piece in enumerate(pieces)
             )
-            self._steps[sentence] = (re.compile(pattern), function)
+            self._steps[sentence] = (re.compile(pattern), pieces[1::2], function)
             return function
 
         return add
@@ -53,10 +53,11 @@ class Vocabulary:
         return steps
 
     def _find(self, sentence: str, place: str) -> Callable[[Any], None]:
-        for pattern, function in self._steps.values():
+        for pattern, kinds, function in self._steps.values():
             found = pattern.fullmatch(sentence)
             if found:
-                values = [int(v) if v.isdecimal() else v for v in found.groups()]
+                told = zip(kinds, found.groups(), strict=True)
+                values = [int(value) if kind == "number" else value for kind, value in told]
                 return lambda world: function(world, *values)
         near = difflib.get_close_matches(sentence, self._steps, n=3, cutoff=0)
         raise AssertionError(f"{place}\nThere is no such step. Near: {'; '.join(near)}")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _ROWS = "mlctl_rows"
+_FULL = os.strerror(errno.ENOSPC)
 
 
 def open_sink(request: SinkRequest) -> DatabaseSink:
@@ -67,6 +71,8 @@ class DuckDb:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
+        if self._db is None:
+            self.open()
         try:
             self._db.execute("BEGIN")
             try:
@@ -75,11 +81,16 @@ class DuckDb:
             except BaseException:
                 self._roll_back()
                 raise
-        except self._driver.IOException as error:
-            raise MlctlError(
-                ErrorCode.SINK_UNAVAILABLE, f"{self._place.shown} cannot be written: {error}"
-            ) from error
         except self._driver.Error as error:
+            if _FULL in str(error):
+                # What it could not write makes it refuse all else until it is opened again.
+                self.close()
+                raise OSError(errno.ENOSPC, "no space left for the database") from error
+            if isinstance(error, self._driver.IOException):
+                self.close()
+                raise MlctlError(
+                    ErrorCode.SINK_UNAVAILABLE, f"{self._place.shown} cannot be written: {error}"
+                ) from error
             raise MlctlError(
                 ErrorCode.INVALID_INPUT, f"{self._place.shown} refuses: {error}"
             ) from error
@@ -120,8 +131,6 @@ class DuckDb:
             self._db.unregister(_ROWS)
 
     def _roll_back(self) -> None:
-        """Undo what is open; after some errors DuckDB has done so already."""
-        try:
+        """Undo what is open; after some errors DuckDB has done so already, or can do nothing."""
+        with contextlib.suppress(self._driver.TransactionException, self._driver.FatalException):
             self._db.execute("ROLLBACK")
-        except self._driver.TransactionException:
-            return

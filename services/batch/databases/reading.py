@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -113,7 +114,7 @@ class _Embedded:
 
 class _Sqlite(_Embedded):
     def schema(self, sql: str) -> pa.Schema:
-        """SQLite has no types of columns: those of the first values count."""
+        """SQLite has no types of columns: what most of the first values are counts."""
         import pyarrow as pa
 
         found = self._connection.execute(f"SELECT * FROM ({sql}) LIMIT {_SAMPLE}")
@@ -127,10 +128,12 @@ class _Sqlite(_Embedded):
 def _sqlite_type(values: Sequence[Any]) -> Any:
     import pyarrow as pa
 
-    kinds = {type(value) for value in values} - {type(None)}
-    if kinds and kinds <= {int, float}:
-        return pa.float64() if float in kinds else pa.int64()
-    return pa.binary() if kinds == {bytes} else pa.string()
+    counts = Counter(map(type, values))
+    numbers = counts[int] + counts[float]
+    # What most values are: the others are bad rows.
+    if numbers > counts[str] + counts[bytes]:
+        return pa.float64() if counts[float] else pa.int64()
+    return pa.binary() if counts[bytes] > counts[str] else pa.string()
 
 
 @contextmanager

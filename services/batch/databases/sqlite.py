@@ -108,7 +108,8 @@ class Sqlite:
             yield
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
-                raise OSError(errno.ENOSPC, "no space left for the database") from error
+                place = self._place.shown
+                raise OSError(errno.ENOSPC, "no space left for the database", place) from error
             busy = error.sqlite_errorcode in _BUSY
             code = ErrorCode.SINK_UNAVAILABLE if busy else ErrorCode.INVALID_INPUT
             raise MlctlError(code, f"{self._place.shown} refuses: {error}") from error

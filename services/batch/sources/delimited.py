@@ -173,8 +173,10 @@ def _column(raw: Any, kind: Any) -> tuple[Any, list[int]]:
         values, bad = [], []
         for index, each in enumerate(raw.to_pylist()):
             try:
-                text = None if each is None else pa.scalar(each.decode().strip())
-                values.append(None if text is None else text.cast(kind).as_py())
+                text = None if each is None else each.decode()
+                if text is not None and kind != pa.string():
+                    text = text.strip()
+                values.append(pa.scalar(text, pa.string()).cast(kind).as_py())
             except (pa.ArrowException, ValueError):
                 values.append(None)
                 bad.append(index)

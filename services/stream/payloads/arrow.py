@@ -5,6 +5,7 @@ Columns feed inputs by the rules of `mlctl batch`, and answers have the columns 
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from services.batch.answers import output_column
 from services.batch.tensors import to_tensors
 from services.stream.base import Decoded
 from services.stream.payloads import PayloadRequest
+from services.stream.payloads.arrowsizes import inflated_bytes, written_out_bytes
 from services.stream.payloads.jsonrows import too_long
 from services.stream.payloads.objects import Piece, joined
 from services.wire import invalid
@@ -131,7 +133,9 @@ def _read(value: bytes, wanted: PayloadRequest) -> pa.Table:
     import pyarrow as pa
 
     try:
-        with pa.ipc.open_stream(pa.py_buffer(value)) as reader:
+        content = pa.py_buffer(value)
+        _check_size(inflated_bytes(content), wanted)
+        with pa.ipc.open_stream(content) as reader:
             batches, rows = [], 0
             for batch in reader:
                 rows += batch.num_rows
@@ -141,14 +145,23 @@ def _read(value: bytes, wanted: PayloadRequest) -> pa.Table:
                 batches.append(batch)
             schema = reader.schema.remove_metadata()
             names = set(schema.names)
-    except (pa.ArrowException, OSError, ValueError, TypeError, NotImplementedError) as error:
+    except (
+        *(pa.ArrowException, OSError, ValueError, TypeError, NotImplementedError),
+        *(struct.error, IndexError),
+    ) as error:
         raise invalid("the message is no stream of Arrow's IPC format") from error
     if not 0 < rows <= wanted.max_rows:
         raise invalid(f"the message has {rows} rows or more; it may have 1 to {wanted.max_rows}")
     if len(names) < len(schema):
         raise invalid("the message has a column twice")
     table: Any = pa.Table.from_batches(batches).replace_schema_metadata(None)
+    _check_size(written_out_bytes(table), wanted)
     return table
+
+
+def _check_size(size: int, wanted: PayloadRequest) -> None:
+    if size > wanted.max_bytes:
+        raise invalid(f"the message unpacks to {size} bytes; it may have {wanted.max_bytes}")
 
 
 def _written(answers: pa.Table, kept: pa.Table | None) -> bytes:

@@ -20,6 +20,7 @@ from services.jsondata import encode_data
 from services.stream.base import Decoded
 from services.stream.payloads import PayloadRequest
 from services.stream.payloads.objects import Carried, ObjectReader
+from services.wire import invalid
 
 
 class JsonPayload:
@@ -78,7 +79,7 @@ class JsonWriter:
             texts = [b"[" + b",".join(part) + b"]" if many else part[0] for part in parts]
             fields = [head + text for head, text in zip(self._heads, texts, strict=True)]
             if about is not None and about.kept:
-                fields.insert(0, orjson.dumps(about.kept)[1:-1])
+                fields.insert(0, _kept_text(about.kept))
             found.append(b"{" + b",".join(fields) + b"}")
             start += count
         return found
@@ -89,6 +90,14 @@ class JsonWriter:
             return [first + text + b"}" for text in columns[0]]
         form = b"{" + b",".join(head.replace(b"%", b"%%") + b"%b" for head in self._heads) + b"}"
         return [form % texts for texts in zip(*columns, strict=True)]
+
+
+def _kept_text(kept: Mapping[str, Any]) -> bytes:
+    """The fields as JSON: what is read may be nested deeper than what can be written."""
+    try:
+        return orjson.dumps(kept)[1:-1]
+    except orjson.JSONEncodeError:
+        raise invalid("a kept field is nested too deeply") from None
 
 
 def too_long(values: Sequence[bytes], most: int) -> dict[int, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from bundle.errors import ErrorCode, MlctlError
@@ -41,6 +41,15 @@ def _size(message: Outgoing) -> int:
     return len(message.value) + len(message.key or b"") + headers + _FRAME
 
 
+def _largest(settings: Mapping[str, Any]) -> int:
+    try:
+        return int(settings.get("message.max.bytes", _LARGEST))
+    except ValueError:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT, "message.max.bytes is not a whole number"
+        ) from None
+
+
 class Sender:
     """A Producer of one place, and what sends a link's answers; for one thread.
 
@@ -59,7 +68,7 @@ class Sender:
             "delivery.report.only.error": True,
             "on_delivery": self._reported,
         }
-        self._most = int(self._settings.get("message.max.bytes", _LARGEST))
+        self._most = _largest(self._settings)
         self._health = Health()
         self._failed: list[KafkaError] = []
         self._under_way: object = None
@@ -79,7 +88,7 @@ class Sender:
         self._producer.poll(0)
 
     def publish(self, messages: Sequence[Outgoing]) -> None:
-        self.deliver(Commit((), messages), self._place.topic, "", mark=None)
+        self.deliver(Commit((), messages), self._place.topic, "", mark=messages)
 
     def deliver(self, batch: Commit, answers: str, dead: str, mark: object) -> None:
         """Returns when all is durable; the same `mark` says that it is the same batch.

@@ -42,9 +42,8 @@ class NatsLink:
 
     def __init__(self, request: LinkRequest) -> None:
         self._request = request
-        options = request.source.options
-        self._ack_wait = float(options.get("ack_wait_s", _ACK_WAIT_SECONDS))
-        self._in_flight = int(options.get("in_flight", _IN_FLIGHT))
+        self._ack_wait = request.source.number("ack_wait_s", _ACK_WAIT_SECONDS)
+        self._in_flight = int(request.source.number("in_flight", _IN_FLIGHT))
         self._session = Session(request.source)
         self._publisher = Publisher(self._session)
         self._number = -1

@@ -33,7 +33,7 @@ async def stream_of(js: Any, place: Place) -> StreamConfig:
             subjects=[place.topic],
             retention=RetentionPolicy.LIMITS,
             storage=StorageType.FILE,
-            duplicate_window=float(place.options.get("window_s", _WINDOW_SECONDS)),
+            duplicate_window=place.number("window_s", _WINDOW_SECONDS),
         )
         made: StreamConfig = (await js.add_stream(config)).config
         return made

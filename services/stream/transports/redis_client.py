@@ -53,17 +53,25 @@ def connect(place: Place) -> Any:
         )
         if os.environ.get(variable)
     }
-    client: Any = redis.Redis.from_url(
-        f"{place.scheme}://{place.address}{'?' if query else ''}{query}",
-        single_connection_client=False,
-        max_connections=1,
-        protocol=2,
-        retry=Retry(NoBackoff(), 0),
-        socket_timeout=_SECONDS,
-        socket_connect_timeout=_SECONDS,
-        socket_keepalive=True,
-        **known,
-    )
+    try:
+        client: Any = redis.Redis.from_url(
+            f"{place.scheme}://{place.address}{'?' if query else ''}{query}",
+            single_connection_client=False,
+            max_connections=1,
+            protocol=2,
+            retry=Retry(NoBackoff(), 0),
+            socket_timeout=_SECONDS,
+            socket_connect_timeout=_SECONDS,
+            socket_keepalive=True,
+            **known,
+        )
+    except ValueError:
+        # The library's words may hold the password.
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"{place.shown()} is not the address of a Redis server",
+            "Write it as redis://localhost:6379/0#orders.",
+        ) from None
     # Entries as they are: the library's dictionaries forget fields that occur twice.
     for command in ("XREADGROUP", "XREAD", "XRANGE", "XREVRANGE"):
         client.set_response_callback(command, lambda reply, **_: reply)

@@ -51,7 +51,7 @@ class RedisLink:
         self._db = connect(request.source)
         self._lasting = "consumer" in options
         self._me = options.get("consumer") or _made_up_name()
-        self._idle_ms = int(float(options.get("idle_s", _IDLE_SECONDS)) * 1000)
+        self._idle_ms = max(1, int(request.source.number("idle_s", _IDLE_SECONDS) * 1000))
         self._field = options.get("field", "").encode() or VALUE
         self._trims = options.get("trim") == "acknowledged"
         self._topic = request.source.topic

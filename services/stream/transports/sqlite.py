@@ -51,7 +51,7 @@ class SqliteLink:
 
     def __enter__(self) -> Self:
         request = self._request
-        lease = _number(request.source, "lease", _LEASE_SECONDS)
+        lease = request.source.number("lease", _LEASE_SECONDS)
         self._log = Log(_path(request.source))
         try:
             self._topic = _topic(self._log, request.source)
@@ -257,7 +257,7 @@ class _Retention:
     def __init__(self, log: Log, place: Place) -> None:
         self._log = log
         self._topic = log.topic(place.topic)
-        self._seconds = _number(place, "retention", 0.0)
+        self._seconds = place.number("retention", 0.0)
         self._next = float("-inf")
 
     def keep(self, clock: Clock) -> None:
@@ -313,21 +313,8 @@ def _path(place: Place) -> Path:
 
 
 def _topic(log: Log, place: Place) -> Topic:
-    partitions = _number(place, "partitions", 0.0)
+    partitions = place.number("partitions", 0.0)
     return log.topic(place.topic, int(partitions) or None)
-
-
-def _number(place: Place, name: str, usual: float) -> float:
-    text = place.options.get(name)
-    if text is None:
-        return usual
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < float("inf"):
-        raise MlctlError(ErrorCode.INVALID_INPUT, f"{name}={text}: a number above 0 is needed")
-    return value
 
 
 transport = SqliteTransport()

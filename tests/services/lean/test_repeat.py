@@ -15,6 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.batcher import Priority
+from services.desks import Told
+from services.lean.plans import Plan, make_plan
 from services.secure.tokens import Access
 from tests.services.lean.conftest import Bench
 from tests.services.lean.lines import Line, Played, post
@@ -266,6 +268,45 @@ def test_what_was_asked_for_is_known(
         line.end()
 
     bench.runner.run(main())
+
+
+def test_waits_that_differ_cost_a_batch_no_more(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The outputs of a batch become bytes once, and each answer tells its own wait."""
+    made: list[Plan | None] = []
+
+    def count(*arguments: Any) -> Plan | None:
+        made.append(make_plan(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr("services.lean.desk.make_plan", count)
+
+    async def main() -> None:
+        first = Line(bench)
+        lines = [first, *(Line(bench, base=type(first.protocol)) for _ in range(2))]
+        for line in lines * 2:
+            line.protocol.data_received(ONE)
+            await line.answer()
+        made.clear()
+        outputs = {"y": np.arange(12, dtype=np.float32).reshape(3, 4)}
+        told: list[Told] = []
+        for row, line in enumerate(lines):
+            line.protocol.data_received(ONE)
+            told.append((line.protocol.cycle, (outputs, row, row + 1), row / 100))
+        first.protocol.desk.answer(told, 0.5)
+        for row, line in enumerate(lines):
+            (content,) = line.wire.sent
+            assert (
+                b"\r\nserver-timing: queue;dur=%d.000, infer;dur=500.000\r\n" % (row * 10)
+                in content
+            )
+            assert content.endswith(outputs["y"][row].tobytes())
+            line.end()
+        assert len(made) == 1
+
+    bench.runner.run(main())
+    assert bench.host.inflight.used == 0
 
 
 def test_who_leaves_is_withdrawn(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

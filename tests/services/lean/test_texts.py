@@ -314,6 +314,25 @@ def test_several_inputs_and_outputs_are_answered_as_if_nothing_was_known(
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("value", ["0", "1"])
+def test_another_data_beside_one_that_is_nested_is_no_frame(bench: Bench, value: str) -> None:
+    """Though the input is, by chance, what it is tried with."""
+    frame = FRAMES[4][:-2] + "]" + ',"data":[%s]}'
+
+    async def main() -> None:
+        line = Line(bench)
+        for other in (value, value, value, "5"):
+            inner, outer = ",".join([value] * 4), ",".join([other] * 4)
+            line.protocol.data_received(post((frame % (1, inner, outer)).encode()))
+            assert not line.repeated()
+            answer = orjson.loads((await line.answer())[0].partition(b"\r\n\r\n")[2])
+            wanted = expected(np.array([[float(value)] * 4], np.float32))
+            assert answer["outputs"][0]["data"] == wanted[0].tolist()
+        line.end()
+
+    bench.runner.run(main())
+
+
 def test_a_data_that_is_no_inputs_is_no_frame(pair: Bench) -> None:
     async def main() -> None:
         for content, known in ((PAIR, True), (ask_pair("12", "345", ',"data":[1]'), False)):

@@ -185,9 +185,9 @@ def test_who_opens_a_window_is_told_apart_from_who_opens_all() -> None:
     told(asking(1, DONE) + asking(3, DONE), core)
     more = frame(frames.WINDOW_UPDATE, 0, 3, U32(1)), frame(frames.WINDOW_UPDATE, 0, 0, U32(1))
     assert [event for event in told(b"".join(more), core) if type(event) is Opened] == [Opened(3)]
-    core.send_data(1, bytes(core.may_send(1)))
-    core.send_data(3, bytes(core.may_send(3)))
-    assert core.window == 0
+    while core.may_send(1) > 0:
+        core.send_data(1, bytes(core.may_send(1)))
+    core.send_data(3, bytes(core.window))
     assert Opened(0) in told(more[1], core)
 
 

@@ -23,7 +23,7 @@ from services.grpc_server import GrpcServer
 from services.host import ModelHost
 from services.lean_grpc.desk import InferCall, InferDesk
 from services.v2_messages import methods
-from tests.services.lean_grpc.conftest import INFER, Raw, Serve, framed, head, infer_message
+from tests.services.lean_grpc.conftest import INFER, LIVE, Raw, Serve, framed, head, infer_message
 from tests.support.listening import until
 
 BODY = framed(infer_message().SerializeToString())
@@ -247,6 +247,19 @@ def test_no_room_and_no_token(serve: Serve, taken: list[InferCall]) -> None:
         raw.close()
 
     serve(use, token=SecretStr(TOKEN))
+
+
+def test_who_shows_no_token_holds_no_room(serve: Serve) -> None:
+    """A probe's length is counted when it is told."""
+
+    async def use(server: GrpcServer, host: ModelHost) -> None:
+        raw = await Raw.open(server.port)
+        found = await raw.trailers(raw.ask(head(LIVE), b"\0\0\x10\0\0", end=False))
+        assert found[b"grpc-status"] == b"8"
+        assert host.inflight.used == 0
+        raw.close()
+
+    serve(use, token=SecretStr(TOKEN), deadline_ms=60_000)
 
 
 def test_small_windows_get_it_in_pieces_or_drop_it(serve: Serve, taken: list[InferCall]) -> None:

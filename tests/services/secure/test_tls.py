@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
 from collections.abc import Callable
@@ -16,10 +17,13 @@ from bundle.tls import CIPHERS
 from bundle.verify import VerifiedBundle
 from services.grpc_server import GrpcServer
 from services.host import ModelHost
+from services.lean_grpc.connection import Times
+from services.lean_grpc.server import LeanServer
 from services.secure.tls import tls_of
 from services.settings import Settings
 from services.v2_messages import SERVICE, methods
 from tests.support.certificates import Certificates
+from tests.support.wait import PATIENCE_SECONDS
 
 secure_channel: Any = grpc.aio.secure_channel
 Pair = tuple[Path, Path] | None
@@ -128,6 +132,26 @@ def test_grpc(
                     await live
                 assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         await asyncio.to_thread(require_tls_1_2, server.port, certificates)
+        await server.stop(1)
+
+    asyncio.run(main())
+
+
+def test_who_shakes_no_hands_is_given_up(
+    shared_bundle: VerifiedBundle, certificates: Certificates
+) -> None:
+    """Such a connection counts nowhere yet."""
+
+    async def main() -> None:
+        host = ModelHost(shared_bundle, Settings(), registry=CollectorRegistry())
+        server = GrpcServer(host, "127.0.0.1", 0, certificates.tls())
+        assert isinstance(server._server, LeanServer)
+        server._server._times = Times(preface=0.2)
+        await server.start()
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), PATIENCE_SECONDS) == b""
+        writer.close()
         await server.stop(1)
 
     asyncio.run(main())

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
@@ -116,6 +118,9 @@ def test_floats_one_by_one_and_in_pieces_are_taken(dtype: Datatype) -> None:
         np.testing.assert_array_equal(own.decode(message).inputs["a"], array)
 
 
+CODECS = [codec(EVERY, every_datatype()), one(Datatype.FP32, DYNAMIC, 2)[0]]
+
+
 def refusal(own: TypedCodec, message: Any) -> MlctlError:
     with pytest.raises(MlctlError) as caught:
         own.decode(message.SerializeToString())
@@ -144,6 +149,22 @@ def test_a_tensor_that_is_not_there_is_left_to_the_model() -> None:
     assert own.decode(kind(a_shape=[0]).SerializeToString()).inputs["a"].shape == (0,)
     own, kind = one(Datatype.INT64)
     assert own.decode(kind(a=[7]).SerializeToString()).inputs["a"] == 7
+
+
+@given(st.lists(st.tuples(st.integers(0, 300), st.binary(max_size=40)), max_size=12), st.binary())
+def test_what_anybody_sends_is_read_or_refused(
+    fields: list[tuple[int, bytes]], rest: bytes
+) -> None:
+    message = b"".join(
+        bytes([tag & 0x7F | 0x80, tag >> 7, len(data)]) + data for tag, data in fields
+    )
+    for own in CODECS:
+        try:
+            found = own.decode(message + rest)
+        except MlctlError as error:
+            assert error.code in (ErrorCode.INVALID_INPUT, ErrorCode.PAYLOAD_TOO_LARGE)
+        else:
+            assert all(array.size < 2**31 for array in found.inputs.values())
 
 
 def test_names_of_packages() -> None:

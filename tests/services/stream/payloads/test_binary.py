@@ -45,6 +45,54 @@ def _answer(value: bytes) -> dict[str, list[object]]:
     return found
 
 
+def _compressed(table: pa.Table, codec: str = "zstd") -> bytes:
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=codec)
+    with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
+        writer.write_table(table)
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
+
+
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+def test_compressed_messages_are_read(codec: str) -> None:
+    rows = [[float(n)] * 4 for n in range(1000)]
+    table = pa.table({"x": rows, "id": pa.array(["a", "b"] * 500).dictionary_encode()})
+    payload = open_payload(PayloadRequest("arrow", keep=("id",)), FOUR)
+    (found,) = payload.decode([_compressed(table, codec)])
+    assert (found.rejected, list(found.rows)) == ({}, [1000])
+    assert found.inputs["x"].tolist() == rows
+
+
+def _bomb(form: str) -> bytes:
+    text, many = "a" * 300_000, pa.array([0] * 1000, pa.int8())
+    match form:
+        case "buffer":
+            return _compressed(pa.table({"x": ["a" * 3_000_000]}))
+        case "dictionary":
+            letters = pa.DictionaryArray.from_arrays(pa.array([0], pa.int8()), [text * 10])
+            return _compressed(pa.table({"x": letters}))
+        case "rows":
+            return _message({"x": pa.DictionaryArray.from_arrays(many, [text])})
+        case _:
+            ends = pa.array([0, 2_000_000_000], pa.int32())
+            return _message({"x": pa.ListArray.from_arrays(ends, pa.nulls(2_000_000_000))})
+
+
+@pytest.mark.parametrize("form", ["buffer", "dictionary", "rows", "nulls"])
+def test_a_small_message_that_unpacks_to_much_is_refused(form: str) -> None:
+    text = Signature(inputs=(_spec("x", Datatype.BYTES),), outputs=FOUR.outputs)
+    signature = RAGGED if form == "nulls" else text
+    payload = open_payload(PayloadRequest("arrow", max_bytes=1 << 20), signature)
+    bomb = _bomb(form)
+    assert len(bomb) < 400_000
+    pool = pa.default_memory_pool()
+    before = pool.max_memory()
+    (found,) = payload.decode([bomb])
+    assert "unpacks to" in found.rejected[0]
+    assert pool.max_memory() - before < 1 << 20
+
+
 def test_rows_of_arrow_messages_come_back_to_their_messages() -> None:
     payload = open_payload(PayloadRequest("arrow", keep=("id",)), FOUR)
     values = [

@@ -134,6 +134,15 @@ def test_kept_fields_come_back_as_they_were() -> None:
     }
 
 
+def test_a_kept_field_that_cannot_be_written_is_its_own_messages_fault() -> None:
+    payload = open_payload(PayloadRequest(keep=("id",)), FOUR)
+    deep = b"[" * 300 + b"]" * 300
+    (found,) = payload.decode([b'{"x":[1,2,3,4],"id":' + deep + b"}"])
+    assert not found.rejected
+    with pytest.raises(MlctlError, match="nested too deeply"):
+        payload.encode({"y": found.inputs["x"]}, found.rows, found.carried)
+
+
 def test_rows_of_different_lengths_are_apart() -> None:
     found = _decode(RAGGED, b'{"x":[1,2]}', b'{"x":[1]}', b'{"x":[3,4]}', b"{}")
     assert [each.inputs["x"].shape for each in found] == [(2, 2), (1, 1)]
