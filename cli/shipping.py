@@ -27,10 +27,12 @@ def build(
     flavour: str | None,
     *,
     force: bool,
+    maps: Sequence[str] | None = None,
 ) -> tuple[BuiltBento, list[dict[str, Any]]]:
     """The Bento of these versions, and its models as --json shows them.
 
-    Its labels tell the registry's side of the first, the default model.
+    Its labels tell the registry's side of the first, the default model. With `maps` they are the
+    stages of a pipeline; see `services.layout.pack`.
     """
     from services.layout import pack
     from services.packaging import build_bento
@@ -47,7 +49,7 @@ def build(
             "mlctl.version": first.version,
             "mlctl.source": first.source_uri,
         }
-        packed = pack(bundles, name)
+        packed = pack(bundles, name, maps)
         wanted = None if flavour is None else Flavour(flavour)
         built = build_bento(packed, labels, force=force, flavour=wanted)
     uris = {each.digest: each.uri for each in published}
@@ -62,6 +64,29 @@ def build(
         for place, bundle in packed.folders()
     ]
     return built, parts
+
+
+def split_stages(models: Sequence[str], maps: Sequence[str]) -> tuple[list[str], list[str] | None]:
+    """The models that "A+B" names, and the maps if that is a pipeline.
+
+    INVALID_INPUT for a pipeline beside other models, or maps without one.
+    """
+    stages = [stage for model in models for stage in model.split("+")]
+    if len(stages) == len(models):
+        if maps:
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT,
+                "only the stages of a pipeline are mapped",
+                "Write a pipeline as one word: mlctl build A+B --map B.INPUT=A.OUTPUT.",
+            )
+        return stages, None
+    if len(models) > 1 or "" in stages:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"{' '.join(models)!r} is not one pipeline",
+            "Write a pipeline as one word, A+B+C: it is all that its Bento holds.",
+        )
+    return stages, list(maps)
 
 
 def runtime_hint(parts: Sequence[dict[str, Any]], flavour: str | None) -> str | None:
@@ -82,7 +107,7 @@ def push(
 ) -> dict[str, Any]:
     """Send the Bento `tag` to `target`; MLflow keeps it on the run of `published`.
 
-    As --json shows it; `reference` is what `mlctl pull` takes.
+    As --json shows it: `reference` is what `mlctl pull` takes, `parcel_digest` what it tells.
     """
     from services.ship import push as ship
     from services.store import find_bento
@@ -91,16 +116,26 @@ def push(
     match target.place:
         case ship.Place.FOLDER:
             folder = ship.push_folder(target.path, bento)
-            return {"reference": f"folder:{folder}"}
+            return {"reference": f"folder:{folder}", "parcel_digest": _parcel_digest(folder)}
         case ship.Place.OCI:
             digest, listing = ship.push_oci(target.path, bento)
             reference = f"oci:{target.path}#{listing.tag}"
-            return {"reference": reference, "manifest_digest": digest}
+            told = {"reference": reference, "parcel_digest": listing.parcel_digest}
+            return {**told, "manifest_digest": digest}
     with tempfile.TemporaryDirectory(prefix="mlctl-push-") as scratch:
         folder = ship.push_folder(Path(scratch), bento)
         version = tag.partition(":")[2]
         where = catalog.attach(published, folder, f"{_UNDER}/{version}")
-    return {"reference": f"mlflow:{_exact(published)}#{version}", "uri": where}
+        reference = f"mlflow:{_exact(published)}#{version}"
+        return {"reference": reference, "parcel_digest": _parcel_digest(folder), "uri": where}
+
+
+def _parcel_digest(folder: Path) -> str:
+    """What stands for every byte of the Bento that was pushed to `folder`."""
+    from bundle.files import sha256_file
+    from services.ship.parcel import LISTING_NAME
+
+    return sha256_file(folder / LISTING_NAME)
 
 
 def pull(target: Target) -> BentoInfo:

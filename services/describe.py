@@ -30,7 +30,7 @@ def server_metadata() -> dict[str, Any]:
 
 def is_group(serving: Serving, name: str, version: str) -> bool:
     """Whether that means all models of the server together, by the Bento's name and digest."""
-    several = len(serving.hosts) > 1 and name == serving.name
+    several = all(host.name != serving.name for host in serving.hosts) and name == serving.name
     return several and version in ("", serving.digest)
 
 

@@ -2,7 +2,8 @@
 
 What is the server's alone is shared: settings, tokens, the bytes in flight, draining. The
 server is ready when all are, and one that hangs ends the worker for all. A `ModelHost` by
-itself is the same to those who serve: a server with one model.
+itself is the same to those who serve: a server with one model. A pipeline is one more of
+several, the first; it asks the others.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from bundle.errors import ErrorCode, MlctlError
 from services.budget import Inflight
 from services.host import ModelHost
 from services.layout import Packed
+from services.pipeline_host import PipelineHost
 from services.secure.tokens import Access
 from services.settings import Settings
 from services.wire import shown
@@ -99,18 +101,25 @@ class Hosts:
         self.inflight = Inflight(settings.max_inflight_bytes)
         self.draining = False
         self.turned = asyncio.Event()
+        pipeline = None if packed.together is None else packed.together.pipeline
         # One folder of samples holds the rows of one signature: the default model's.
         others = settings.model_copy(update={"sample_dir": None})
-        self.hosts = tuple(
+        self._models = tuple(
             ModelHost(
                 bundle,
-                others if number else settings,
+                others if number or pipeline else settings,
                 clock=clock,
                 registry=registry,
                 inflight=self.inflight,
             )
             for number, bundle in enumerate(packed.bundles)
         )
+        self._pipelines: tuple[PipelineHost, ...] = ()
+        if pipeline is not None:
+            stages = {host.name: host for host in self._models}
+            whole = PipelineHost(packed, stages, settings, registry)
+            self._pipelines = (whole,)
+        self.hosts: tuple[ModelHost, ...] = (*self._pipelines, *self._models)
         self._by_name = {host.name: host for host in self.hosts}
 
     @property
@@ -159,13 +168,22 @@ class Hosts:
             host.publish()
 
     async def start(self) -> None:
-        """One model after the other: each is timed as it warms up, and must have the machine."""
-        for host in self.hosts:
-            await host.start()
+        """One model after the other: each is timed as it warms up, and must have the machine.
+
+        An error tells which model must not serve.
+        """
+        for host in (*self._models, *self._pipelines):
+            try:
+                await host.start()
+            except MlctlError as error:
+                message = f"model {host.name!r}: {error.message}"
+                raise MlctlError(error.code, message, error.hint) from error
 
     async def stop(self) -> None:
-        """Stop all models at once."""
-        await asyncio.gather(*(host.stop() for host in self.hosts))
+        """Stop all models at once, after the pipeline that asks them."""
+        for pipeline in self._pipelines:
+            await pipeline.stop()
+        await asyncio.gather(*(host.stop() for host in self._models))
 
     def abandon(self) -> None:
         """Fail what is open at all models: the process ends."""

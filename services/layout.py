@@ -1,15 +1,16 @@
 """Where a Bento has its bundles, and what it says of them.
 
 One model is in the folder `model`, with its digest in `model.digest`. Several are each in a
-folder `models/NAME`; `models.json` names them with their digests, and its own digest is the
-Bento's. The manifest of a bundle names the digest of every file but its own, so both files
-notice a manifest that was changed as a whole.
+folder `models/NAME`; `models.json` names them with their digests, and says how they are put
+together if they are a pipeline; its own digest is the Bento's. The manifest of a bundle names
+the digest of every file but its own, so both files notice a manifest that was changed as a
+whole.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import MANIFEST_NAME, Name, Sha256, canonical_json
 from bundle.verify import VerifiedBundle, verify
+from services.pipeline import Pipeline, join, plan
 
 MODEL_FOLDER = "model"
 MODELS_FOLDER = "models"
@@ -28,17 +30,21 @@ _MAX_BYTES = 64 << 10
 
 
 class Together(BaseModel):
-    """Several models that are one Bento: its name, the default model, and each one's digest."""
+    """Several models that are one Bento: its name, the default model, and each one's digest.
+
+    With a `pipeline` they are its stages, and the Bento's name is that of the whole.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     name: Name
     default: Name
     models: Annotated[dict[Name, Sha256], Field(min_length=2, max_length=MAX_MODELS)]
+    pipeline: Pipeline | None = None
 
     def canonical(self) -> bytes:
         """The bytes that are written, and that the digest is taken of."""
-        return canonical_json(self.model_dump())
+        return canonical_json(self.model_dump(exclude_none=True))
 
     @property
     def digest(self) -> str:
@@ -85,10 +91,15 @@ class Packed:
         return {f"{MODEL_FOLDER}.digest": self.digest.encode()}
 
 
-def pack(bundles: Iterable[VerifiedBundle], name: str | None = None) -> Packed:
+def pack(
+    bundles: Iterable[VerifiedBundle], name: str | None = None, maps: Sequence[str] | None = None
+) -> Packed:
     """Bundles as one Bento named `name`, which several need and one may not have.
 
-    INVALID_INPUT for models of the same name, or a name that is one of theirs.
+    With `maps`, which may be empty, they are the stages of a pipeline, see `pipeline.plan`,
+    and without a name it is made of theirs.
+    INVALID_INPUT for models of the same name, a name that is one of theirs, or stages that do
+    not fit each other.
     """
     found = tuple(bundles)
     names = [bundle.manifest.name for bundle in found]
@@ -96,6 +107,8 @@ def pack(bundles: Iterable[VerifiedBundle], name: str | None = None) -> Packed:
         if name not in (None, names[0]):
             raise _invalid(f"the Bento of one model has its name: {names[0]}", "Leave --name out.")
         return Packed(found)
+    if maps is not None and name is None:
+        name = "-".join(names)
     if name is None:
         raise _invalid(
             f"a Bento of the models {', '.join(names)} needs a name", "Give it with --name NAME."
@@ -106,8 +119,10 @@ def pack(bundles: Iterable[VerifiedBundle], name: str | None = None) -> Packed:
             "Models in one Bento, and the Bento, are told apart by their names.",
         )
     digests = {bundle.manifest.name: bundle.digest for bundle in found}
+    signatures = {bundle.manifest.name: bundle.manifest.signature for bundle in found}
+    pipeline = None if maps is None else plan(signatures, maps)
     try:
-        together = Together(name=name, default=names[0], models=digests)
+        together = Together(name=name, default=names[0], models=digests, pipeline=pipeline)
     except ValidationError as error:
         raise _invalid(
             f"these models cannot be one Bento: {_problem(error)}",
@@ -136,6 +151,8 @@ def unpack(source: Path) -> Packed:
         if bundle.manifest.name != name:
             raise _damaged(f"the bundle of {name!r} is that of {bundle.manifest.name!r}")
         bundles.append(bundle)
+    if together.pipeline is not None:
+        _check_pipeline(together.pipeline, bundles)
     return Packed(tuple(bundles), together)
 
 
@@ -187,6 +204,13 @@ def labelled_digest(source: Path, label: str | None, name: str = "") -> str | No
             f"the digest of the Bento's models is {together.digest}, expected {label}",
         )
     return together.models[name or together.default]
+
+
+def _check_pipeline(pipeline: Pipeline, bundles: Iterable[VerifiedBundle]) -> None:
+    try:
+        join(pipeline, {each.manifest.name: each.manifest.signature for each in bundles})
+    except MlctlError as error:
+        raise _damaged(error.message) from error
 
 
 def _noted_digest(root: Path) -> str | None:

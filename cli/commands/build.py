@@ -12,6 +12,13 @@ from cli.output import Output, reporting
 @click.argument("models", nargs=-1, required=True)
 @click.option("--name", help="Name of the Bento; several models need it.")
 @click.option(
+    "--map",
+    "maps",
+    multiple=True,
+    metavar="B.INPUT=A.OUTPUT",
+    help="Which output of a pipeline's stage feeds which input; else those of the same name.",
+)
+@click.option(
     "--flavour",
     type=click.Choice(["cpu", "gpu", "trt"]),
     help="Which runtime it needs; without it the one that is installed here.",
@@ -25,6 +32,7 @@ def build(
     output: Output,
     models: tuple[str, ...],
     name: str | None,
+    maps: tuple[str, ...],
     flavour: str | None,
     push: str | None,
     force: bool,
@@ -35,16 +43,20 @@ def build(
     source model, or NAME-optimized/VERSION. The Bento's version is the start of the
     bundle's digest, so the same bundle always has the same tag; several have one that
     stands for all of them.
+
+    A+B is a pipeline, served as one more model under the Bento's name: outputs of A feed
+    inputs of B.
     """
     from registry.mlflow_catalog import MlflowCatalog
     from services.ship.push import parse_target
 
     target = None if push is None else parse_target(push)
     catalog = MlflowCatalog()
-    published = [catalog.find_optimized(model) for model in models]
+    stages, mapped = shipping.split_stages(models, maps)
+    published = [catalog.find_optimized(model) for model in stages]
     uris = ", ".join(each.uri for each in published)
     output.note(f"Building a Bento from {uris} ...")
-    made, parts = shipping.build(catalog, published, name, flavour, force=force)
+    made, parts = shipping.build(catalog, published, name, flavour, force=force, maps=mapped)
     pushed = None if target is None else shipping.push(target, made.tag, catalog, published[0])
     if hint := shipping.runtime_hint(parts, flavour):
         output.note(hint)
@@ -66,5 +78,5 @@ def build(
     done = "is in the store already" if made.reused else "built"
     output.line(f"{made.tag} {done}: {uris}, digest {made.digest}")
     if pushed is not None:
-        output.line(f"Pushed: {pushed['reference']}")
+        output.line(f"Pushed: {pushed['reference']}, parcel {pushed['parcel_digest']}")
     output.note(f"Serve it: mlctl serve {made.tag}    Deploy it: mlctl up NAME {made.tag}")

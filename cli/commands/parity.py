@@ -29,18 +29,20 @@ def parity(output: Output, /, bento: str, rows: Path | None) -> None:
     BENTO (NAME:VERSION, or NAME for the newest) is served on free ports for as long as it takes.
     Its golden rows are asked in every way, alone and together. On the CPU in fp32 the answers must
     have the same bits, elsewhere they must be as near as the manifest says. Exits 5 if they are
-    not.
+    not. Of a Bento with several models the first is asked; BENTO/MODEL is another.
     """
     from rollout.local.launcher import free_ports
     from services.batch.model import find_model
     from services.parity.run import run_parity
     from services.store import find_bento
 
-    tag = find_bento(bento).tag
+    wanted, slash, model = bento.partition("/")
+    tag = find_bento(wanted).tag
+    asked = f"{tag}{slash}{model}"
     http, grpc = free_ports(2)
     with interruptible(), output.working() as tell:
-        found = run_parity(tag, find_model(tag), (http, grpc), rows, tell)
-    _show(output, tag, found)
+        found = run_parity(tag, find_model(asked), (http, grpc), rows, tell)
+    _show(output, asked, found)
     if not found.passed:
         raise click.exceptions.Exit(5)
 

@@ -45,14 +45,18 @@ def pull(output: Output, what: str, out: Path | None) -> None:
 
 
 def _pull_bento(output: Output, source: Target, out: Path | None) -> None:
+    from services.ship.parcel import list_files
+
     if out is not None:
         raise click.UsageError("--out is for a bundle: a Bento is put into the store")
     bento = take_in(source)
-    digest = bento.labels["mlctl.digest"]
+    listing = list_files(bento)
+    digest, parcel = listing.digest, listing.parcel_digest
     if output.as_json:
-        output.document({"tag": bento.tag, "digest": digest, "path": str(bento.path)})
+        told = {"tag": bento.tag, "digest": digest, "parcel_digest": parcel}
+        output.document({**told, "path": str(bento.path)})
     else:
-        output.line(f"{bento.tag} is in the store, digest {digest}")
+        output.line(f"{bento.tag} is in the store, digest {digest}, parcel {parcel}")
 
 
 def _pull_bundle(output: Output, model: str, out: Path) -> None:

@@ -22,6 +22,7 @@ from services.batch.locking import lock_job
 from services.batch.partitions import Parts
 
 STATE = "_mlctl"
+LEDGER = "ledger.db"
 SUCCESS = "_SUCCESS"
 SUMMARY = "summary.json"
 QUARANTINE = "quarantine.jsonl"
@@ -98,7 +99,7 @@ class FolderSink:
         return self._ledger
 
     def _path(self) -> Path:
-        return self._state / "ledger.db"
+        return self._state / LEDGER
 
     def _place(self, path: Path, write: Callable[[IO[bytes]], None]) -> None:
         self._make_folder(path.parent)

@@ -10,7 +10,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import MODEL_NAME, Manifest
 from bundle.tensors import DYNAMIC, Datatype, TensorSpec
 from bundle.verify import VerifiedBundle, verify
-from services.layout import is_bundle, labelled_digest, model_folder
+from services.layout import is_bundle, labelled_digest, model_folder, read_together
 from services.settings import load_settings
 from services.ship.signed import require_signed
 
@@ -39,13 +39,17 @@ def find_model(reference: str) -> VerifiedBundle:
 
 
 def _find(reference: str) -> VerifiedBundle:
-    for folder in (Path(reference), model_folder(Path(reference) / "src")):
+    source = Path(reference) / "src"
+    for folder in (Path(reference), model_folder(source)):
         if is_bundle(folder):
+            _refuse_pipeline(source)
             return verify(folder)
     from services.store import DIGEST_LABEL, find_bento
 
     tag, _, name = reference.partition("/")
     bento = find_bento(tag)
+    if name in ("", bento.tag.partition(":")[0]):
+        _refuse_pipeline(bento.source)
     folder = model_folder(bento.source, name or None)
     if not is_bundle(folder):
         raise MlctlError(
@@ -60,6 +64,19 @@ def _find(reference: str) -> VerifiedBundle:
             f"the Bento {bento.tag} has no model {name!r}; it has {bundle.manifest.name}",
         )
     return bundle
+
+
+def _refuse_pipeline(source: Path) -> None:
+    """UNSUPPORTED_MODEL if that is a pipeline's Bento, which only a server runs as a whole."""
+    together = read_together(source)
+    if together is not None and together.pipeline is not None:
+        stages = together.pipeline.stages
+        raise MlctlError(
+            ErrorCode.UNSUPPORTED_MODEL,
+            f"{together.name!r} is a pipeline of {' + '.join(stages)}, which only a server runs as "
+            "a whole",
+            f"Its stages can be named: TAG/{stages[0]} is the first.",
+        )
 
 
 def lasting_name(reference: str) -> str:

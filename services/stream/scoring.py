@@ -11,8 +11,8 @@ import numpy as np
 
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
-from services.faults import lacks_memory
 from services.batch.bisect import Scored, score_rows
+from services.faults import lacks_memory
 from services.stream.base import Decoded, Payload
 
 Arrays = Mapping[str, np.ndarray]

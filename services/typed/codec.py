@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
-from google.protobuf.unknown_fields import UnknownFieldSet
 
 from bundle.tensors import DYNAMIC, Datatype, Signature
 from services.grpc_codec import from_values
@@ -59,8 +58,10 @@ class TypedCodec:
         kinds = self._messages
         try:
             message = kinds.raw_request.FromString(data)
-            if len(UnknownFieldSet(message)):
-                # Values one by one, which a caller may send, too; or fields of a later version.
+            message.DiscardUnknownFields()
+            if message.ByteSize() != len(data):
+                # Values one by one or in pieces, which a caller may send, too; or fields of a
+                # later version. To ask for what is unknown would make an object of each.
                 plain = kinds.request.FromString(data)
                 plain.DiscardUnknownFields()
                 message = kinds.raw_request.FromString(plain.SerializeToString())
@@ -71,16 +72,13 @@ class TypedCodec:
 
     def _array(self, field: Field, message: Any) -> np.ndarray | None:
         tensor, values = field.tensor, getattr(message, field.name)
-        if field.is_fixed_width:
-            values = values[0] if len(values) == 1 else b"".join(values)
-        raw = field.is_fixed_width or field.scalar is None
-        count = len(values) // (tensor.dtype.itemsize or 1) if raw else len(values)
-        given = tuple(getattr(message, field.shape)) if field.shape else ()
+        count = len(values) // (tensor.dtype.itemsize or 1) if field.is_raw else len(values)
+        given = getattr(message, field.shape) if field.shape else ()
         if not values and not given and tensor.elements != 0:
             return None
         shape = given or _shape(field, count)
         declared = declare(self._inputs, tensor.name, tensor.dtype.value, shape)
-        if raw:
+        if field.is_raw:
             return decode_raw(declared, values)
         return from_values(declared, values, f"field {field.name}")
 
@@ -101,10 +99,8 @@ def _shape(field: Field, count: int) -> tuple[int, ...]:
 
 def _put(message: Any, field: Field, array: np.ndarray) -> None:
     dtype = field.tensor.dtype
-    if field.scalar is None:
+    if field.is_raw:
         setattr(message, field.name, encode_raw(dtype, array))
-    elif field.is_fixed_width:
-        getattr(message, field.name).append(encode_raw(dtype, array))
     else:
         values = array.flat if dtype is Datatype.BYTES else array.ravel().tolist()
         getattr(message, field.name).extend(values)

@@ -78,8 +78,9 @@ def _message(name: str, fields: Iterable[Field], reserved: int, *, raw: bool) ->
     message: Any = DescriptorProto(name=name)
     message.reserved_range.add(start=reserved, end=FIRST)
     for each in fields:
-        kind = "bytes" if raw and each.is_fixed_width else each.scalar or "bytes"
-        message.field.append(_field(each.name, each.number, kind, repeated=bool(each.scalar)))
+        scalar = None if raw and each.is_raw else each.scalar
+        kind, repeated = scalar or "bytes", scalar is not None
+        message.field.append(_field(each.name, each.number, kind, repeated=repeated))
         if each.shape:
             message.field.append(_field(each.shape, each.number + 1, "int64", repeated=True))
     return message

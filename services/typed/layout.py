@@ -49,9 +49,9 @@ class Field:
     shape: str | None
 
     @property
-    def is_fixed_width(self) -> bool:
-        """Whether packed values are the tensor's own bytes."""
-        return self.scalar in ("float", "double")
+    def is_raw(self) -> bool:
+        """Whether the values are the tensor's own bytes on the wire, as packed floats are, too."""
+        return self.scalar in (None, "float", "double")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from bundle.verify import VerifiedBundle
 from cli import shipping
 from cli.main import cli
+from services.ship.parcel import list_files
 from services.ship.push import push_folder, push_oci
 from tests.support.bundles import make_bundle
 from tests.support.small_bento import small_bento
@@ -33,6 +34,7 @@ def test_a_bento_is_pulled_from_where_it_was_pushed(
         assert done.exit_code == 0, done.output
         found = json.loads(done.output)
         assert (found["tag"], found["digest"]) == (bento.tag, bundle.digest)
+        assert found["parcel_digest"] == list_files(bento).parcel_digest
         assert Path(found["path"]).is_relative_to(tmp_path / "store")
     missing = CliRunner().invoke(cli, ["pull", f"oci:{tmp_path / 'layout'}#tiny:no"])
     assert missing.exit_code != 0

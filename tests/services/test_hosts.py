@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -264,6 +265,25 @@ def test_one_that_hangs_is_not_the_others_fault(packed: Packed) -> None:
     registry = serve(packed, use, hang_s=0.05)
     assert registry.get_sample_value("mlctl_hung_workers", {"model": "double"}) == 1
     assert registry.get_sample_value("mlctl_hung_workers", {"model": "triple"}) == 0
+
+
+def test_the_one_that_fails_its_golden_rows_is_named(
+    packed: Packed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.support.bundles.expected", lambda x, **_: x)
+    wrong = pack([*packed.bundles, make_bundle(tmp_path / "wrong", name="wrong")], "shop")
+    hosts = Hosts(wrong, Settings(), registry=CollectorRegistry())
+
+    async def start() -> None:
+        try:
+            await hosts.start()
+        finally:
+            await hosts.stop()
+
+    with pytest.raises(MlctlError, match="model 'wrong': output 'y' of the golden rows") as caught:
+        asyncio.run(start())
+    assert caught.value.code is ErrorCode.PARITY_FAILED
+    assert not hosts.ready
 
 
 def test_what_an_operator_sees(packed: Packed) -> None:

@@ -22,6 +22,8 @@ MODEL = "text"
 PATH = f"/v2/models/{MODEL}/infer"
 INFER = methods()["ModelInfer"]
 TEXT, TOTAL = "one two", 1.5
+# What the model makes of texts; a word that it does not know counts as a fourth.
+WORTH = {"one": 0.5, "two": 1.0, "three": 1.5, "slow": 2.0, TEXT: TOTAL}
 
 
 def http_request(*texts: str) -> dict[str, Any]:
@@ -105,7 +107,8 @@ class Load:
 
     def __init__(self, server: Server, http: int, over_grpc: int) -> None:
         clients: list[Callable[[Server, Seen, threading.Event], None]]
-        clients = [http_client] * http + [grpc_client] * over_grpc
+        clients = [http_client] * http
+        clients += [grpc_client] * over_grpc
         self.seen = Seen()
         self.clients = len(clients)
         self._stop = threading.Event()
@@ -127,10 +130,12 @@ class RudeClient:
 
     def __init__(self, server: Server) -> None:
         self._socket = socket.create_connection(("127.0.0.1", server.port), PATIENCE_SECONDS)
+        self.expected = 0.0
 
     def send(self, text: str, part: slice) -> None:
         """Send a request for `text`, or one of the two parts that its body is cut into."""
         body = http_request(text)["content"].encode()
+        self.expected = WORTH[text]
         head = f"POST {PATH} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n"
         pieces = [f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:9], body[9:]]
         self._socket.sendall(b"".join(pieces[part]))
@@ -181,8 +186,7 @@ def burst(server: Server, requests: int, rows: int) -> Burst:
             # Each has an answer of its own, so that one that went astray is seen.
             words = ["one", "two", "three"]
             asked = [[words[(n + row) % 3] for row in range(rows)] for n in range(requests)]
-            worth = {word: 0.5 * number for number, word in enumerate(words, 1)}
-            expected = [[worth[text] for text in texts] for texts in asked]
+            expected = [[WORTH[text] for text in texts] for texts in asked]
             return sum(
                 await asyncio.gather(*(ask(client, *e) for e in zip(asked, expected, strict=True)))
             )

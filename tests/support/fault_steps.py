@@ -119,7 +119,8 @@ def each_is_answered(world: World) -> None:
     for client in world.clients:
         answer = client.answer()
         assert answer.startswith(b"HTTP/1.1 200"), answer
-        assert f'"data":[{TOTAL}]'.encode() in answer, answer
+        assert f'"data":[{client.expected}]'.encode() in answer, answer
+    leave(world)
 
 
 @step("{number} clients ask for what is slow")
@@ -136,6 +137,12 @@ def leave(world: World) -> None:
     for client in world.clients:
         client.leave()
     world.clients.clear()
+
+
+@step("wait until the metrics count at least {number} clients that left")
+def count_gone(world: World, least: int) -> None:
+    line = 'mlctl_requests_total{model="text",outcome="gone"'
+    wait_until(lambda: world.served.metric(line) >= least, what="clients that left are counted")
 
 
 @step("wait until nothing waits for the model")

@@ -9,6 +9,9 @@ from types import MappingProxyType
 
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.base import Sink, SinkRequest
+from services.batch.folder import LEDGER, STATE
+from services.batch.job import Wanted
+from services.batch.ledger import Ledger
 from services.batch.locations import form_of, scheme_of, without_password
 
 # Each module has `open_sink(SinkRequest) -> Sink`.
@@ -33,10 +36,13 @@ BY_FORMAT: Mapping[str, str] = MappingProxyType(
 
 
 def form_at(location: str) -> str:
-    """The form of the parts that are in a folder already, or else the usual one."""
-    found = Path(location.removeprefix("file://")).rglob("part-*")
-    forms = (path.name.split(".")[1] for path in found if "." in path.name)
-    return next((form for form in forms if form in BY_FORMAT), next(iter(BY_FORMAT)))
+    """The form of the parts of the job that is in a folder already, or else the usual one."""
+    ledger = Path(location.removeprefix("file://")) / STATE / LEDGER
+    job = None
+    if ledger.exists():
+        with Ledger(ledger) as opened:
+            job = opened.stored()
+    return next(iter(BY_FORMAT)) if job is None else Wanted.from_text(job.facts["wanted"]).format
 
 
 def open_sink(request: SinkRequest) -> Sink:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import errno
 import itertools
 import os
 import signal
@@ -197,6 +198,25 @@ def test_a_file_of_duckdb_that_another_process_has_open_is_told(tmp_path: Path) 
             sink_at(f"duckdb://{tmp_path}/out.db?table=scores").__enter__()
         other.communicate(b"\n")
     assert caught.value.code is ErrorCode.JOB_RUNNING
+
+
+def test_a_file_of_duckdb_on_a_full_disk_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    location = f"duckdb://{tmp_path}/out.db?table=scores&create=yes"
+
+    def refuse(_self: object, _table: str, _rows: pa.Table) -> None:
+        raise duckdb.TransactionException("Failed to commit: No space left on device")
+
+    with sink_at(location) as sink:
+        sink.begin(JOB)
+        with monkeypatch.context() as patch:
+            patch.setattr("services.batch.databases.duckdb.DuckDb.load", refuse)
+            with pytest.raises(OSError, match="no space left") as caught:
+                sink.commit([result(0)])
+        assert caught.value.errno == errno.ENOSPC
+        sink.commit([result(0)])
+    assert query(location, "SELECT count(*) FROM $T") == [(10,)]
 
 
 def test_all_kinds_of_values_arrive(place: Place) -> None:

@@ -140,6 +140,7 @@ def test_a_full_ledger_is_a_full_disk_and_may_be_tried_again(tmp_path: Path) -> 
         with pytest.raises(OSError, match="no space left") as caught:
             sink.commit([result(0, bad)])
         assert caught.value.errno == errno.ENOSPC
+        assert str(caught.value.filename).startswith(str(tmp_path))
         assert sink.stored()[1].totals == Totals()
         database.execute("PRAGMA max_page_count = 100000")
         sink.commit([result(0, bad)])

@@ -13,7 +13,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle, verify
 from services.batch.base import SinkRequest, UnitResult
 from services.batch.folder import FolderSink
-from services.batch.job import Control, Wanted, local_executor
+from services.batch.job import Control, Report, Wanted, local_executor
 from services.batch.redrive import Redriven, redrive
 from services.batch.sinks.parquet import open_sink
 from tests.support import tables
@@ -92,6 +92,44 @@ def test_a_model_with_other_outputs_is_refused(scored: Path, tmp_path: Path) -> 
     with pytest.raises(MlctlError) as caught:
         again(scored, str(bundle.root))
     assert caught.value.code is ErrorCode.INVALID_INPUT
+
+
+def test_a_job_that_was_not_complete_still_goes_on(
+    bundle: VerifiedBundle, tmp_path: Path
+) -> None:
+    x = tables.inputs(3000)
+    x[1000:1100] = float("nan")
+    parquet.write_table(tables.table(x), tmp_path / "in.parquet")
+    wanted = Wanted(keep=("id",), unit_rows=500, forbid_nan=True)
+
+    def run(limit: str) -> Report:
+        sink = sink_at(tmp_path / "out")
+        sink.commit_rows = 500
+        return tables.score(
+            bundle, tmp_path / "in.parquet", sink, wanted=wanted, limit=limit, threads=1
+        )
+
+    with pytest.raises(MlctlError) as caught:
+        run("50")
+    assert caught.value.code is ErrorCode.TOO_MANY_BAD_ROWS
+    assert again(tmp_path / "out").left == 100
+    assert not (tmp_path / "out" / "_SUCCESS").exists()
+    assert run("100").totals.rows == 2900
+    ids = tables.answers(tmp_path / "out")["id"].to_pylist()
+    assert ids == [*range(1000), *range(1100, 3000)]
+
+
+def test_what_was_no_row_stays_and_keeps_no_other_from_passing(tmp_path: Path) -> None:
+    bundle = make_text_bundle(tmp_path / "bundle")
+    values = [1, 2, "text", 4, [5]]
+    lines = [json.dumps({"id": value, "text": "" if value == 2 else "one"}) for value in values]
+    (tmp_path / "in.jsonl").write_text("\n".join([*lines, "{broken"]))
+    out = tmp_path / "out"
+    tables.score(bundle, tmp_path / "in.jsonl", sink_at(out), limit="5")
+    assert tables.answers(out)["id"].to_pylist() == [1, 4]
+    done = again(out, str(lenient(tmp_path / "new").root))
+    assert (done.passed, done.left) == (1, 3)
+    assert tables.answers(out)["id"].to_pylist() == [1, 2, 4]
 
 
 def test_a_folder_without_a_job_is_refused(tmp_path: Path) -> None:

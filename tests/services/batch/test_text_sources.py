@@ -109,6 +109,13 @@ def test_csv_rows_that_do_not_fit_are_bad_under_their_own_numbers(tmp_path: Path
         assert chunk.unit.rows == len(ids) + len(chunk.rejected)
 
 
+def test_text_beside_a_row_that_is_no_text_is_as_it_is(tmp_path: Path) -> None:
+    path = packed(tmp_path / "in.csv", b"id,land\n0, DE \n1,\xff\n2,AT\t\n")
+    (chunk,) = scan(source_at(path))
+    assert [bad.row for bad in chunk.rejected] == [1]
+    assert chunk.table["land"].to_pylist() == [" DE ", "AT\t"]
+
+
 def test_json_lines_that_do_not_fit_are_bad_under_their_own_numbers(tmp_path: Path) -> None:
     lines = as_jsonl(rows()).split(b"\n")[:-1]
     lines[7] = b'{"id": 7, "score": "one", "land": "DE"}'

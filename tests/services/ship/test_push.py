@@ -198,6 +198,9 @@ def _harmed(content: bytes, kind: str) -> bytes:
                     target.addfile(member, io.BytesIO(data))
                 if kind == "outside":
                     member.name = "../README.md"
+                if kind == "sparse":  # the size that it says, of which the archive has nothing
+                    size = {"GNU.sparse.size": str(member.size), "GNU.sparse.map": "0,0"}
+                    member.pax_headers, member.size, data = size, 0, b""
                 if kind == "link":
                     member.type, member.linkname, member.size = tarfile.SYMTYPE, "/etc", 0
             target.addfile(member, io.BytesIO(data))
@@ -227,3 +230,28 @@ def test_no_path_is_a_file_and_a_folder(elsewhere: BentoInfo) -> None:
     files = tuple(sorted((*listing.files, below), key=lambda entry: entry.path))
     wrong = listing.model_copy(update={"files": files})
     assert code_of(lambda: parse_listing(wrong.canonical())) is ErrorCode.MANIFEST_INVALID
+
+
+def test_latest_is_no_version(elsewhere: BentoInfo) -> None:
+    wrong = list_files(elsewhere).model_copy(update={"version": "latest"})
+    assert code_of(lambda: parse_listing(wrong.canonical())) is ErrorCode.MANIFEST_INVALID
+
+
+def test_a_sparse_file_is_refused(elsewhere: BentoInfo, tmp_path: Path) -> None:
+    layout = tmp_path / "layout"
+    digest, _ = push.push_oci(layout, elsewhere)
+    layer = blob(layout, read(layout, digest)["layers"][0]["digest"])
+    _swap_layer(layout, digest, _harmed(gzip.decompress(layer.read_bytes()), "sparse"))
+    assert code_of(lambda: push.pull_oci(layout, None)) is ErrorCode.FILE_UNLISTED
+
+
+def test_a_manifest_without_a_list_of_layers_is_refused(
+    elsewhere: BentoInfo, tmp_path: Path
+) -> None:
+    layout = tmp_path / "layout"
+    digest, _ = push.push_oci(layout, elsewhere)
+    document = {**read(layout, digest), "layers": 1}
+    index = json.loads((layout / "index.json").read_text())
+    index["manifests"][0] |= _put(layout, json.dumps(document).encode())
+    (layout / "index.json").write_text(json.dumps(index))
+    assert code_of(lambda: push.pull_oci(layout, None)) is ErrorCode.MANIFEST_INVALID

@@ -64,7 +64,8 @@ export class Call {
    */
   get timeout(): number {
     const left = (this.#end - performance.now()) / 1000;
-    return Math.max(1, Math.floor((this.#failures === 0 ? this.#seconds : left) * 1e6));
+    const seconds = this.#failures === 0 ? this.#seconds : left;
+    return Math.min(Math.max(1, Math.floor(seconds * 1e6)), Number.MAX_SAFE_INTEGER);
   }
 
   /** Wait before the next attempt; throws `error` if there is none. */

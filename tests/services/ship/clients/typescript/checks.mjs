@@ -87,6 +87,7 @@ for (const wrong of [
 }
 const late = await refusal(client.infer(x(), { timeoutSeconds: 1e-6 }));
 assert.equal(late.code, "deadline_exceeded");
+assert.deepEqual((await client.infer(x(), { timeoutSeconds: Infinity })).y.shape, [1, 4]);
 const gone = new tiny.Client("http://127.0.0.1:9", { retry: { attempts: 2, firstSeconds: 0.01 } });
 assert.equal((await refusal(gone.infer(x()))).code, "unavailable");
 

@@ -1,0 +1,146 @@
+"""Which output of which stage feeds which input: a pipeline of models, checked before it is built.
+
+Pure values. A stage's input that no earlier stage feeds comes from the caller; the outputs of
+the pipeline are those of its last stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.manifest import Name
+from bundle.tensors import DYNAMIC, Signature, TensorSpec
+
+Signatures = Mapping[str, Signature]
+# A stage and one of its outputs.
+Origin = tuple[str, str]
+
+
+class Pipeline(BaseModel):
+    """The stages in their order, and by stage and input the output that feeds it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    stages: Annotated[tuple[Name, ...], Field(min_length=2)]
+    feeds: dict[Name, dict[str, tuple[Name, str]]]
+
+    def origin(self, stage: str, tensor: str) -> Origin | None:
+        """What feeds that input; None if it comes from the caller."""
+        return self.feeds.get(stage, {}).get(tensor)
+
+
+def plan(signatures: Signatures, maps: Sequence[str] = ()) -> Pipeline:
+    """The pipeline of the models in this order: an input is fed by the stage right before.
+
+    Each of `maps`, "STAGE.INPUT=STAGE.OUTPUT", says it otherwise. INVALID_INPUT names the stage
+    and the tensor that does not fit.
+    """
+    stages = tuple(signatures)
+    feeds: dict[str, dict[str, Origin]] = {}
+    for before, stage in pairwise(stages):
+        given = {spec.name for spec in signatures[before].outputs}
+        wanted = (spec.name for spec in signatures[stage].inputs)
+        feeds[stage] = {name: (before, name) for name in wanted if name in given}
+    for text in maps:
+        left, _, right = text.partition("=")
+        stage, tensor = _tensor(stages, left, text)
+        feeds.setdefault(stage, {})[tensor] = _tensor(stages, right, text)
+    made = Pipeline(stages=stages, feeds={stage: fed for stage, fed in feeds.items() if fed})
+    join(made, signatures)
+    return made
+
+
+def join(pipeline: Pipeline, signatures: Signatures) -> Signature:
+    """What the pipeline takes and gives; INVALID_INPUT if its stages do not fit each other."""
+    if set(signatures) != set(pipeline.stages) or len(signatures) < len(pipeline.stages):
+        raise _wrong("the stages of the pipeline are not the models of the Bento")
+    if len({signatures[stage].batched for stage in pipeline.stages}) > 1:
+        first, *others = pipeline.stages
+        like = signatures[first].batched
+        other = next(name for name in others if signatures[name].batched is not like)
+        having, lacking = (first, other) if like else (other, first)
+        raise _wrong(f"stage {having!r} takes rows in batches, stage {lacking!r} does not")
+    for stage, fed in pipeline.feeds.items():
+        for tensor, origin in fed.items():
+            _check_feed(pipeline, signatures, (stage, tensor), origin)
+    used = {source for fed in pipeline.feeds.values() for source, _ in fed.values()}
+    for stage in pipeline.stages[:-1]:
+        if stage not in used:
+            given = ", ".join(spec.name for spec in signatures[stage].outputs)
+            raise _wrong(f"no output of stage {stage!r} ({given}) feeds an input of a later stage")
+    inputs = tuple(_from_caller(pipeline, signatures))
+    if not inputs:
+        raise _wrong("no input is left for the caller")
+    return Signature(inputs=inputs, outputs=signatures[pipeline.stages[-1]].outputs)
+
+
+def _check_feed(pipeline: Pipeline, signatures: Signatures, to: Origin, origin: Origin) -> None:
+    unknown = next((name for name, _ in (to, origin) if name not in signatures), None)
+    if unknown is not None:
+        raise _wrong(f"the pipeline has no stage {unknown!r}; it has {', '.join(pipeline.stages)}")
+    wanted = _find(signatures[to[0]].inputs, to, "input")
+    given = _find(signatures[origin[0]].outputs, origin, "output")
+    if pipeline.stages.index(origin[0]) >= pipeline.stages.index(to[0]):
+        raise _wrong(f"stage {origin[0]!r} does not run before stage {to[0]!r}, which it feeds")
+    fits = len(wanted.shape) == len(given.shape) and all(
+        DYNAMIC in pair or pair[0] == pair[1]
+        for pair in zip(wanted.shape, given.shape, strict=True)
+    )
+    if wanted.dtype is not given.dtype or not fits:
+        raise _wrong(
+            f"output {origin[1]!r} of stage {origin[0]!r} is {_form(given)}, "
+            f"input {to[1]!r} of stage {to[0]!r} is {_form(wanted)}"
+        )
+
+
+def _from_caller(pipeline: Pipeline, signatures: Signatures) -> Iterator[TensorSpec]:
+    """The inputs that no stage feeds; several stages may take the same one."""
+    met: dict[str, tuple[str, TensorSpec]] = {}
+    for stage in pipeline.stages:
+        for spec in signatures[stage].inputs:
+            if pipeline.origin(stage, spec.name) is not None:
+                continue
+            if spec.name not in met:
+                met[spec.name] = stage, spec
+                yield spec
+            elif (other := met[spec.name])[1] != spec:
+                raise _wrong(
+                    f"input {spec.name!r} is {_form(other[1])} for stage {other[0]!r}, "
+                    f"{_form(spec)} for stage {stage!r}"
+                )
+
+
+def _tensor(stages: Sequence[str], text: str, whole: str) -> Origin:
+    """STAGE.TENSOR, of which both may have dots in their names."""
+    found = [
+        stage for stage in stages if text.startswith(f"{stage}.") and len(text) > len(stage) + 1
+    ]
+    if not found:
+        raise _wrong(
+            f"{whole!r} names no stage where {text!r} is; the stages are {', '.join(stages)}",
+            "Write a map as STAGE.INPUT=STAGE.OUTPUT.",
+        )
+    stage = max(found, key=len)
+    return stage, text[len(stage) + 1 :]
+
+
+def _find(specs: Sequence[TensorSpec], origin: Origin, side: str) -> TensorSpec:
+    for spec in specs:
+        if spec.name == origin[1]:
+            return spec
+    known = ", ".join(repr(spec.name) for spec in specs)
+    raise _wrong(f"stage {origin[0]!r} has no {side} {origin[1]!r}; it has {known}")
+
+
+def _form(spec: TensorSpec) -> str:
+    return f"{spec.dtype.value} {list(spec.shape)}"
+
+
+def _wrong(message: str, hint: str | None = None) -> MlctlError:
+    hint = hint or "--map STAGE.INPUT=STAGE.OUTPUT says which output feeds which input."
+    return MlctlError(ErrorCode.INVALID_INPUT, message, hint)
