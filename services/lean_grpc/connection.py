@@ -22,12 +22,14 @@ from services.lean_grpc.frames import MAX_STREAM, BrokenError, Reason
 from services.lean_grpc.guard import Bucket
 from services.lean_grpc.head import Head
 from services.lean_grpc.known import Known
-from services.lean_grpc.outbox import Outbox
+from services.lean_grpc.outbox import Outbox, Parking
 
 _DRAIN_PING = b"mlctlend"
 _ALIVE_PING = b"mlctlpng"
 # While so much of what was answered waits for a client that does not take it, it asks no more.
 _PARKED_BYTES = 16 << 20
+# The same for all connections together.
+_ALL_PARKED_BYTES = 256 << 20
 _REFUSED_DROPS = 0.125
 logger = logging.getLogger("mlctl.grpc")
 
@@ -57,7 +59,8 @@ OpenCall = Callable[["Connection", int, Head, bool], Call]
 class Connection(asyncio.Protocol):
     """One connection. `open_call` makes and begins a call: of which stream, whether that ended.
 
-    `connections` has all that are open, of which there may be `most`. `desk` is asked first.
+    `connections` has all that are open, of which there may be `most`, and `parking` what they
+    could not send yet. `desk` is asked first.
     """
 
     transport: asyncio.Transport
@@ -68,6 +71,7 @@ class Connection(asyncio.Protocol):
         connections: set[Connection],
         most: int,
         times: Times,
+        parking: Parking,
         desk: Taker | None = None,
     ) -> None:
         self._open_call = open_call
@@ -78,7 +82,8 @@ class Connection(asyncio.Protocol):
         self.known: Known | None = None
         self._core = Core()
         self.gone = asyncio.get_running_loop().create_future()
-        self.outbox = Outbox(self._core, self._wake)
+        self._parking = parking
+        self.outbox = Outbox(self._core, self._wake, parking)
         self.peer = ""
         self._calls: dict[int, Call | InferCall] = {}
         self._waking = False
@@ -206,7 +211,8 @@ class Connection(asyncio.Protocol):
 
     def _takes(self, stream: int) -> bool:
         """Whether a call is taken; one that is not may be asked again, elsewhere or later."""
-        if self._told_last or self.outbox.size > _PARKED_BYTES:
+        full = self.outbox.size > _PARKED_BYTES or self._parking.size > _ALL_PARKED_BYTES
+        if self._told_last or full:
             self._core.refuse(stream)
             self._on_noise(Noise(_REFUSED_DROPS))
             return False

@@ -32,16 +32,33 @@ class _Parked:
             self.timer.cancel()
 
 
-class Outbox:
-    """The sending half of one connection; `wake` is called when there is something to write."""
+class Parking:
+    """How many bytes all connections of a server have parked."""
 
-    def __init__(self, core: Sending, wake: Callable[[], None]) -> None:
+    __slots__ = ("size",)
+
+    def __init__(self) -> None:
+        self.size = 0
+
+
+class Outbox:
+    """The sending half of one connection; `wake` is called when there is something to write.
+
+    What it parks is counted in `parking` as well.
+    """
+
+    def __init__(self, core: Sending, wake: Callable[[], None], parking: Parking) -> None:
         self._core = core
         self._wake = wake
         self._parked: dict[int, _Parked] = {}
         self._refused: set[int] = set()
         self.paused = False
+        self._parking = parking
         self.size = 0  # in bytes, of what is parked
+
+    def _count(self, parked: int) -> None:
+        self.size += parked
+        self._parking.size += parked
 
     @property
     def is_empty(self) -> bool:
@@ -63,7 +80,7 @@ class Outbox:
             return True
         parked = self._parked.setdefault(stream, _Parked())
         parked.pieces.append(memoryview(data))
-        self.size += len(data)
+        self._count(len(data))
         self._push(stream, parked)
         return stream not in self._parked
 
@@ -122,7 +139,7 @@ class Outbox:
         self._refused.discard(stream)
         parked = self._parked.pop(stream, None)
         if parked is not None:
-            self.size -= sum(map(len, parked.pieces))
+            self._count(-sum(map(len, parked.pieces)))
             parked.stop_timer()
             if parked.drained is not None:
                 parked.drained.cancel()
@@ -167,7 +184,7 @@ class Outbox:
             if room <= 0:
                 return
             core.send_data(stream, piece[:room])
-            self.size -= min(room, len(piece))
+            self._count(-min(room, len(piece)))
             self._wake()
             if len(piece) <= room:
                 parked.pieces.popleft()

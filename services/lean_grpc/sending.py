@@ -11,7 +11,7 @@ from services.lean_grpc.hpack import NO_TABLE, encode
 
 WINDOW_BYTES: Final = 1 << 20
 CONNECTION_WINDOW_BYTES: Final = 16 << 20
-MAX_STREAMS: Final = 1024
+MAX_STREAMS: Final = 256
 MAX_HEADER_BYTES: Final = 16 << 10
 MAX_FRAME_BYTES: Final = 64 << 10
 _HELLO = (

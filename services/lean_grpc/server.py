@@ -18,6 +18,7 @@ from services.lean_grpc.connection import Connection, Times
 from services.lean_grpc.desks import Taker
 from services.lean_grpc.head import Head
 from services.lean_grpc.messages import CODINGS
+from services.lean_grpc.outbox import Parking
 from services.observe.grpc_calls import GrpcCalls
 from services.secure.grpc_gate import is_admitted, message_limit
 from services.secure.tokens import unauthenticated
@@ -48,6 +49,7 @@ class LeanServer(grpc.aio.Server):
         self._listeners: list[tuple[socket.socket, ssl.SSLContext | None]] = []
         self._servers: list[asyncio.Server] = []
         self._connections: set[Connection] = set()
+        self._parking = Parking()
         self._stopped = asyncio.Event()
         self._desk: Taker | None = None
 
@@ -117,7 +119,9 @@ class LeanServer(grpc.aio.Server):
 
     def _connect(self) -> Connection:
         most = self._host.settings.max_connections
-        return Connection(self._open, self._connections, most, self._times, self._desk)
+        return Connection(
+            self._open, self._connections, most, self._times, self._parking, self._desk
+        )
 
     def _open(self, connection: Connection, stream: int, head: Head, ended: bool) -> Call:
         """The call of a new stream, which has begun or is answered."""

@@ -16,7 +16,7 @@ from services.bench.inputs import grpc_request, infer_body
 from services.bench.target import Address
 from services.jsondata import decode_data
 from services.parity.base import Arrays, Way, not_json
-from services.predict import argument_names, to_array
+from services.predict import ROUTE, argument_names, to_array
 from services.v2_messages import SERVICE, methods
 from services.wire import declare, decode_raw
 
@@ -52,12 +52,13 @@ class HttpWay:
 
 
 class PredictWay:
-    """BentoML's `/predict`, with JSON."""
+    """BentoML's `/predict`, with JSON, at the URL's `path`."""
 
-    name = "/predict"
+    name = ROUTE
 
-    def __init__(self, client: httpx.Client, signature: Signature) -> None:
+    def __init__(self, client: httpx.Client, path: str, signature: Signature) -> None:
         self._client = client
+        self._path = path
         self._signature = signature
 
     def refusal(self, arrays: Arrays) -> str | None:
@@ -69,7 +70,7 @@ class PredictWay:
     def _ask(self, inputs: Arrays) -> Arrays:
         names = argument_names(self._signature.inputs)
         arguments = {names[name]: _as_lists(array) for name, array in inputs.items()}
-        found = _post(self._client, "/predict", json=arguments).json()
+        found = _post(self._client, self._path, json=arguments).json()
         outputs = self._signature.outputs
         if len(outputs) == 1:
             return {outputs[0].name: to_array(outputs[0], found)}
@@ -151,10 +152,16 @@ def _as_lists(array: np.ndarray) -> Any:
 
 
 def open_online(
-    client: httpx.Client, grpc_address: Address, model: str, signature: Signature
+    client: httpx.Client,
+    grpc_address: Address,
+    model: str,
+    signature: Signature,
+    *,
+    alone: bool = True,
 ) -> list[Way]:
-    """All ways of one server; `client` knows its address and its token.
+    """All ways to `model`, which is the server's only one if it is `alone`.
 
+    `client` knows the server's address and its token.
     A query after the path, which nothing reads, makes a request take the way through ASGI.
     """
     path = f"/v2/models/{model}/infer"
@@ -162,6 +169,6 @@ def open_online(
         HttpWay("HTTP", client, path, signature, binary=True),
         HttpWay("HTTP, JSON", client, path, signature, binary=False),
         HttpWay("HTTP by ASGI", client, f"{path}?way=asgi", signature, binary=True),
-        PredictWay(client, signature),
+        PredictWay(client, ROUTE if alone else f"{ROUTE}/{model}", signature),
         GrpcWay(grpc_address, model, signature),
     ]

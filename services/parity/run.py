@@ -21,6 +21,7 @@ from services.bench.inputs import all_rows
 from services.bench.runs import Protocols
 from services.bench.server import serving
 from services.golden import load_golden
+from services.layout import read_together
 from services.parity.base import Arrays, Asked, Way
 from services.parity.compare import Finding, Tolerance, Verdict, compare
 from services.parity.online import open_online
@@ -28,6 +29,7 @@ from services.parity.streams import StreamWay
 from services.parity.tables import BatchWay
 from services.scorer import Scorer, split_rows
 from services.settings import Settings, load_settings
+from services.store import find_bento
 from services.warmup import tolerance
 
 # So many rows are also asked one by one: each takes a request in every way.
@@ -166,11 +168,12 @@ def _joined(parts: Sequence[Arrays]) -> dict[str, np.ndarray]:
 def _ways(bento: str, bundle: VerifiedBundle, ports: tuple[int, int]) -> Iterator[list[Way]]:
     signature, name = bundle.manifest.signature, bundle.manifest.name
     # Stored answers are not the model's, and what it stores would be seen by others.
-    alone = {"MLCTL_HYBRID": "", "MLCTL_LEAN_HTTP": "1"}
+    settings = {"MLCTL_HYBRID": "", "MLCTL_LEAN_HTTP": "1"}
+    alone = read_together(find_bento(bento).source) is None
     with tempfile.TemporaryDirectory(prefix="mlctl-parity-") as folder:
         log = Path(folder) / "log"
         with (
-            serving(bento, ports, Protocols.GRPC, log, alone) as served,
+            serving(bento, ports, Protocols.GRPC, log, settings) as served,
             httpx.Client(
                 base_url=f"http://127.0.0.1:{ports[0]}",
                 headers=dict(served.address.headers),
@@ -178,5 +181,5 @@ def _ways(bento: str, bundle: VerifiedBundle, ports: tuple[int, int]) -> Iterato
                 trust_env=False,
             ) as client,
         ):
-            online = open_online(client, served.address, name, signature)
+            online = open_online(client, served.address, name, signature, alone=alone)
             yield [*online, BatchWay(bundle), *(StreamWay(bundle, each) for each in _PAYLOADS)]

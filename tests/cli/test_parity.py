@@ -63,8 +63,9 @@ def test_a_difference_is_shown_and_is_an_error(home: Path, monkeypatch: pytest.M
     )
     told = Parity("d" * 64, exact=True, findings=findings)
     monkeypatch.setattr("services.parity.run.run_parity", lambda *_arguments: told)
-    shown = CliRunner().invoke(cli, ["parity", "tiny"])
+    shown = CliRunner().invoke(cli, ["parity", "tiny/tiny"])
     assert shown.exit_code == 5
+    assert f"/tiny {'d' * 12}" in shown.output
     (line,) = (line.split() for line in shown.output.splitlines() if "gRPC" in line)
     assert line == ["gRPC", "golden", "8", "8", "3", "0.5", "0", "differs", "of", "'y'"]
     assert "left out: JSON has no word for it" in shown.output

@@ -107,7 +107,7 @@ BINARY_DOCUMENT = {
 BINARY = bytes(48) + b"\1\0\0\0a" * 4
 
 
-def _answer(request: InferRequest) -> str:
+def answer_of(request: InferRequest) -> str:
     """What a decoded request promises: arrays that have their shape."""
     for array in request.inputs.values():
         if array.size != int(np.prod(array.shape)):
@@ -118,7 +118,7 @@ def _answer(request: InferRequest) -> str:
 @contextmanager
 def _v2_json() -> Iterator[Feed]:
     codec = V2Codec("m", "v", SIGNATURE)
-    yield lambda data: _answer(codec.decode(data, None))
+    yield lambda data: answer_of(codec.decode(data, None))
 
 
 @contextmanager
@@ -127,7 +127,7 @@ def _v2_binary() -> Iterator[Feed]:
 
     def feed(data: bytes) -> str:
         length = int.from_bytes(data[:_SIZE], "little", signed=True)
-        return _answer(codec.decode(data[_SIZE:], length))
+        return answer_of(codec.decode(data[_SIZE:], length))
 
     yield feed
 
@@ -156,7 +156,7 @@ def _grpc_message() -> Iterator[Feed]:
             message = request.FromString(data)
         except DecodeError:
             raise MlctlError(ErrorCode.INVALID_INPUT, "not a message") from None
-        return _answer(codec.decode(message))
+        return answer_of(codec.decode(message))
 
     yield feed
 

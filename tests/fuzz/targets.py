@@ -5,5 +5,6 @@ from __future__ import annotations
 from tests.fuzz.documents import DOCUMENTS
 from tests.fuzz.doors import DOORS
 from tests.fuzz.files import FILES
+from tests.fuzz.typed import TYPED
 
-TARGETS = {target.name: target for target in (*DOCUMENTS, *FILES, *DOORS)}
+TARGETS = {target.name: target for target in (*DOCUMENTS, *TYPED, *FILES, *DOORS)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -14,8 +15,11 @@ from bundle.manifest import TRANSFORM_NAME
 from cli.provenance import Known, chain
 from cli.revisions import find_revision
 from services.batch.model import find_model
+from services.bench.target import Address
 from services.layout import pack, unpack
 from services.packaging import BuiltBento, build_bento
+from services.parity.base import Arrays
+from services.parity.online import open_online
 from services.store import find_bento
 from tests.support.bundles import expected, make_bundle
 from tests.support.serving import Server, launch, running
@@ -77,6 +81,22 @@ def test_each_model_answers_in_its_own_form(served: Server, shop: BuiltBento) ->
     for model in ("triple", "texts"):
         assert f'mlctl_requests_total{{model="{model}",outcome="ok",protocol="predict"}}' in metrics
         assert f'mlctl_workers{{model="{model}"}} 1.0' in metrics
+
+
+def test_every_way_leads_to_the_model_that_is_meant(served: Server, shop: BuiltBento) -> None:
+    asked: dict[str, tuple[Arrays, str, list[Any]]] = {
+        "triple": ({"x": X}, "y", expected(X, scale=3.0).tolist()),
+        "texts": ({"text": np.array([b"one", b"two three"], object)}, "total", [0.5, 2.5]),
+    }
+    address = Address("127.0.0.1", served.grpc_port, tls=False, headers={})
+    with httpx.Client(base_url=served.url) as client:
+        for bundle in unpack(shop.path / "src").bundles:
+            name, signature = bundle.manifest.name, bundle.manifest.signature
+            inputs, output, wanted = asked.pop(name)
+            for way in open_online(client, address, name, signature, alone=False):
+                (found,) = way.answers([inputs], len(wanted))
+                assert found[output].tolist() == wanted, (name, way.name)
+    assert not asked
 
 
 def test_a_deployment_knows_it_by_all_its_digests(shop: BuiltBento) -> None:

@@ -18,8 +18,10 @@ from tests.support.faulty_os import FaultyOs, make_faulty_os
 from tests.support.mlctl import Mlctl
 from tests.support.serving import Server, launch, running
 from tests.support.transforms import TOKENIZER, make_text_bundle
+from tests.support.wait import wait_until
 
 ROOT = Path(__file__).parents[2]
+WORKERS = 2
 # The most rows that wait for one worker; a burst is measured by it.
 QUEUE_ROWS = 64
 # Texts that make the model take its time, never end, or ask for more memory than there is.
@@ -67,7 +69,7 @@ def serve(folder: Path) -> Iterator[Served]:
     log = (system.disk if system else folder) / "access.log"
     variables = {
         "MLCTL_BUNDLE": str(bundle.root),
-        "MLCTL_WORKERS": "2",
+        "MLCTL_WORKERS": str(WORKERS),
         "MLCTL_HANG_S": "5",
         "MLCTL_MAX_QUEUE_ROWS": str(QUEUE_ROWS),
         "MLCTL_ACCESS_LOG": str(log),
@@ -102,6 +104,7 @@ class World:
     environment: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        wait_until(lambda: len(self.served.workers()) == WORKERS, what="all workers serve")
         self.workers = self.served.workers()
 
     @property

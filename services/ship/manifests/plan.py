@@ -23,7 +23,7 @@ METRICS_KEY = "metrics"
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _HOST = re.compile(r"(\*\.)?[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
 _IMAGE = re.compile(r"[a-z0-9][\w.:/-]*(@sha256:[0-9a-f]{64})?")
-_PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]+@")
+_PASSWORD = re.compile(r"://[^@\s]*:[^@\s]+@|[?&]password=")
 # What the manifests themselves decide, and what must not lie open in them.
 _OURS = ("MLCTL_GRPC_", "MLCTL_TOKEN", "MLCTL_ADMIN_", "MLCTL_TLS_", "MLCTL_BUNDLE", "MLCTL_HOME")
 # The longest suffix of a name that is made from ours.

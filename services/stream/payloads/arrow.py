@@ -14,8 +14,8 @@ import numpy as np
 
 from bundle.errors import MlctlError
 from bundle.tensors import Signature
-from services.batch.feeds import Feed, find_feeds, parse_map
 from services.batch.answers import output_column
+from services.batch.feeds import Feed, find_feeds, parse_map
 from services.batch.tensors import to_tensors
 from services.stream.base import Decoded
 from services.stream.payloads import PayloadRequest

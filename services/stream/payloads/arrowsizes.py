@@ -85,8 +85,10 @@ def _written_out(array: Any) -> int:
     from pyarrow import compute, types
 
     array = getattr(array, "storage", array)
-    while types.is_list(array.type) or types.is_large_list(array.type) or (
-        types.is_fixed_size_list(array.type)
+    while (
+        types.is_list(array.type)
+        or types.is_large_list(array.type)
+        or (types.is_fixed_size_list(array.type))
     ):
         array = array.flatten()
     kind = array.type

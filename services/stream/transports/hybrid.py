@@ -39,6 +39,10 @@ class HybridProducer:
         seen: dict[str, Position] = {}
         for message in messages:
             headers = dict(message.headers)
+            if DIGEST not in headers or SOURCE not in headers:
+                raise MlctlError(
+                    ErrorCode.INVALID_INPUT, "only answers of a run can go to hybrid://"
+                )
             key, payload = _key_and_row(message)
             position = _position(headers.get(SOURCE, b"").decode())
             if self._is_older(position, seen.get(key) or self._newest.get(key)):

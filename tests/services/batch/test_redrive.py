@@ -94,9 +94,7 @@ def test_a_model_with_other_outputs_is_refused(scored: Path, tmp_path: Path) -> 
     assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
-def test_a_job_that_was_not_complete_still_goes_on(
-    bundle: VerifiedBundle, tmp_path: Path
-) -> None:
+def test_a_job_that_was_not_complete_still_goes_on(bundle: VerifiedBundle, tmp_path: Path) -> None:
     x = tables.inputs(3000)
     x[1000:1100] = float("nan")
     parquet.write_table(tables.table(x), tmp_path / "in.parquet")

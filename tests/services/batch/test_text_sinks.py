@@ -72,6 +72,18 @@ def test_partitions(tmp_path: Path, form: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_a_folder_without_answers_keeps_its_form(tmp_path: Path, form: str) -> None:
+    bundle = make_bundle(tmp_path / "tiny")
+    tables.write_rows(tmp_path / "in.parquet", 10)
+    wanted = Wanted(keep=("id",), format=form, filter="id < 0")
+    sink = open_sink(SinkRequest(str(tmp_path / "o"), {"format": form}))
+    tables.score(bundle, tmp_path / "in.parquet", sink, wanted=wanted)
+    assert not list((tmp_path / "o").glob("part-*"))
+    assert form_at(str(tmp_path / "o")) == form
+    assert form_at(str(tmp_path / "new")) == "parquet"
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
 def test_the_same_rows_have_the_same_answers_in_each_form(tmp_path: Path, form: str) -> None:
     make_bundle(tmp_path / "tiny")
     bundle = verify(tmp_path / "tiny")
@@ -89,7 +101,6 @@ def test_the_same_rows_have_the_same_answers_in_each_form(tmp_path: Path, form: 
     )  # fmt: skip
     sink = open_sink(SinkRequest(str(tmp_path / "o"), {"format": form}))
     tables.score(bundle, tmp_path / f"in.{form}", sink, wanted=wanted)
-    assert form_at(str(tmp_path / "o")) == form
     expected = tables.answers(tmp_path / "p").drop_columns(["mlctl_scored_at"])
     (part,) = (tmp_path / "o").glob("part-*")
     if form == "jsonl":

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import numpy as np
@@ -103,20 +103,20 @@ def test_the_same_answer_byte_for_byte(serve: Serve, taken: list[InferCall]) -> 
         assert len(taken) == before + 1
         assert data_of(raw, again) == data_of(raw, 1)
         assert found == await raw.trailers(1)
-        streams = {raw.ask(head(), body(value)): value for value in range(300)}
+        streams = {raw.ask(head(), body(value)): value for value in range(200)}
         for stream, value in streams.items():
             assert (await raw.trailers(stream))[b"grpc-status"] == b"0"
             expected = host._batching._model.run({"x": np.full((1, 4), value, np.float32)})  # type: ignore[union-attr]
             assert rows(data_of(raw, stream)) == expected["y"].ravel().tolist()
-        assert len(taken) == before + 301
+        assert len(taken) == before + 201
         assert host.inflight.used == 0
         raw.close()
 
     registry = serve(use)
-    assert counted(registry, "ok") == 302
+    assert counted(registry, "ok") == 202
     for stage in ("parse", "queue", "infer", "serialize"):
         labels = {"model": "tiny", "stage": stage}
-        assert registry.get_sample_value("mlctl_stage_seconds_count", labels) == 302
+        assert registry.get_sample_value("mlctl_stage_seconds_count", labels) == 202
 
 
 def test_what_is_not_known_goes_the_long_way(serve: Serve, taken: list[InferCall]) -> None:
@@ -304,6 +304,29 @@ def test_who_takes_nothing_asks_nothing_more(
         raw.flush()
         assert (await raw.trailers(first))[b"grpc-status"] == b"0"
         raw.close()
+
+    serve(use)
+
+
+def test_what_one_does_not_take_is_told_to_all_once_it_is_too_much(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, taken: list[InferCall]
+) -> None:
+    monkeypatch.setattr("services.lean_grpc.connection._ALL_PARKED_BYTES", 50)
+
+    async def use(server: GrpcServer, _host: ModelHost) -> None:
+        raw = await learned(server)
+        raw.core.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 0})
+        raw.ask(head(), BODY)
+        await until(lambda: len(taken) == 1 and taken[0].done())
+        other = await Raw.open(server.port)
+        refused = other.ask(head(), BODY)
+        await other.until(lambda: other.of(events.StreamReset, refused))
+        raw.close()
+        parking = cast("Any", server)._server._parking
+        await until(lambda: not parking.size)
+        again = other.ask(head(), BODY)
+        assert (await other.trailers(again))[b"grpc-status"] == b"0"
+        other.close()
 
     serve(use)
 

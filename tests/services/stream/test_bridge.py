@@ -10,6 +10,9 @@ import pytest
 from bundle.errors import ErrorCode, MlctlError
 from services.stream.base import Commit, Guarantee, LinkRequest, Message, Place
 from services.stream.bridge import Bridge, connect
+from services.stream.run import origin
+from services.stream.scoring import Answers
+from services.stream.stamps import Stamp
 from services.stream.transports.sqlite import SqliteLink, SqliteProducer
 from tests.services.stream.contract import answered, numbered, numbers, read, send, take
 
@@ -74,3 +77,48 @@ def test_a_stream_does_not_feed_itself(tmp_path: Path, which: str) -> None:
     dead = source if which == "dead" else source.named("dead")
     with pytest.raises(MlctlError, match="cannot be both"):
         connect(LinkRequest(source, "g", answers, dead))
+
+
+def test_sources_of_one_name_have_identities_of_their_own(tmp_path: Path) -> None:
+    """Or a broker that drops duplicates would drop the answers of the second one."""
+    first, second = place(tmp_path, "a.db", "in"), place(tmp_path, "b.db", "in")
+    target, pipe = Place.parse("nats://localhost#out"), Place("-")
+    assert origin(LinkRequest(first, "g", target)) == origin(LinkRequest(first, "h", target))
+    assert origin(LinkRequest(first, "g", target)) != origin(LinkRequest(second, "g", target))
+    assert origin(LinkRequest(pipe, "g", target)) != origin(LinkRequest(pipe, "g", target))
+    assert origin(LinkRequest(first, "g", first.named("out"))) == ""
+    stamps = [Stamp(pipe, "tiny", "d" * 64, each) for each in ("one", "two")]
+    found = [Answers([b"1"]) for _ in stamps]
+    message = Message("0", 0, b"1")
+    made = [stamp.answers([message], each)[0] for stamp, each in zip(stamps, found, strict=True)]
+    assert made[0].identity != made[1].identity
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("nats://TOKEN@h:4222#x", "nats://@h:4222#x"),
+        ("nats://TOKEN@h1,TOKEN@h2:4222#x", "nats://@h2:4222#x"),
+        ("nats://TOKEN@h1:4222,TOKEN@h2#x", "nats://@h2#x"),
+        ("redis://me:pa,ss@h/0#x", "redis://me@h/0#x"),
+    ],
+)
+def test_a_place_is_shown_without_passwords_and_tokens(text: str, shown: str) -> None:
+    assert Place.parse(text).shown() == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "redis://u:secret@localhost:abc#x",
+        "redis://localhost?idle_s=soon#x",
+        "nats://localhost?ack_wait_s=soon#x",
+        "kafka://localhost?message.max.bytes=many#x",
+    ],
+)
+def test_what_is_no_number_is_told(text: str) -> None:
+    source = Place.parse(text)
+    with pytest.raises(MlctlError) as caught:
+        connect(LinkRequest(source, "g", source.named("out"), source.named("dead")))
+    assert caught.value.code is ErrorCode.INVALID_INPUT
+    assert "secret" not in str(caught.value)

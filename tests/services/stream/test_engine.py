@@ -381,15 +381,15 @@ class SilentLink(MemoryLink):
             if self.before_poll and (act := self.before_poll.popleft()):
                 act(self)
             return []
+        self.clock.advance(0.3)
         return MemoryLink.poll(self, limit, wait_s)
 
     def lag(self) -> Mapping[str, int]:
-        self.clock.advance(0.3)
         return MemoryLink.lag(self) if self.has_partitions else {}
 
 
 def ran_silently(link: SilentLink, **settings: object) -> Report:
-    pump, _events = pump_of(link, **settings)
+    pump, _events = pump_of(link, **settings)  # type: ignore[arg-type]
     pump.clock, pump.stop = link.clock, Hasty()
     # The clock was another one when it began.
     pump._began = pump._heard = link.clock.monotonic()

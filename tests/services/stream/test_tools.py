@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle.errors import MlctlError
+from bundle.errors import ErrorCode, MlctlError
 from services.stream.base import Commit, Guarantee, LinkRequest, Message, Outgoing, Place
 from services.stream.bridge import connect
 from services.stream.tools import as_document, as_lines, redrive, send
@@ -121,3 +121,9 @@ def test_a_message_is_shown_whatever_is_in_it() -> None:
     assert lines[0] == "3/7  1970-01-01T00:00:01.000+00:00  key=k"
     assert "  why: x" in lines
     assert lines[-1].endswith("... (2002 more characters)")
+
+
+def test_a_file_that_is_not_there_is_told(places: dict[str, Place], tmp_path: Path) -> None:
+    with pytest.raises(MlctlError, match="cannot be read") as caught:
+        send(places["in"], tmp_path / "none.jsonl", threading.Event())
+    assert caught.value.code is ErrorCode.INVALID_INPUT

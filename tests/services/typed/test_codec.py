@@ -143,6 +143,18 @@ def test_values_that_do_not_fit_are_named() -> None:
     assert error.code is ErrorCode.PAYLOAD_TOO_LARGE
 
 
+def test_shapes_are_judged_before_values() -> None:
+    own, kind = one(Datatype.FP32, DYNAMIC, DYNAMIC)
+    for shape, said in (
+        ([1] * 100_000, "100000 dimensions"),
+        ([1 << 31, 1 << 31], "more than"),
+        ([(1 << 63) - 1, 1], "not a size"),
+        ([3, 1], "4 bytes of data"),
+    ):
+        assert said in refusal(own, kind(a=[1], a_shape=shape)).message
+    assert own.decode(b"\x5a\0" * 100_000).inputs == {}
+
+
 def test_a_tensor_that_is_not_there_is_left_to_the_model() -> None:
     own, kind = one(Datatype.FP32, DYNAMIC)
     assert own.decode(b"").inputs == {}

@@ -23,6 +23,8 @@ from tests.services.ship.manifests.plans import PLAN
         ({"settings": {"MLCTL_GRPC_PORT": "1"}}, "the manifests decide it"),
         ({"settings": {"MLCTL_TOKEN": "x"}}, "the manifests decide it"),
         ({"settings": {"MLCTL_HYBRID_STORE": "postgresql://u:p@h/d"}}, "has a password"),
+        ({"settings": {"MLCTL_HYBRID_STORE": "redis://:p/w@h/0"}}, "has a password"),
+        ({"settings": {"MLCTL_HYBRID_STORE": "postgresql://u@h/d?password=p"}}, "has a password"),
         ({"layout": Layout.SINGLE, "only": Colour.BLUE}, "leave out --colour"),
         ({"edge": Edge("g", (), "grpc.example")}, "moves no GRPCRoute"),
     ],
