@@ -49,6 +49,9 @@ def test_a_bento_is_pulled_from_where_it_was_pushed(
         (["pull", "oci:"], "names no Bento"),
         (["build", "digits", "--push", "oci:"], "names no folder"),
         (["build"], "Missing argument"),
+        (["build", "a+b", "c"], "'a+b c' is not one pipeline"),
+        (["build", "a+"], "'a+' is not one pipeline"),
+        (["build", "a", "b", "--map", "b.x=a.y"], "only the stages of a pipeline are mapped"),
         (["build", "digits", "--flavour", "tpu"], "'tpu' is not one of"),
     ],
 )
