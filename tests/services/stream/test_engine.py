@@ -11,7 +11,6 @@ from typing import Self
 import numpy as np
 import pytest
 
-from bundle.clock import ManualClock
 from bundle.errors import ErrorCode, MlctlError
 from services.stream.base import (
     Commit,
@@ -365,64 +364,6 @@ def test_a_number_of_messages_may_be_the_end() -> None:
     assert found.report is not None
     assert found.report.complete
     assert link.offsets() == [*range(70)]
-
-
-@dataclass
-class SilentLink(MemoryLink):
-    """Gives nothing for so many seconds of a clock, as while a killed member keeps its messages."""
-
-    clock: ManualClock = field(default_factory=ManualClock)
-    silent_s: float = 0.0
-    has_partitions: bool = True
-
-    def poll(self, limit: int, wait_s: float) -> Sequence[Message]:
-        if limit and self.clock.monotonic() < self.silent_s:
-            self.clock.advance(1.0)
-            if self.before_poll and (act := self.before_poll.popleft()):
-                act(self)
-            return []
-        self.clock.advance(0.3)
-        return MemoryLink.poll(self, limit, wait_s)
-
-    def lag(self) -> Mapping[str, int]:
-        return MemoryLink.lag(self) if self.has_partitions else {}
-
-
-def ran_silently(link: SilentLink, **settings: object) -> Report:
-    pump, _events = pump_of(link, **settings)  # type: ignore[arg-type]
-    pump.clock, pump.stop = link.clock, Hasty()
-    # The clock was another one when it began.
-    pump._began = pump._heard = link.clock.monotonic()
-    return pump.run()
-
-
-def test_the_end_is_not_there_while_a_killed_member_holds_messages() -> None:
-    link = SilentLink(stream_of(plain(5)), silent_s=40.0)
-    report = ran_silently(link)
-    assert (report.totals.answers, report.complete) == (5, True)
-
-
-def test_messages_that_nobody_gives_are_no_end() -> None:
-    with pytest.raises(MlctlError, match="5 messages are left") as caught:
-        ran_silently(SilentLink(stream_of(plain(5)), silent_s=1e9), patience=60.0)
-    assert caught.value.code is ErrorCode.BROKER_UNAVAILABLE
-
-
-def test_a_member_without_partitions_ends_but_not_for_a_broker_that_was_away() -> None:
-    link = SilentLink(stream_of(()), has_partitions=False, silent_s=1e9)
-    report = ran_silently(link)
-    assert report.complete
-    assert 45.0 <= report.seconds < 60.0
-
-    def away(each: MemoryLink) -> None:
-        assert isinstance(each, SilentLink)
-        each.clock.advance(100.0)
-        raise AWAY
-
-    link = SilentLink(stream_of(plain(5)), has_partitions=False, silent_s=140.0)
-    link.before_poll.extend([None, away])
-    report = ran_silently(link)
-    assert report.totals.answers == 5
 
 
 class Held(Doubling):
