@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import click
 
 from cli import shipping
 from cli.output import Output, reporting
+
+if TYPE_CHECKING:
+    from services.packaging import BuiltBento
 
 
 @click.command()
@@ -63,12 +68,8 @@ def build(
     if output.as_json:
         output.document(
             {
-                "tag": made.tag,
-                "digest": made.digest,
-                "content_digest": made.content_digest,
-                "path": str(made.path),
+                **_told(made),
                 "bundle": parts[0]["bundle"],
-                "reused": made.reused,
                 "model": published[0].uri,
                 "models": parts,
                 "pushed": pushed,
@@ -80,3 +81,13 @@ def build(
     if pushed is not None:
         output.line(f"Pushed: {pushed['reference']}, parcel {pushed['parcel_digest']}")
     output.note(f"Serve it: mlctl serve {made.tag}    Deploy it: mlctl up NAME {made.tag}")
+
+
+def _told(made: BuiltBento) -> dict[str, Any]:
+    return {
+        "tag": made.tag,
+        "digest": made.digest,
+        "content_digest": made.content_digest,
+        "path": str(made.path),
+        "reused": made.reused,
+    }

@@ -15,6 +15,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from bundle.errors import ErrorCode, MlctlError
+from services.admission import QueueFullError
 from services.batch.model import find_model
 from services.grpc_server import GrpcServer
 from services.hosts import Hosts
@@ -105,6 +106,27 @@ def test_it_answers_over_grpc(packed: Packed) -> None:
         await server.stop(1)
 
     assert answered(serve(packed, use), "both", "grpc") == 4
+
+
+def test_a_stage_that_is_full_says_when_to_ask_again(packed: Packed) -> None:
+    full = QueueFullError(5, 4, 2.5)
+    hosts = Hosts(packed, Settings(), registry=CollectorRegistry())
+
+    def refuse(*_: Any) -> Any:
+        raise full
+
+    async def use() -> None:
+        await hosts.start()
+        both, _, last = hosts.hosts
+        stage: Any = last
+        stage.infer = refuse
+        with pytest.raises(QueueFullError, match=r"^stage 'triple': 5 rows wait") as caught:
+            await both.infer({"x": rows(0)})
+        assert caught.value.retry_after == full.retry_after
+        assert not full.message.startswith("stage")
+        await hosts.stop()
+
+    asyncio.run(use())
 
 
 def test_an_answer_in_pieces_is_one_piece(packed: Packed) -> None:

@@ -45,14 +45,6 @@ def connect(place: Place) -> Any:
     query = urlencode(
         {name: place.options[name] for name in _CLIENT_OPTIONS if name in place.options}
     )
-    known: dict[str, Any] = {
-        name: os.environ[variable]
-        for name, variable in (
-            ("username", "MLCTL_REDIS_USERNAME"),
-            ("password", "MLCTL_REDIS_PASSWORD"),
-        )
-        if os.environ.get(variable)
-    }
     try:
         client: Any = redis.Redis.from_url(
             f"{place.scheme}://{place.address}{'?' if query else ''}{query}",
@@ -63,7 +55,7 @@ def connect(place: Place) -> Any:
             socket_timeout=_SECONDS,
             socket_connect_timeout=_SECONDS,
             socket_keepalive=True,
-            **known,
+            **_credentials(),
         )
     except ValueError:
         # The library's words may hold the password.
@@ -76,6 +68,12 @@ def connect(place: Place) -> Any:
     for command in ("XREADGROUP", "XREAD", "XRANGE", "XREVRANGE"):
         client.set_response_callback(command, lambda reply, **_: reply)
     return client
+
+
+def _credentials() -> dict[str, Any]:
+    """The user and the password of the environment."""
+    names = ("username", "MLCTL_REDIS_USERNAME"), ("password", "MLCTL_REDIS_PASSWORD")
+    return {name: os.environ[given] for name, given in names if os.environ.get(given)}
 
 
 @contextmanager
