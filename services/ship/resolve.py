@@ -105,8 +105,8 @@ def _with_licence(package: Package) -> Package:
     if found is None:
         return package
     fields: Mapping[str, object] = {
-        "license_expression": found["License-Expression"],
-        "license": found["License"],
+        "license_expression": found.get("License-Expression"),
+        "license": found.get("License"),
         "classifier": found.get_all("Classifier"),
     }
     return replace(package, licence=licence_of(fields) or package.licence)
