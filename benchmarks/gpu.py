@@ -1,8 +1,8 @@
 """The batching curve: rows a second at batches of 1 to 64, and 64 rows in one pass against 64.
 
 `python -m benchmarks.gpu --provider cuda` (or tensorrt, tensorrt-raw, cpu). With CUDA there is
-a second line: buffers that stay on the GPU, and one CUDA graph for each batch size. No GPU has
-run this yet; with `--provider cpu` the curve itself is measured on any machine.
+a second line: what servers do, with fixed buffers and one CUDA graph for each batch size. No GPU
+has run this yet; with `--provider cpu` the curve itself is measured on any machine.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.workloads import MAX_ROWS, NAMES, Workload, make_workload
-from services.session import load_onnx, open_session
+from services.graphed import open_graphed
+from services.session import open_session
 
 BATCHES = (1, 2, 4, 8, 16, 32, MAX_ROWS)
 PROVIDERS = ("cpu", "cuda", "tensorrt", "tensorrt-raw")
@@ -29,44 +29,6 @@ _WARM_RUNS = 5
 _SECONDS = 2.0
 Run = Callable[[np.ndarray], np.ndarray]
 Curve = Mapping[int, float]
-
-
-class GraphRun:
-    """ONNX Runtime on CUDA with bound buffers, one graph of kernels for each batch size.
-
-    A graph is captured in the first run of a size and replayed after; its buffers must stay
-    where they are, so each size has its own.
-    """
-
-    def __init__(self, workload: Workload) -> None:
-        import onnxruntime
-
-        self._runtime: Any = onnxruntime
-        providers = [("CUDAExecutionProvider", {"enable_cuda_graph": "1"})]
-        self._session = load_onnx(workload.model, providers, 1)
-        self._width = workload.answer.shape[1]
-        self._sizes: dict[int, tuple[Any, Any, Any, Any]] = {}
-
-    def __call__(self, rows: np.ndarray) -> np.ndarray:
-        """`y` of `rows`: copied in, replayed, copied out."""
-        if len(rows) not in self._sizes:
-            self._sizes[len(rows)] = self._bind(rows)
-        binding, x, y, options = self._sizes[len(rows)]
-        x.update_inplace(rows)
-        self._session.run_with_iobinding(binding, options)
-        answer: np.ndarray = y.numpy()
-        return answer
-
-    def _bind(self, rows: np.ndarray) -> tuple[Any, Any, Any, Any]:
-        value = self._runtime.OrtValue
-        x = value.ortvalue_from_numpy(rows, "cuda", 0)
-        y = value.ortvalue_from_shape_and_type([len(rows), self._width], np.float32, "cuda", 0)
-        binding = self._session.io_binding()
-        binding.bind_ortvalue_input("x", x)
-        binding.bind_ortvalue_output("y", y)
-        options = self._runtime.RunOptions()
-        options.add_run_config_entry("gpu_graph_id", str(len(rows)))
-        return binding, x, y, options
 
 
 def measure_curve(run: Run, row: np.ndarray) -> Curve:
@@ -130,7 +92,10 @@ def runs_of(workload: Workload, provider: str) -> dict[str, Run]:
     session = open_session(workload.model, provider, batching=batching)
     runs: dict[str, Run] = {provider: lambda rows: session.run({"x": rows})["y"]}
     if provider == "cuda":
-        runs["cuda, bound buffers and graphs"] = GraphRun(workload)
+        signature = workload.bundle.manifest.model_signature
+        every = batching.model_copy(update={"buckets": BATCHES})
+        graphed = open_graphed(workload.model, signature, every)
+        runs["cuda, bound buffers and graphs"] = lambda rows: graphed.run({"x": rows})["y"]
     return runs
 
 

@@ -49,6 +49,7 @@ class ErrorCode(StrEnum):
     JOB_CHANGED = "job_changed"
     JOB_RUNNING = "job_running"
     TOO_MANY_BAD_ROWS = "too_many_bad_rows"
+    SOURCE_UNAVAILABLE = "source_unavailable"
     SINK_UNAVAILABLE = "sink_unavailable"
     CLUSTER_UNAVAILABLE = "cluster_unavailable"
     BROKER_UNAVAILABLE = "broker_unavailable"

@@ -302,6 +302,13 @@ ERROR_TABLE: Mapping[ErrorCode, ErrorSpec] = MappingProxyType(
             500,
             "FAILED_PRECONDITION",
         ),
+        ErrorCode.SOURCE_UNAVAILABLE: ErrorSpec(
+            "Rows could not be read, even after waiting: the place did not answer.",
+            "Once it is reachable again, run the same command: finished work is kept.",
+            12,
+            503,
+            "UNAVAILABLE",
+        ),
         ErrorCode.SINK_UNAVAILABLE: ErrorSpec(
             "Answers could not be written, even after waiting.",
             "Once the place is reachable again, run the same command: finished work is kept.",

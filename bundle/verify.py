@@ -11,6 +11,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.files import sha256_file, write_atomic
 from bundle.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, FileEntry, Manifest, parse_manifest
 from bundle.paths import check_relative, refuse_link, resolve_inside
+from bundle.tensors import Signature
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,16 @@ class VerifiedBundle:
     root: Path
     manifest: Manifest
     digest: str
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self.manifest.name
+
+    @property
+    def signature(self) -> Signature:
+        """What the model takes and gives, its transform included."""
+        return self.manifest.signature
 
     def path(self, name: str) -> Path:
         """The path of a listed file; FILE_MISSING if the manifest does not list it."""

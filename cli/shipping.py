@@ -138,16 +138,16 @@ def _parcel_digest(folder: Path) -> str:
     return sha256_file(folder / LISTING_NAME)
 
 
-def pull(target: Target) -> BentoInfo:
-    """Take the Bento at `target` into the store, proved."""
+def pull(target: Target, *, force: bool = False) -> BentoInfo:
+    """Take the Bento at `target` into the store, proved; see `services.ship.parcel.take_in`."""
     from services.ship import push as ship
 
     match target.place:
         case ship.Place.FOLDER:
-            return ship.pull_folder(target.path)
+            return ship.pull_folder(target.path, force=force)
         case ship.Place.OCI:
-            return ship.pull_oci(target.path, target.tag)
-    return ship.pull_with(lambda folder: _fetch(target, folder))
+            return ship.pull_oci(target.path, target.tag, force=force)
+    return ship.pull_with(lambda folder: _fetch(target, folder), force=force)
 
 
 def _fetch(target: Target, folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Whether an array is the tensor that a specification describes."""
+"""Whether arrays are the tensors that specifications describe."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Datatype, TensorSpec
 
 _DTYPES: Mapping[Datatype, np.dtype] = MappingProxyType(
@@ -22,3 +23,42 @@ def misfit(spec: TensorSpec, array: np.ndarray) -> str | None:
             f"expected {spec.dtype.numpy_name} ({spec.dtype.value})"
         )
     return spec.mismatch(spec.dtype, array.shape)
+
+
+def check_inputs(
+    specs: Mapping[str, TensorSpec], inputs: Mapping[str, np.ndarray], *, batched: bool
+) -> int:
+    """How many rows `inputs` have (1 if they are not `batched`), which must be those of `specs`.
+
+    INVALID_INPUT names the tensor and what was expected of it.
+    """
+    if inputs.keys() != specs.keys():
+        raise _wrong_names(specs, inputs)
+    for name, array in inputs.items():
+        if reason := misfit(specs[name], array):
+            raise MlctlError(ErrorCode.INVALID_INPUT, reason)
+    return _count_rows(inputs) if batched else 1
+
+
+def _count_rows(inputs: Mapping[str, np.ndarray]) -> int:
+    first_name, first = next(iter(inputs.items()))
+    for name, array in inputs.items():
+        if array.shape[0] != first.shape[0]:
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT,
+                f"tensor {name!r} has {array.shape[0]} rows, "
+                f"tensor {first_name!r} has {first.shape[0]}",
+            )
+    if first.shape[0] == 0:
+        raise MlctlError(ErrorCode.INVALID_INPUT, f"tensor {first_name!r} has no rows")
+    return int(first.shape[0])
+
+
+def _wrong_names(specs: Mapping[str, TensorSpec], inputs: Mapping[str, np.ndarray]) -> MlctlError:
+    expected = ", ".join(repr(name) for name in specs)
+    if missing := [name for name in specs if name not in inputs]:
+        problem = f"input {missing[0]!r} is missing"
+    else:
+        unknown = next(name for name in inputs if name not in specs)
+        problem = f"input {unknown!r} is unknown"
+    return MlctlError(ErrorCode.INVALID_INPUT, f"{problem}; the model's inputs are {expected}")

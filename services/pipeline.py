@@ -10,12 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import Name
 from bundle.tensors import DYNAMIC, Signature, TensorSpec
 
+Arrays = Mapping[str, np.ndarray]
 Signatures = Mapping[str, Signature]
 # A stage and one of its outputs.
 Origin = tuple[str, str]
@@ -32,6 +34,16 @@ class Pipeline(BaseModel):
     def origin(self, stage: str, tensor: str) -> Origin | None:
         """What feeds that input; None if it comes from the caller."""
         return self.feeds.get(stage, {}).get(tensor)
+
+    def gather(
+        self, stage: str, signature: Signature, inputs: Arrays, made: Mapping[str, Arrays]
+    ) -> dict[str, np.ndarray]:
+        """What `stage` is asked with: of the caller's `inputs`, and what earlier stages `made`."""
+        found = {}
+        for spec in signature.inputs:
+            origin = self.origin(stage, spec.name)
+            found[spec.name] = inputs[spec.name] if origin is None else made[origin[0]][origin[1]]
+        return found
 
 
 def plan(signatures: Signatures, maps: Sequence[str] = ()) -> Pipeline:
@@ -77,6 +89,17 @@ def join(pipeline: Pipeline, signatures: Signatures) -> Signature:
     if not inputs:
         raise _wrong("no input is left for the caller")
     return Signature(inputs=inputs, outputs=signatures[pipeline.stages[-1]].outputs)
+
+
+def of_stage(error: MlctlError, stage: str) -> MlctlError:
+    """The same error, which may be that of a whole batch, with the stage in its words.
+
+    Its class and what else it tells, as when to try again, are kept.
+    """
+    told = type(error).__new__(type(error))
+    told.__dict__.update(vars(error))
+    MlctlError.__init__(told, error.code, f"stage {stage!r}: {error.message}", error.hint)
+    return told
 
 
 def _check_feed(pipeline: Pipeline, signatures: Signatures, to: Origin, origin: Origin) -> None:

@@ -19,7 +19,7 @@ from services.host import ModelHost, Phase
 from services.layout import Packed
 from services.metrics import Metrics
 from services.padding import Arrays
-from services.pipeline import join
+from services.pipeline import join, of_stage
 from services.settings import Settings
 from services.streaming import Answer, AnswerStream
 from services.wire import InferRequest, invalid
@@ -141,22 +141,14 @@ class PipelineHost(ModelHost):
             try:
                 if left <= 0:
                     raise deadline_exceeded()
-                answer = await stage.infer(self._gather(stage, inputs, made), left, priority)
+                given = self._pipeline.gather(stage.name, stage.signature, inputs, made)
+                answer = await stage.infer(given, left, priority)
             except MlctlError as error:
-                raise _of_stage(error, stage.name) from error
+                raise of_stage(error, stage.name) from error
             made[stage.name] = answer.outputs
             queued += answer.queue_seconds
             ran += answer.infer_seconds
         return Answer(answer.outputs, queued, ran, answer.batch_rows)
-
-    def _gather(
-        self, stage: ModelHost, inputs: Arrays, made: Mapping[str, Arrays]
-    ) -> dict[str, np.ndarray]:
-        found = {}
-        for spec in stage.signature.inputs:
-            origin = self._pipeline.origin(stage.name, spec.name)
-            found[spec.name] = inputs[spec.name] if origin is None else made[origin[0]][origin[1]]
-        return found
 
     def _check(self, inputs: Arrays) -> None:
         """INVALID_INPUT now for what a later stage would refuse when others have run."""
@@ -174,14 +166,3 @@ class PipelineHost(ModelHost):
     def _check_phase(self) -> None:
         if self.phase is not Phase.READY:
             self._serving()
-
-
-def _of_stage(error: MlctlError, stage: str) -> MlctlError:
-    """The same error, which may be that of a whole batch, with the stage in its words.
-
-    Its class and what else it tells, as when to try again, are kept.
-    """
-    told = type(error).__new__(type(error))
-    told.__dict__.update(vars(error))
-    MlctlError.__init__(told, error.code, f"stage {stage!r}: {error.message}", error.hint)
-    return told

@@ -18,7 +18,8 @@ from bundle.manifest import MODEL_NAME, Manifest
 from bundle.tensors import Datatype, TensorSpec
 from bundle.verify import VerifiedBundle
 from services.faults import ModelError, RunError, lacks_memory
-from services.forms import misfit
+from services.forms import check_inputs
+from services.graphed import GraphedSession, open_graphed
 from services.padding import RowPaddedSession
 from services.session import OnnxSession, Session, open_session
 from services.settings import Settings
@@ -65,14 +66,15 @@ class Scorer:
                 )
         batching = bundle.manifest.batching
         provider = settings.provider or bundle.manifest.variant.target
-        session = open_session(
-            bundle.path(MODEL_NAME),
-            provider,
-            settings.threads,
-            batching=batching,
-            engine=settings.engine,
-        )
-        wants_fixed = provider in _FIXED_SHAPES if settings.pad_rows is None else settings.pad_rows
+        model, threads = bundle.path(MODEL_NAME), settings.threads
+        if provider == "cuda" and settings.cuda_graphs == "auto":
+            session = open_graphed(model, signature, batching, threads)
+        else:
+            session = open_session(
+                model, provider, threads, batching=batching, engine=settings.engine
+            )
+        fixed = provider in _FIXED_SHAPES or isinstance(session, GraphedSession)
+        wants_fixed = fixed if settings.pad_rows is None else settings.pad_rows
         if wants_fixed and bundle.manifest.signature.batched and batching.row_independent:
             session = RowPaddedSession(session, batching.buckets)
         return cls(bundle.manifest, bundle.digest, session, load_transform(bundle))
@@ -82,11 +84,7 @@ class Scorer:
 
         INVALID_INPUT names the tensor and what was expected of it.
         """
-        if inputs.keys() != self._inputs.keys():
-            raise self._wrong_names(inputs)
-        for name, array in inputs.items():
-            self._check_array(self._inputs[name], array)
-        return self._count_rows(inputs)
+        return check_inputs(self._inputs, inputs, batched=self.batched)
 
     def run(self, inputs: Arrays) -> dict[str, np.ndarray]:
         """All outputs for checked `inputs`, at most `max_rows` rows at a time if rows allow it.
@@ -185,26 +183,6 @@ class Scorer:
             return self._run_once(inputs)
         return join_rows([self._run_once(part) for part in split_rows(inputs, self.max_rows)])
 
-    @staticmethod
-    def _check_array(spec: TensorSpec, array: np.ndarray) -> None:
-        if reason := misfit(spec, array):
-            raise MlctlError(ErrorCode.INVALID_INPUT, reason)
-
-    def _count_rows(self, inputs: Arrays) -> int:
-        if not self.batched:
-            return 1
-        first = self._first(inputs)
-        for name, array in inputs.items():
-            if array.shape[0] != first.shape[0]:
-                raise MlctlError(
-                    ErrorCode.INVALID_INPUT,
-                    f"tensor {name!r} has {array.shape[0]} rows, "
-                    f"tensor {next(iter(inputs))!r} has {first.shape[0]}",
-                )
-        if first.shape[0] == 0:
-            raise MlctlError(ErrorCode.INVALID_INPUT, f"tensor {next(iter(inputs))!r} has no rows")
-        return int(first.shape[0])
-
     def _run_once(self, inputs: Arrays) -> dict[str, np.ndarray]:
         try:
             outputs = self._session.run(inputs)
@@ -231,15 +209,6 @@ class Scorer:
                 f"model {self.name!r} gave an output {spec.name!r} that is not "
                 "of its signature's shape"
             )
-
-    def _wrong_names(self, inputs: Arrays) -> MlctlError:
-        expected = ", ".join(repr(name) for name in self._inputs)
-        if missing := [name for name in self._inputs if name not in inputs]:
-            problem = f"input {missing[0]!r} is missing"
-        else:
-            unknown = next(name for name in inputs if name not in self._inputs)
-            problem = f"input {unknown!r} is unknown"
-        return MlctlError(ErrorCode.INVALID_INPUT, f"{problem}; the model's inputs are {expected}")
 
     @staticmethod
     def _first(inputs: Arrays) -> np.ndarray:

@@ -34,6 +34,7 @@ _PROVIDERS: Mapping[str, str] = MappingProxyType(
 )
 _ALIGNMENT = 16
 _COPIED_BYTES = 1 << 14
+_NO_GRAPH = -1  # a run that is neither captured nor replayed
 
 
 class Session(Protocol):
@@ -67,15 +68,16 @@ class FunctionSession:
 class OnnxSession:
     """A session of ONNX Runtime; made by `open_session`."""
 
-    def __init__(self, inner: Any, provider: str) -> None:
+    def __init__(self, inner: Any, provider: str, options: Any = None) -> None:
         self.provider = provider
         self._inner = inner
+        self._options = options
         self._outputs = [output.name for output in inner.get_outputs()]
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         feed = {name: _to_runtime(name, array) for name, array in inputs.items()}
         try:
-            values = self._inner.run(None, feed)
+            values = self._inner.run(None, feed, self._options)
         except Exception as error:
             raise RunError(str(error)) from error
         return {
@@ -86,10 +88,10 @@ class OnnxSession:
         """A new binding of inputs and outputs to memory; for `run_bound`."""
         return self._inner.io_binding()
 
-    def run_bound(self, binding: Any) -> None:
+    def run_bound(self, binding: Any, options: Any = None) -> None:
         """Run what is bound, to its end; RunError if the runtime fails on it."""
         try:
-            self._inner.run_with_iobinding(binding)
+            self._inner.run_with_iobinding(binding, options or self._options)
         except Exception as error:
             raise RunError(str(error)) from error
 
@@ -101,14 +103,16 @@ def open_session(
     *,
     batching: Batching | None = None,
     engine: EngineOptions | None = None,
+    graphs: bool = False,
 ) -> Session:
     """Load the ONNX file `model` on `provider`: cpu, cuda, tensorrt or tensorrt-raw.
 
     `threads` are those of one run on the CPU. Only the two of TensorRT look at `batching`,
     for the batch sizes that their engine is built for, and at `engine`; the first time
-    that takes minutes. PATH_UNSAFE or FILE_MISSING for external data that is not beside
-    the model, PROVIDER_UNAVAILABLE when the provider cannot be had, UNSUPPORTED_MODEL
-    when the runtime refuses the file.
+    that takes minutes. Only cuda looks at `graphs`: whether runs may be captured, which takes
+    `graph_options`; the runtime refuses models that it cannot capture. PATH_UNSAFE or
+    FILE_MISSING for external data that is not beside the model, PROVIDER_UNAVAILABLE when the
+    provider cannot be had, UNSUPPORTED_MODEL when the runtime refuses the file.
     """
     if provider == RAW_TENSORRT:
         return open_engine(model, batching, engine or EngineOptions())
@@ -117,13 +121,25 @@ def open_session(
         chain: Providers = prepare_providers(model, batching, engine or EngineOptions())
     elif provider in _PROVIDERS:
         read_graph(model)
-        chain = [(_PROVIDERS[provider], {})]
+        graphs = graphs and provider == "cuda"
+        chain = [(_PROVIDERS[provider], {"enable_cuda_graph": "1"} if graphs else {})]
     else:
         known = ", ".join((*_PROVIDERS, TENSORRT, RAW_TENSORRT))
         raise MlctlError(
             ErrorCode.PROVIDER_UNAVAILABLE, f"provider {provider!r} is unknown; known: {known}"
         )
-    return OnnxSession(load_onnx(model, chain, threads), provider)
+    inner = load_onnx(model, chain, threads)
+    return OnnxSession(inner, provider, graph_options(_NO_GRAPH) if graphs else None)
+
+
+def graph_options(number: int) -> Any:
+    """Options of a run on fixed addresses: it captures graph `number`, above 0, or replays it."""
+    import onnxruntime
+
+    runtime: Any = onnxruntime
+    options = runtime.RunOptions()
+    options.add_run_config_entry("gpu_graph_id", str(number))
+    return options
 
 
 def load_onnx(model: Path, providers: Providers, threads: int) -> Any:

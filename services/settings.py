@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
 from pydantic_settings import SettingsConfigDict
@@ -45,7 +45,8 @@ class Settings(ObserveSettings, SecureSettings, HybridSettings):
     the bundle allows; under overload a predicted wait of less
     than `overload_patience_ms` is accepted all the same. `max_long_requests` is how many streams
     and requests above a batch's rows are open at once. `pad_rows` unset pads batches to the
-    bundle's sizes only where TensorRT runs them. A batch that runs for longer than `hang_s`
+    bundle's sizes only where TensorRT runs them or CUDA graphs do; those are captured where the
+    model allows it if `cuda_graphs` is auto. A batch that runs for longer than `hang_s`
     (and 20 times what is expected) counts as hung, and unless `hang_exit` is off its worker
     ends, so that the supervisor starts another. `deadline_ms` bounds every request,
     reading included. `workers` processes share the ports. Each takes requests whose bodies,
@@ -79,6 +80,7 @@ class Settings(ObserveSettings, SecureSettings, HybridSettings):
     max_rows: Annotated[int, Field(ge=1)] | None = None
     max_wait_ms: Annotated[float, Field(ge=0, le=60_000)] | None = None
     pad_rows: bool | None = None
+    cuda_graphs: Literal["auto", "off"] = "off"
     hang_s: Annotated[float, Field(gt=0)] = 30.0
     hang_exit: bool = True
     deadline_ms: Annotated[float, Field(gt=0, le=3_600_000)] = 30_000.0

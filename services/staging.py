@@ -58,7 +58,7 @@ class Tensor:
         return memory[start : start + size].view(self.dtype).reshape(rows, *self.inner)
 
 
-class _Side:
+class Side:
     """Inputs or outputs: pinned memory and memory of the device, which grow to what is asked."""
 
     def __init__(self, gpu: Gpu) -> None:
@@ -85,8 +85,8 @@ class Loaded:
     """`rows` rows on the device, and room for their answers."""
 
     rows: int
-    inputs: _Side = field(repr=False)
-    outputs: _Side = field(repr=False)
+    inputs: Side = field(repr=False)
+    outputs: Side = field(repr=False)
 
 
 class Staging:
@@ -166,7 +166,7 @@ class Staging:
         try:
             return self._idle.popleft()
         except IndexError:
-            return Loaded(0, _Side(self._up), _Side(self._down))
+            return Loaded(0, Side(self._up), Side(self._down))
 
     def _calls(self, rows: int) -> Iterator[tuple[int, int]]:
         """The first row and the number of rows of each call."""

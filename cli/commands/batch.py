@@ -38,21 +38,21 @@ def run(
     from services.batch.job import Control, Wanted, column_list, run_job
     from services.batch.limits import ErrorLimit
     from services.batch.locations import without_password
-    from services.batch.model import find_model, lasting_name
+    from services.batch.model import find_scorable, lasting_name
     from services.batch.model import unit_rows as usual_unit_rows
     from services.batch.sinks import form_at, open_sink
     from services.batch.sources import open_source
 
     limit = ErrorLimit.parse(given["max_errors"])
     options = pairs(given["options"])
-    bundle = find_model(bento)
+    model = find_scorable(bento)
     wanted = Wanted(
         map=given["mapped"],
         keep=column_list(given["keep"]),
         filter=given["condition"],
         partition_by=column_list(given["partition_by"]),
         format=given["form"] or form_at(target),
-        unit_rows=unit_rows or usual_unit_rows(bundle.manifest),
+        unit_rows=unit_rows or usual_unit_rows(model),
         forbid_nan=given["forbid_nan"],
         finite_outputs=given["finite_outputs"],
     )
@@ -64,7 +64,7 @@ def run(
     name, size = lasting_name(bento), given["batch_rows"]
     with stopping(output) as stop, watching(output) as watch:
         control = Control(limit, given["patience"], watch, stop, given["restart"])
-        report = run_job(bundle, name, rows, sink, wanted, executor, control, size)
+        report = run_job(model, name, rows, sink, wanted, executor, control, size)
     show_report(output, report, without_password(target))
 
 
@@ -82,14 +82,14 @@ def redrive(
     """
     from services.batch.base import SinkRequest
     from services.batch.job import Control, local_executor
-    from services.batch.model import find_model
+    from services.batch.model import find_scorable
     from services.batch.redrive import redrive as score_again
     from services.batch.sinks import open_sink
 
     with stopping(output) as stop, watching(output) as watch:
         control = Control(patience=patience, watch=watch, stop=stop)
         sink = open_sink(SinkRequest(target))
-        done = score_again(sink, find_model, bento, local_executor(threads), control)
+        done = score_again(sink, find_scorable, bento, local_executor(threads), control)
     if output.as_json:
         json_line({"event": "redriven", "passed": done.passed, "left": done.left})
     else:

@@ -31,18 +31,18 @@ def estimate(
     from services.batch.estimate import Prices
     from services.batch.estimate import estimate as predicted
     from services.batch.job import Wanted, column_list
-    from services.batch.model import find_model
+    from services.batch.model import find_scorable
     from services.batch.model import unit_rows as usual_unit_rows
     from services.batch.sources import open_source
 
     if (given["online_hour"] is None) != (given["online_rps"] is None):
         raise click.UsageError("--online-hour and --online-rps need each other")
-    bundle = find_model(bento)
+    model = find_scorable(bento)
     wanted = Wanted(
         map=given["mapped"],
         keep=column_list(given["keep"]),
         filter=given["condition"],
-        unit_rows=unit_rows or usual_unit_rows(bundle.manifest),
+        unit_rows=unit_rows or usual_unit_rows(model),
         forbid_nan=given["forbid_nan"],
     )
     rows = open_source(SourceRequest(source, wanted.unit_rows, pairs(given["options"])))
@@ -50,10 +50,10 @@ def estimate(
     with output.working() as tell, only_results_on_stdout():
         tell("Scoring a sample ...")
         found = predicted(
-            bundle, rows, wanted, prices, given["seconds"], given["threads"], given["batch_rows"]
+            model, rows, wanted, prices, given["seconds"], given["threads"], given["batch_rows"]
         )
     if output.as_json:
-        output.document({"digest": bundle.digest, **found.as_dict()})
+        output.document({"digest": model.digest, **found.as_dict()})
     else:
         _show(output, found)
 

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     type=click.Path(file_okay=False, path_type=Path),
     help="Directory for the bundle of MODEL; it must not exist yet, or be empty.",
 )
+@click.option("--force", is_flag=True, help="Replace another BENTO of the same tag in the store.")
 @reporting
-def pull(output: Output, what: str, out: Path | None) -> None:
+def pull(output: Output, what: str, out: Path | None, force: bool) -> None:
     """Fetch the bundle of an optimized MODEL, or a BENTO that was pushed, and verify it.
 
     MODEL is a name (its newest optimized version), NAME@ALIAS or NAME/VERSION of the
@@ -37,19 +38,21 @@ def pull(output: Output, what: str, out: Path | None) -> None:
 
     source = parse_source(what)
     if source is not None:
-        _pull_bento(output, source, out)
+        _pull_bento(output, source, out, force=force)
+    elif force:
+        raise click.UsageError("--force is for a BENTO")
     elif out is None:
         raise click.UsageError("Missing option '--out': the bundle's directory")
     else:
         _pull_bundle(output, what, out)
 
 
-def _pull_bento(output: Output, source: Target, out: Path | None) -> None:
+def _pull_bento(output: Output, source: Target, out: Path | None, *, force: bool) -> None:
     from services.ship.parcel import list_files
 
     if out is not None:
         raise click.UsageError("--out is for a bundle: a Bento is put into the store")
-    bento = take_in(source)
+    bento = take_in(source, force=force)
     listing = list_files(bento)
     digest, parcel = listing.digest, listing.parcel_digest
     if output.as_json:

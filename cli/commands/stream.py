@@ -33,19 +33,19 @@ def run(output: Output, /, bento: str, **given: Any) -> None:
     comes again. A PLACE is SCHEME://ADDRESS#TOPIC, such as sqlite://events.db#orders, a file
     of JSON lines, or - for the standard streams.
     """
-    from services.batch.model import find_model
+    from services.batch.model import find_scorable
     from services.stream.metrics import counting
     from services.stream.run import run_stream
 
     wanted = wanted_run(given, as_json=output.as_json)
-    bundle = find_model(bento)
-    name, port = bundle.manifest.name, given["metrics_port"]
+    model = find_scorable(bento)
+    name, port = model.name, given["metrics_port"]
     with (
         stopping(output) as stop,
         watching(output) as shown,
         counting(name, port, shown, partial(serving_line, output)) as watch,
     ):
-        report = run_stream(bundle, wanted, watch, stop, partial(shown.opened, wanted))
+        report = run_stream(model, wanted, watch, stop, partial(shown.opened, wanted))
     show_report(output, report)
     if not report.complete and (given["until_empty"] or given["max_messages"]):
         raise MlctlError(

@@ -146,7 +146,8 @@ class Source(Protocol):
     def scan(self, columns: Sequence[str], done: Container[str]) -> Iterator[Chunk]:
         """Chunks of `columns` in order, without those of the units in `done`.
 
-        Called once, from one thread. INVALID_INPUT says what cannot be read, and where.
+        From one thread at a time. INVALID_INPUT says what cannot be read, and where. After
+        SOURCE_UNAVAILABLE it may be called again, and gives the same rows or JOB_CHANGED.
         """
         ...
 

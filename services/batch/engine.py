@@ -19,6 +19,7 @@ from services.batch.base import (
     Chunk,
     Progress,
     Sink,
+    Source,
     SplittableSource,
     Totals,
     Unit,
@@ -106,10 +107,43 @@ class Run:
     def go(self, work: Iterator[Work], executor: Executor[Work]) -> Totals:
         """Score and commit all `work`.
 
-        TOO_MANY_BAD_ROWS, INTERRUPTED, DISK_FULL and SINK_UNAVAILABLE leave what is committed.
+        TOO_MANY_BAD_ROWS, INTERRUPTED, DISK_FULL, SINK_UNAVAILABLE and SOURCE_UNAVAILABLE leave
+        what is committed.
         """
+        self._begin()
+        self._score(work, executor)
+        return self._end()
+
+    def read(self, source: Source, columns: Sequence[str], executor: Executor[Chunk]) -> Totals:
+        """`go` with what `source` has left.
+
+        If it is away, all that came is committed; then it is waited for, and read on from there.
+        """
+        rest = _Rest(source, columns, set(self.progress.done))
+        self._begin()
+        self._score(rest.chunks(), executor)
+        patience = self._patience()
+        while rest.away is not None:
+            if rest.came:
+                patience = self._patience()
+            if not self.stop.is_set():
+                patience.wait(rest.away)
+            self._score(rest.chunks(), executor)
+        return self._end()
+
+    def _begin(self) -> None:
         self._tell(Phase.STARTED)
         self._check()
+
+    def _end(self) -> Totals:
+        self.total = self.totals.seen if self.total is None else self.total
+        self._check()
+        return self.totals
+
+    def _score(self, work: Iterator[Work], executor: Executor[Work]) -> None:
+        """Score and commit all that `work` has; INTERRUPTED if it was to stop before its end."""
+        if self.stop.is_set():
+            raise self._stopped()
         feed = _Feed(work, self.stop)
         try:
             with closing(executor.results(feed)) as results:
@@ -124,13 +158,12 @@ class Run:
             )
             raise
         if not feed.exhausted:
-            raise MlctlError(
-                ErrorCode.INTERRUPTED,
-                f"stopped after {self.totals.seen} rows, all of them committed",
-            )
-        self.total = self.totals.seen if self.total is None else self.total
-        self._check()
-        return self.totals
+            raise self._stopped()
+
+    def _stopped(self) -> MlctlError:
+        return MlctlError(
+            ErrorCode.INTERRUPTED, f"stopped after {self.totals.seen} rows, all of them committed"
+        )
 
     def finish(self, summary: Mapping[str, object]) -> None:
         """Mark the job as complete, with as much patience as for a commit."""
@@ -161,7 +194,7 @@ class Run:
 
     def _patiently(self, act: Callable[[], None]) -> None:
         """Wait and try again while the place is full or away; then say so, resumable."""
-        wait, deadline = 0.5, self.clock.monotonic() + self.patience
+        patience = self._patience()
         while True:
             try:
                 return act()
@@ -169,12 +202,17 @@ class Run:
                 problem = _passing(error)
                 if problem is None:
                     raise
-                left = deadline - self.clock.monotonic()
-                if left <= 0 or self.stop.is_set():
+                if self.stop.is_set():
                     raise problem from error
-                wait = min(2 * wait, _LONGEST_WAIT, left)
-                self._tell(Phase.PAUSED, f"{problem.message}; trying again in {wait:.0f} s")
-                self.stop.wait(wait)
+                patience.wait(problem)
+
+    def _patience(self) -> _Patience:
+        return _Patience(
+            self.clock, self.clock.monotonic() + self.patience, self.stop, self._paused
+        )
+
+    def _paused(self, detail: str) -> None:
+        self._tell(Phase.PAUSED, detail)
 
     def _tell(self, phase: Phase, detail: str = "") -> None:
         rows = self.totals.seen - self.progress.totals.seen
@@ -198,6 +236,50 @@ def grouped(results: Iterable[UnitResult], rows: int, clock: Clock) -> Iterator[
             group, since = [], clock.monotonic()
     if group:
         yield group
+
+
+@dataclass(slots=True)
+class _Patience:
+    """Waits ever longer for what is away, until `deadline`."""
+
+    clock: Clock
+    deadline: float
+    stop: threading.Event
+    tell: Callable[[str], None]
+    _wait: float = field(init=False, default=0.5)
+
+    def wait(self, problem: MlctlError) -> None:
+        """Wait a while, or until the run is to stop; raises `problem` if there is no time left."""
+        left = self.deadline - self.clock.monotonic()
+        if left <= 0:
+            raise problem
+        self._wait = min(2 * self._wait, _LONGEST_WAIT, left)
+        self.tell(f"{problem.message}; trying again in {self._wait:.0f} s")
+        self.stop.wait(self._wait)
+
+
+@dataclass(slots=True)
+class _Rest:
+    """What is left of a source: all but the units in `given`, which grow as chunks are read."""
+
+    source: Source
+    columns: Sequence[str]
+    given: set[str]
+    away: MlctlError | None = field(init=False, default=None)
+    came: bool = field(init=False, default=False)
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Chunks up to the end, or until the source is `away`; whether any `came`."""
+        self.away, self.came = None, False
+        try:
+            for chunk in self.source.scan(self.columns, frozenset(self.given)):
+                self.given.add(chunk.unit.id)
+                self.came = True
+                yield chunk
+        except MlctlError as error:
+            if error.code is not ErrorCode.SOURCE_UNAVAILABLE:
+                raise
+            self.away = error
 
 
 class _Feed(Generic[Work]):

@@ -16,11 +16,11 @@ from typing import Any
 
 from bundle.clock import SystemClock
 from bundle.errors import ErrorCode, MlctlError
-from bundle.verify import VerifiedBundle
 from services.batch.base import Chunk, Sink, SinkRequest, Source, SplittableSource, UnitResult
 from services.batch.engine import grouped
 from services.batch.executors.local import LocalExecutor
 from services.batch.job import Scoring, Wanted, make_job, make_recipe, usual_threads
+from services.batch.model import Scorable
 from services.batch.sinks import open_sink
 
 _MILLION = 1e6
@@ -215,7 +215,7 @@ def _seen(result: UnitResult) -> int:
 
 
 def estimate(
-    bundle: VerifiedBundle,
+    model: Scorable,
     source: Source,
     wanted: Wanted,
     prices: Prices,
@@ -224,10 +224,10 @@ def estimate(
     batch_rows: int | None = None,
 ) -> Estimate:
     """Do units of `source` for about `seconds`, and say what all of it would take."""
-    recipe = make_recipe(bundle, source.schema, wanted)
-    job = make_job(bundle, source, recipe, wanted, bundle.digest)
+    recipe = make_recipe(model, source.schema, wanted)
+    job = make_job(model, source, recipe, wanted, model.digest)
     since = time.monotonic()
-    scorer = Scoring(bundle, recipe, job.schema, None, batch_rows).open()
+    scorer = Scoring(model, recipe, job.schema, None, batch_rows).open()
     opened = time.monotonic() - since
     count = usual_threads(scorer, threads)
     with (

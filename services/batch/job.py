@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
-from bundle.verify import VerifiedBundle
 from services.batch.answers import result_schema
 from services.batch.base import (
     Chunk,
@@ -27,7 +26,7 @@ from services.batch.engine import Event, Executor, ReadingExecutor, Run
 from services.batch.feeds import find_feeds, parse_map
 from services.batch.filters import Filter
 from services.batch.limits import ErrorLimit
-from services.batch.model import check_batched, open_scorer, open_staging
+from services.batch.model import Scorable, check_batched, open_scorable, open_staging
 from services.batch.scoring import Recipe, UnitScorer
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ class Control:
 class Scoring:
     """Everything that an executor needs to score; other processes can be sent all of it."""
 
-    bundle: VerifiedBundle
+    model: Scorable
     recipe: Recipe
     schema: pa.Schema
     most_bad: int | None = None
@@ -87,7 +86,7 @@ class Scoring:
 
     def open(self) -> UnitScorer:
         """The scorer of units, with the model loaded."""
-        scorer = open_scorer(self.bundle, self.batch_rows)
+        scorer = open_scorable(self.model, self.batch_rows)
         staging = open_staging(scorer)
         return UnitScorer(scorer, self.recipe, self.schema, self.most_bad, staging=staging)
 
@@ -114,9 +113,9 @@ class Report:
         }
 
 
-def make_recipe(bundle: VerifiedBundle, schema: pa.Schema, wanted: Wanted) -> Recipe:
+def make_recipe(model: Scorable, schema: pa.Schema, wanted: Wanted) -> Recipe:
     """How the columns of `schema` become answers; INVALID_INPUT for columns that do not fit."""
-    check_batched(bundle.manifest)
+    check_batched(model)
     condition = Filter(wanted.filter) if wanted.filter else None
     for name in condition.columns if condition else ():
         if name not in schema.names:
@@ -124,7 +123,7 @@ def make_recipe(bundle: VerifiedBundle, schema: pa.Schema, wanted: Wanted) -> Re
                 ErrorCode.INVALID_INPUT,
                 f"--filter: there is no column {name!r}; there are {', '.join(schema.names[:20])}",
             )
-    feeds = find_feeds(schema, bundle.manifest.signature, parse_map(wanted.map))
+    feeds = find_feeds(schema, model.signature, parse_map(wanted.map))
     keep = tuple(dict.fromkeys((*wanted.keep, *wanted.partition_by)))
     return Recipe(feeds, keep, condition, wanted.forbid_nan, wanted.finite_outputs)
 
@@ -134,15 +133,13 @@ def fitted(recipe: Recipe, sink: Sink) -> Recipe:
     return replace(recipe, forbid_nul=isinstance(sink, TextSink) and sink.forbids_nul)
 
 
-def make_job(
-    bundle: VerifiedBundle, source: Source, recipe: Recipe, wanted: Wanted, bento: str
-) -> Job:
+def make_job(model: Scorable, source: Source, recipe: Recipe, wanted: Wanted, bento: str) -> Job:
     """What the sink is told; `bento` is how the model can be found again."""
     fingerprint = {f"input {name}": value for name, value in source.identity().items()}
-    fingerprint["model digest"] = bundle.digest
+    fingerprint["model digest"] = model.digest
     settings = json.loads(wanted.as_text())
     fingerprint |= {name.replace("_", " "): json.dumps(settings[name]) for name in settings}
-    schema = result_schema(bundle.manifest.signature, source.schema, recipe.keep)
+    schema = result_schema(model.signature, source.schema, recipe.keep)
     import pyarrow as pa
 
     read = pa.schema([source.schema.field(name) for name in recipe.columns])
@@ -151,7 +148,7 @@ def make_job(
 
 
 def run_job(
-    bundle: VerifiedBundle,
+    model: Scorable,
     bento: str,
     source: Source,
     sink: Sink,
@@ -161,19 +158,19 @@ def run_job(
     batch_rows: int | None = None,
 ) -> Report:
     """Score what is not committed yet, and finish the job; at once if it was finished before."""
-    recipe = make_recipe(bundle, source.schema, wanted)
-    job = make_job(bundle, source, recipe, wanted, bento)
+    recipe = make_recipe(model, source.schema, wanted)
+    job = make_job(model, source, recipe, wanted, bento)
     with sink:
         progress = sink.begin(job, restart=control.restart)
         if progress.finished:
-            return Report(progress.totals, 0, 0.0, bundle.digest)
+            return Report(progress.totals, 0, 0.0, model.digest)
         total = source.total_rows()
         most = None if total is None else control.limit.most(total, 0)
-        scoring = Scoring(bundle, fitted(recipe, sink), job.schema, most, batch_rows)
+        scoring = Scoring(model, fitted(recipe, sink), job.schema, most, batch_rows)
         run = start(sink, progress, total, control)
         _go(run, source, recipe.columns, make_executor(scoring))
         report = Report(
-            run.totals, run.totals.seen - progress.totals.seen, run.seconds, bundle.digest
+            run.totals, run.totals.seen - progress.totals.seen, run.seconds, model.digest
         )
         run.finish(report.as_dict())
         return report
@@ -187,7 +184,7 @@ def _go(run: Run, source: Source, columns: Sequence[str], executor: Executor[Chu
         left = (unit for unit in source.units() if unit.id not in done)
         run.go(left, executor.reading(source, columns))
     else:
-        run.go(source.scan(columns, done), executor)
+        run.read(source, columns, executor)
 
 
 def start(sink: Sink, progress: Progress, total: int | None, control: Control) -> Run:

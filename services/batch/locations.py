@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from bundle.errors import ErrorCode, MlctlError
+from services.batch.absence import cause, is_away
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 _GLOB = re.compile(r"[*?\[]")
@@ -79,10 +81,11 @@ def list_files(location: str, endings: tuple[str, ...] = ("",)) -> list[InputFil
     """The files at a path, below a folder, or of a glob, in order of their names.
 
     What begins with "." or "_" in a folder is left out, as are names without one of `endings`.
-    INVALID_INPUT if the place does not exist.
+    INVALID_INPUT if the place does not exist, SOURCE_UNAVAILABLE if it does not answer.
     """
     if scheme_of(location) not in (None, "file"):
-        return _remote_files(location, endings)
+        with reached(without_password(location)):
+            return _remote_files(location, endings)
     path = Path(location.removeprefix("file://"))
     if path.is_file():
         return [_local(path, path.name)]
@@ -120,11 +123,12 @@ def _remote_files(location: str, endings: tuple[str, ...]) -> list[InputFile]:
     if _GLOB.search(path):
         base = path[: _first_glob(path)].rpartition("/")[0]
         found = system.glob(path, detail=True)
-    elif system.isfile(path):
-        base, found = path.rpartition("/")[0], {path: system.info(path)}
+    elif (info := _file_info(system, path)) is not None:
+        base, found = path.rpartition("/")[0], {path: info}
     else:
         base, found = path, system.find(path, detail=True)
     if not found:
+        _file_info(system, base)  # a listing may be empty because nobody answered
         raise MlctlError(ErrorCode.INVALID_INPUT, f"{location} does not exist, or is empty")
     files = ((name[len(base) :].lstrip("/"), name, found[name]) for name in sorted(found))
     return [
@@ -134,6 +138,30 @@ def _remote_files(location: str, endings: tuple[str, ...]) -> list[InputFile]:
     ]
 
 
+def _file_info(system: Any, path: str) -> Mapping[str, Any] | None:
+    """What is known of a file; None if it is a folder or not there."""
+    try:
+        info: Mapping[str, Any] = system.info(path)
+    except (FileNotFoundError, PermissionError) as error:
+        if is_away(error):
+            raise
+        return None
+    return info if info.get("type") == "file" else None
+
+
+@contextlib.contextmanager
+def reached(place: str) -> Iterator[None]:
+    """SOURCE_UNAVAILABLE for errors of a remote file system that may pass by themselves."""
+    try:
+        yield
+    except Exception as error:  # each file system has its own
+        if not is_away(error):
+            raise
+        raise MlctlError(
+            ErrorCode.SOURCE_UNAVAILABLE, f"{place} cannot be reached: {cause(error)}"
+        ) from error
+
+
 def _first_glob(path: str) -> int:
     match = _GLOB.search(path)
     return match.start() if match else len(path)
@@ -141,7 +169,10 @@ def _first_glob(path: str) -> int:
 
 def _version(info: Mapping[str, Any]) -> str:
     """What a file system knows of a file's version, by the names that fsspec's use."""
-    names = ("ETag", "etag", "generation", "LastModified", "last_modified", "mtime", "created")
+    names = (
+        "ETag", "etag", "generation", "LastModified", "last_modified", "Last-Modified", "mtime",
+        "created",
+    )  # fmt: skip
     return next((str(info[name]) for name in names if info.get(name) is not None), "")
 
 

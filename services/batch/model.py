@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import MODEL_NAME, Manifest
+from bundle.manifest import MODEL_NAME
 from bundle.tensors import DYNAMIC, Datatype, TensorSpec
 from bundle.verify import VerifiedBundle, verify
-from services.layout import is_bundle, labelled_digest, model_folder, read_together
+from services.layout import is_bundle, labelled_digest, model_folder, read_together, unpack
+from services.pipeline_scorer import PipelineScorer, WholePipeline
 from services.settings import load_settings
 from services.ship.signed import require_signed
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from services.scorer import Scorer
     from services.staging import Staging
 
+# What rows can be scored with.
+Scorable = VerifiedBundle | WholePipeline
 # A unit's inputs; what is larger than usual, such as pictures, comes in fewer rows.
 _UNIT_BYTES = 32 << 20
 _UNIT_ROWS = 20_000
@@ -36,6 +39,32 @@ def find_model(reference: str) -> VerifiedBundle:
     bundle = _find(reference)
     require_signed(bundle, load_settings().require_signature)
     return bundle
+
+
+def find_scorable(reference: str) -> Scorable:
+    """What `find_model` finds, and a pipeline as a whole where that refuses it."""
+    source = _whole_source(reference)
+    whole = None if source is None else WholePipeline.of(unpack(source))
+    if whole is None:
+        return find_model(reference)
+    for bundle in whole.stages:
+        require_signed(bundle, load_settings().require_signature)
+    return whole
+
+
+def _whole_source(reference: str) -> Path | None:
+    """The sources of the Bento that `reference` names, not one model of it; None without them."""
+    from services.store import DIGEST_LABEL, find_bento
+
+    source = Path(reference) / "src"
+    if is_bundle(Path(reference)) or is_bundle(model_folder(source)):
+        return source if read_together(source) else None
+    tag, _, name = reference.partition("/")
+    bento = find_bento(tag)
+    if name not in ("", bento.tag.partition(":")[0]) or not read_together(bento.source):
+        return None
+    labelled_digest(bento.source, bento.labels.get(DIGEST_LABEL))
+    return bento.source
 
 
 def _find(reference: str) -> VerifiedBundle:
@@ -67,14 +96,13 @@ def _find(reference: str) -> VerifiedBundle:
 
 
 def _refuse_pipeline(source: Path) -> None:
-    """UNSUPPORTED_MODEL if that is a pipeline's Bento, which only a server runs as a whole."""
+    """UNSUPPORTED_MODEL if that is a pipeline's Bento, which `find_scorable` finds as a whole."""
     together = read_together(source)
     if together is not None and together.pipeline is not None:
         stages = together.pipeline.stages
         raise MlctlError(
             ErrorCode.UNSUPPORTED_MODEL,
-            f"{together.name!r} is a pipeline of {' + '.join(stages)}, which only a server runs as "
-            "a whole",
+            f"{together.name!r} is a pipeline of {' + '.join(stages)}; here one model is needed",
             f"Its stages can be named: TAG/{stages[0]} is the first.",
         )
 
@@ -84,19 +112,19 @@ def lasting_name(reference: str) -> str:
     return str(Path(reference).resolve()) if Path(reference).is_dir() else reference
 
 
-def check_batched(manifest: Manifest) -> None:
+def check_batched(model: Scorable) -> None:
     """UNSUPPORTED_MODEL for a model that takes no rows."""
-    if not manifest.signature.batched:
+    if not model.signature.batched:
         raise MlctlError(
             ErrorCode.UNSUPPORTED_MODEL,
-            f"model {manifest.name!r} has no batch dimension, so a table's rows cannot feed it",
+            f"model {model.name!r} has no batch dimension, so a table's rows cannot feed it",
             "Log it with a signature whose tensors have -1 as their first dimension.",
         )
 
 
-def unit_rows(manifest: Manifest) -> int:
+def unit_rows(model: Scorable) -> int:
     """How many rows make a unit of bounded size, always the same for the same model."""
-    row = sum(_row_bytes(spec) for spec in manifest.signature.inputs)
+    row = sum(_row_bytes(spec) for spec in model.signature.inputs)
     return max(1, min(_UNIT_ROWS, _UNIT_BYTES // max(1, row)))
 
 
@@ -105,12 +133,21 @@ def open_scorer(bundle: VerifiedBundle, batch_rows: int | None = None) -> Scorer
     from services.scorer import Scorer
     from services.settings import load_settings
 
-    scorer = Scorer.open(bundle, load_settings())
+    # On a GPU its rows are copied ahead to memory that changes, which no captured graph reads.
+    settings = load_settings().model_copy(update={"cuda_graphs": "off"})
+    scorer = Scorer.open(bundle, settings)
     scorer.max_rows = batch_rows or _call_rows(bundle)
     return scorer
 
 
-def open_staging(scorer: Scorer) -> Staging | None:
+def open_scorable(model: Scorable, batch_rows: int | None = None) -> Scorer | PipelineScorer:
+    """The scorer of a model, or those of a pipeline as one; see `open_scorer`."""
+    if isinstance(model, WholePipeline):
+        return PipelineScorer(model, tuple(open_scorer(each, batch_rows) for each in model.stages))
+    return open_scorer(model, batch_rows)
+
+
+def open_staging(scorer: Scorer | PipelineScorer) -> Staging | None:
     """Copies ahead of the model's calls, if it runs on a GPU by way of ONNX Runtime's CUDA."""
     session = scorer.bindable
     if session is None:

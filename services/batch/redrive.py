@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from bundle.errors import ErrorCode, MlctlError
-from bundle.verify import VerifiedBundle
 from services.batch.answers import result_schema
 from services.batch.base import BadRow, Chunk, Quarantined, QuarantineSink, Sink, Unit, UnitResult
 from services.batch.engine import Executor
@@ -25,6 +24,7 @@ from services.batch.job import (
     start,
 )
 from services.batch.limits import ErrorLimit
+from services.batch.model import Scorable
 from services.batch.values import rows_from_json
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Redriven:
 
 def redrive(
     sink: Sink,
-    find_bundle: Callable[[str], VerifiedBundle],
+    find: Callable[[str], Scorable],
     bento: str | None,
     make_executor: MakeExecutor,
     control: Control,
@@ -59,11 +59,11 @@ def redrive(
         if not isinstance(sink, QuarantineSink):
             raise MlctlError(ErrorCode.INVALID_INPUT, "this kind of output cannot be redriven")
         job, progress = sink.stored()
-        bundle = find_bundle(bento or job.facts["bento"])
+        model = find(bento or job.facts["bento"])
         wanted = Wanted.from_text(job.facts["wanted"])
         # The filter let these rows pass, or else they would not be here.
-        recipe = replace(make_recipe(bundle, job.input_schema, wanted), filter=None)
-        if result_schema(bundle.manifest.signature, job.input_schema, recipe.keep) != job.schema:
+        recipe = replace(make_recipe(model, job.input_schema, wanted), filter=None)
+        if result_schema(model.signature, job.input_schema, recipe.keep) != job.schema:
             raise MlctlError(
                 ErrorCode.INVALID_INPUT,
                 "the outputs of that model are not those that are stored",
@@ -74,11 +74,11 @@ def redrive(
         run = start(sink, progress, None, limited)
         if rows:
             keys: dict[str, list[tuple[str, int]]] = {}
-            scoring = Scoring(bundle, fitted(recipe, sink), job.schema)
+            scoring = Scoring(model, fitted(recipe, sink), job.schema)
             chunks = _chunks(rows, job.input_schema, int(control.clock.wall() * 1e6), keys)
             run.go(chunks, _Resolving(make_executor(scoring), keys))
         passed = progress.totals.bad - run.totals.bad
-        report = Report(run.totals, passed, run.seconds, bundle.digest)
+        report = Report(run.totals, passed, run.seconds, model.digest)
         if progress.finished:
             run.finish(report.as_dict())
         return Redriven(passed, run.totals.bad, report)

@@ -24,6 +24,7 @@ from services.faults import RunError
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from services.pipeline_scorer import PipelineScorer
     from services.scorer import Scorer
     from services.staging import Loaded, Staging
 
@@ -79,7 +80,7 @@ class UnitScorer:
     result_schema's. `most_bad` bad rows in a unit are one too many for a job.
     """
 
-    scorer: Scorer
+    scorer: Scorer | PipelineScorer
     recipe: Recipe
     schema: pa.Schema
     most_bad: int | None = None

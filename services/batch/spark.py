@@ -51,7 +51,7 @@ def predict_udf(
     UNSUPPORTED_MODEL for tensors that Spark's function cannot be given.
     """
     bundle = find_model(model) if isinstance(model, str) else model
-    check_batched(bundle.manifest)
+    check_batched(bundle)
     signature = bundle.manifest.signature
     for spec in (*signature.inputs, *signature.outputs):
         _check_type(spec)

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, cast
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import exclusive, sha256_file, write_atomic
 from bundle.paths import resolve_inside
-from services.ship.parcel import MAX_LISTING_BYTES, Listing, parse_listing
+from services.ship.parcel import MAX_LISTING_BYTES, Listing, check_room, parse_listing
 from services.store import BentoInfo
 
 ARTIFACT_TYPE = "application/vnd.mlctl.bento.v1"
@@ -76,7 +76,7 @@ def read_layout(folder: Path, tag: str | None, target: Path) -> Listing:
     """Unpack the Bento `tag` (None: the only one) of the layout `folder` to `target`, proved.
 
     BENTO_NOT_FOUND names those that are there. FILE_ALTERED for a blob that is not what its
-    digest says, MANIFEST_INVALID for documents that are none of ours.
+    digest says, MANIFEST_INVALID for documents that are none of ours, DISK_FULL without room.
     """
     manifest = _document(folder, _choose(folder, tag), MANIFEST_TYPE)
     layers = manifest.get("layers")
@@ -85,6 +85,7 @@ def read_layout(folder: Path, tag: str | None, target: Path) -> Listing:
         raise _damaged("the manifest is not that of a Bento")
     listing = parse_listing(_blob(folder, manifest.get("config"), CONFIG_TYPE).read_bytes())
     layer = _blob(folder, manifest["layers"][0], LAYER_TYPE)
+    check_room(listing, target)
     _unpack(layer, listing, target)
     return listing
 

@@ -99,12 +99,27 @@ def parse_listing(content: bytes) -> Listing:
     return found
 
 
+def check_room(listing: Listing, folder: Path) -> None:
+    """DISK_FULL, before anything is written, unless the listed files fit where `folder` is."""
+    needed, free = sum(entry.size for entry in listing.files), shutil.disk_usage(folder).free
+    if needed > free:
+        raise MlctlError(
+            ErrorCode.DISK_FULL,
+            f"the files of {listing.tag} are {needed} bytes; {free} are free at {folder}",
+        )
+
+
 def copy_files(source: Path, listing: Listing, target: Path) -> None:
-    """Copy the listed files of the Bento at `source` to the folder `target`; FILE_MISSING."""
+    """Copy the listed files of the Bento at `source` to the folder `target`.
+
+    FILE_MISSING, or FILE_ALTERED for one that has another size.
+    """
     for entry in listing.files:
         file, copy = resolve_inside(source, entry.path), target / entry.path
         if not file.is_file():
             raise _missing(entry)
+        if file.stat().st_size != entry.size:  # so that no more is written than was said
+            raise _altered(entry)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, copy)
 
@@ -118,9 +133,7 @@ def check_files(root: Path, listing: Listing) -> None:
         if not path.is_file():
             raise _missing(entry)
         if path.stat().st_size != entry.size or sha256_file(path) != entry.sha256:
-            raise MlctlError(
-                ErrorCode.FILE_ALTERED, f"file {entry.path!r} is not the one of the list"
-            )
+            raise _altered(entry)
 
 
 @contextmanager
@@ -130,11 +143,12 @@ def incoming() -> Iterator[Path]:
         yield folder
 
 
-def take_in(root: Path, listing: Listing) -> BentoInfo:
+def take_in(root: Path, listing: Listing, *, force: bool = False) -> BentoInfo:
     """Move the Bento in the folder `root` of `incoming` to the store, once it is proved.
 
-    DIGEST_MISMATCH if its bundles are not the ones of its label; one with the same tag in the
-    store is replaced.
+    DIGEST_MISMATCH if its bundles are not the ones of its label. One with the same tag in the
+    store stays if it has the same files; with others it is replaced by `force`, or else
+    INVALID_INPUT is raised.
     """
     check_files(root, listing)
     bento = read_bento(root)
@@ -147,6 +161,9 @@ def take_in(root: Path, listing: Listing) -> BentoInfo:
             ErrorCode.DIGEST_MISMATCH, f"the bundles of {bento.tag} are not the ones of its label"
         )
     place = bento_home() / "bentos" / listing.name / listing.version
+    if place.exists() and not force:
+        _require_same(place, listing)
+        return BentoInfo(bento.tag, place, bento.labels)
     place.parent.mkdir(parents=True, exist_ok=True)
     with incoming() as old:
         if place.exists():
@@ -155,6 +172,17 @@ def take_in(root: Path, listing: Listing) -> BentoInfo:
         root.rename(place)
     write_atomic(place.parent / LATEST, listing.version.encode())
     return BentoInfo(bento.tag, place, bento.labels)
+
+
+def _require_same(place: Path, listing: Listing) -> None:
+    try:
+        check_files(place, listing)
+    except MlctlError as error:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"the store has a Bento {listing.tag} with other files: {error.message}",
+            "--force replaces it by the one that is pulled.",
+        ) from error
 
 
 def _walk(root: Path) -> Iterator[str]:
@@ -175,6 +203,10 @@ def _sha256(bento: BentoInfo, name: str) -> str:
 
 def _missing(entry: FileEntry) -> MlctlError:
     return MlctlError(ErrorCode.FILE_MISSING, f"file {entry.path!r} is missing")
+
+
+def _altered(entry: FileEntry) -> MlctlError:
+    return MlctlError(ErrorCode.FILE_ALTERED, f"file {entry.path!r} is not the one of the list")
 
 
 def _damaged(reason: str) -> MlctlError:

@@ -18,6 +18,7 @@ from services.ship.parcel import (
     LISTING_NAME,
     MAX_LISTING_BYTES,
     Listing,
+    check_room,
     copy_files,
     incoming,
     list_files,
@@ -101,12 +102,12 @@ def push_oci(folder: Path, bento: BentoInfo) -> tuple[str, Listing]:
     return write_layout(folder, bento, listing), listing
 
 
-def pull_folder(folder: Path) -> BentoInfo:
-    """Take in the Bento that `push_folder` copied to `folder`."""
-    return pull_with(lambda _: folder)
+def pull_folder(folder: Path, *, force: bool = False) -> BentoInfo:
+    """Take in the Bento that `push_folder` copied to `folder`; for `force` see `take_in`."""
+    return pull_with(lambda _: folder, force=force)
 
 
-def pull_with(fetch: Fetch) -> BentoInfo:
+def pull_with(fetch: Fetch, *, force: bool = False) -> BentoInfo:
     """Take in what `fetch` gets, given a folder for it: a listing, and the files beside it."""
     with incoming() as scratch:
         (scratch / "got").mkdir()
@@ -120,14 +121,15 @@ def pull_with(fetch: Fetch) -> BentoInfo:
             )
         with path.open("rb") as file:
             listing = parse_listing(file.read(MAX_LISTING_BYTES + 1))
+        check_room(listing, scratch)
         copy_files(found / BENTO_FOLDER, listing, scratch / "taken")
-        return take_in(scratch / "taken", listing)
+        return take_in(scratch / "taken", listing, force=force)
 
 
-def pull_oci(folder: Path, tag: str | None) -> BentoInfo:
+def pull_oci(folder: Path, tag: str | None, *, force: bool = False) -> BentoInfo:
     """Take in the Bento `tag`, or the only one, of an OCI image layout."""
     with incoming() as scratch:
         target = scratch / "taken"
         target.mkdir()
         listing = read_layout(folder, tag, target)
-        return take_in(target, listing)
+        return take_in(target, listing, force=force)

@@ -17,6 +17,8 @@ import numpy as np
 from bundle.errors import ErrorCode, MlctlError
 
 Headers = tuple[tuple[str, bytes], ...]
+# Their places are paths and names: nobody has a password there.
+_WITHOUT_USERS = frozenset({"file", "sqlite", "hybrid"})
 
 
 class Guarantee(StrEnum):
@@ -42,15 +44,29 @@ class Place:
 
     @classmethod
     def parse(cls, text: str) -> Place:
-        """The place that a user wrote; a plain path is a file of JSON lines."""
+        """The place that a user wrote; a plain path is a file of JSON lines.
+
+        INVALID_INPUT for what may be a password with a # or a ? in it: it would be cut there, and
+        its parts be taken for what may be shown.
+        """
         if text == "-":
             return cls("-")
         scheme, separator, rest = text.partition("://")
         if not separator:
             return cls("file", text)
+        scheme = scheme.lower()
         rest, _, topic = rest.partition("#")
         address, _, query = rest.partition("?")
-        return cls(scheme.lower(), address, topic, dict(parse_qsl(query, keep_blank_values=True)))
+        if scheme not in _WITHOUT_USERS:
+            if "@" in topic or "@" in query:
+                raise MlctlError(
+                    ErrorCode.INVALID_INPUT,
+                    f"a {scheme}:// place has an @ after its first # or ?",
+                    "In a user or a password write # as %23 and ? as %3F; elsewhere write @ as "
+                    "%40.",
+                )
+            topic = topic.replace("%40", "@")
+        return cls(scheme, address, topic, dict(parse_qsl(query, keep_blank_values=True)))
 
     def named(self, topic: str) -> Place:
         """The place of another topic at the same address."""
@@ -237,6 +253,16 @@ class Ending(Protocol):
     @property
     def ended(self) -> bool:
         """Whether poll() has given all there will ever be: the run ends once it is committed."""
+        ...
+
+
+@runtime_checkable
+class TakingOver(Protocol):
+    """A link or consumer whose broker gives a killed member's messages to others after a time."""
+
+    @property
+    def takeover_s(self) -> float:
+        """Seconds of silence after which a member is given up."""
         ...
 
 

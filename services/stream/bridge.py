@@ -21,6 +21,7 @@ from services.stream.base import (
     Producer,
     RebalanceListener,
     Rebalancing,
+    TakingOver,
 )
 from services.stream.transports import transport_of
 
@@ -53,6 +54,11 @@ class Bridge:
     def ended(self) -> bool:
         """As the consumer's source."""
         return isinstance(self._consumer, Ending) and self._consumer.ended
+
+    @property
+    def takeover_s(self) -> float:
+        """As the consumer's broker."""
+        return self._consumer.takeover_s if isinstance(self._consumer, TakingOver) else 0.0
 
     def listen(self, listener: RebalanceListener) -> None:
         if isinstance(self._consumer, Rebalancing):

@@ -22,6 +22,7 @@ from services.stream.base import (
     Pausable,
     Rebalancing,
     RefusedAnswersError,
+    TakingOver,
 )
 from services.stream.buffer import Buffer
 from services.stream.events import Batch, Event, Phase, Totals
@@ -36,8 +37,9 @@ _IDLE_WAIT = 0.25
 _GLANCE = 0.002
 _LAG_SECONDS = 1.0
 # A member that has no partition sees no lag of 0. It may yet get those of one that was killed: this
-# is longer than any transport waits, by default, before it gives such a member up.
-_QUIET_SECONDS = 45.0
+# is longer than any transport waits, by default, before it gives such a member up. Where the user
+# chose a longer time it is that and half of it: brokers look now and then only.
+_QUIET_SECONDS, _QUIET_FACTOR = 45.0, 1.5
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
 
 
@@ -321,13 +323,20 @@ class Pump:
             return False
         lag = self._patiently(self.link.lag)
         left = sum(lag.values())
-        if left and quiet >= max(_QUIET_SECONDS, self.settings.patience):
+        enough = self._quiet_enough
+        if left and quiet >= max(enough, self.settings.patience):
             raise MlctlError(
                 ErrorCode.BROKER_UNAVAILABLE,
                 f"{left} messages are left, and none of them came for {quiet:.0f} s",
                 "Another consumer may hold them; when it has ended, run the same command again.",
             )
-        return not left if lag else quiet >= _QUIET_SECONDS
+        return not left if lag else quiet >= enough
+
+    @property
+    def _quiet_enough(self) -> float:
+        """Seconds without a message after which a killed member's would have come to us."""
+        takeover = self.link.takeover_s if isinstance(self.link, TakingOver) else 0.0
+        return max(_QUIET_SECONDS, _QUIET_FACTOR * takeover)
 
     def _refresh_lag(self) -> bool:
         """Ask for the lag if the last one is old; whether it was asked for."""

@@ -14,8 +14,7 @@ from uuid import uuid4
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Signature
-from bundle.verify import VerifiedBundle
-from services.batch.model import check_batched, open_scorer
+from services.batch.model import Scorable, check_batched, open_scorable
 from services.stream.base import Guarantee, Link, LinkRequest, Payload, Place
 from services.stream.bridge import connect, same_broker
 from services.stream.engine import Pump, Report, RunSettings
@@ -124,7 +123,7 @@ def seldom_collected() -> Iterator[None]:
 
 
 def run_stream(
-    bundle: VerifiedBundle,
+    model: Scorable,
     wanted: Wanted,
     watch: Callable[[Event], None],
     stop: threading.Event,
@@ -134,11 +133,11 @@ def run_stream(
 
     See Pump.run for how it fails. Signals reach the thread that calls it: it owns the link.
     """
-    check_batched(bundle.manifest)
-    payload = _payload(wanted, bundle.manifest.signature)
+    check_batched(model)
+    payload = _payload(wanted, model.signature)
     link = connect(wanted.link)
-    scorer = MessageScorer(open_scorer(bundle), payload)
-    stamp = Stamp(wanted.link.source, bundle.manifest.name, bundle.digest, origin(wanted.link))
+    scorer = MessageScorer(open_scorable(model), payload)
+    stamp = Stamp(wanted.link.source, model.name, model.digest, origin(wanted.link))
     if wanted.take_over is not None:
         take_over(wanted.take_over, wanted.settings.patience)
     with link, seldom_collected():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ from bundle.manifest import Batching
 from bundle.tensors import DYNAMIC
 from services.faults import RunError
 from services.graph import read_graph
+from services.staging import Side
 from services.tensorrt.build import build_engine
 from services.tensorrt.builder import make_logger
 from services.tensorrt.cache import ENGINE_NAME, TIMING_NAME, fetch_engine, timing_directory
-from services.tensorrt.cuda import Buffer, Driver, Gpu
+from services.tensorrt.cuda import Driver, Gpu
 from services.tensorrt.key import engine_key, model_sha256
 from services.tensorrt.options import EngineOptions
 from services.tensorrt.probe import require_device
@@ -82,7 +84,7 @@ def open_engine(model: Path, batching: Batching | None, options: EngineOptions) 
 
 
 class EngineSession:
-    """Runs an engine of TensorRT on one stream, with buffers that grow to what is asked.
+    """Runs an engine of TensorRT on one stream, with memory that grows to what is asked.
 
     `owners` are what must outlive the engine.
     """
@@ -104,31 +106,31 @@ class EngineSession:
             name for name in names if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT
         ]
         self._outputs = [name for name in names if name not in self._inputs]
-        self._buffers: dict[str, Buffer] = {}
+        self._sides: dict[str, Side] = {}
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """All outputs; INVALID_INPUT for a shape outside of the engine's profile."""
         self._gpu.attach()
-        # Kept until the stream is done with them.
-        feeds = {name: self._feed(name, inputs[name]) for name in self._inputs}
+        sent = {name: self._feed(name, inputs[name]) for name in self._inputs}
         if unknown := self._context.infer_shapes():
             raise MlctlError(ErrorCode.INVALID_INPUT, f"tensor {unknown[0]!r} has no shape")
-        outputs = {name: self._prepare_output(name) for name in self._outputs}
-        for name, array in feeds.items():
-            self._gpu.upload(array, self._buffers[name])
+        received = {name: self._prepare_output(name) for name in self._outputs}
+        for name, array in sent.items():
+            self._gpu.upload(array, self._sides[name].device)
         if not self._context.execute_async_v3(self._gpu.stream):
             raise RunError("TensorRT did not run the engine")
-        for name, array in outputs.items():
-            self._gpu.download(self._buffers[name], array)
+        for name, array in received.items():
+            self._gpu.download(self._sides[name].device, array)
         self._gpu.synchronize()
-        return outputs
+        # The next run writes where these lie.
+        return {name: array.copy() for name, array in received.items()}
 
     def _feed(self, name: str, value: np.ndarray) -> np.ndarray:
-        array = np.ascontiguousarray(value)
-        if array.dtype != self._dtypes[name]:
+        """A copy of `value` in pinned memory."""
+        if value.dtype != self._dtypes[name]:
             raise MlctlError(
                 ErrorCode.INVALID_INPUT,
-                f"tensor {name!r}: dtype is {array.dtype}, "
+                f"tensor {name!r}: dtype is {value.dtype}, "
                 f"the engine takes {self._dtypes[name].name}",
             )
         if not self._context.set_input_shape(name, value.shape):
@@ -138,10 +140,12 @@ class EngineSession:
                 f"tensor {name!r}: shape is {list(value.shape)}, "
                 f"the engine takes {least} to {greatest}",
             )
-        self._reserve(name, array.nbytes)
+        array = self._reserve(name, value.shape)
+        array[...] = value
         return array
 
     def _prepare_output(self, name: str) -> np.ndarray:
+        """Pinned memory for the output."""
         shape = tuple(self._context.get_tensor_shape(name))
         if DYNAMIC in shape:
             raise MlctlError(
@@ -149,14 +153,16 @@ class EngineSession:
                 f"the shape of output {name!r} depends on the values of the inputs",
                 _ELSEWHERE,
             )
-        array = np.empty(shape, self._dtypes[name])
-        self._reserve(name, array.nbytes)
-        return array
+        return self._reserve(name, shape)
 
-    def _reserve(self, name: str, size: int) -> None:
-        if name not in self._buffers or self._buffers[name].size < size:
-            self._buffers[name] = self._gpu.allocate(size)
-        self._context.set_tensor_address(name, self._buffers[name].address)
+    def _reserve(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """Pinned memory for a tensor of that shape, and memory of the device, which is bound."""
+        dtype = self._dtypes[name]
+        size = math.prod(shape) * dtype.itemsize
+        side = self._sides.setdefault(name, Side(self._gpu))
+        side.reserve(max(size, 1))
+        self._context.set_tensor_address(name, side.device.address)
+        return side.host[:size].view(dtype).reshape(shape)
 
 
 def _dtype(name: str, tensorrt_name: str) -> np.dtype[Any]:

@@ -36,6 +36,11 @@ def test_a_bento_is_pulled_from_where_it_was_pushed(
         assert (found["tag"], found["digest"]) == (bento.tag, bundle.digest)
         assert found["parcel_digest"] == list_files(bento).parcel_digest
         assert Path(found["path"]).is_relative_to(tmp_path / "store")
+    (Path(found["path"]) / "README.md").write_text("another")
+    refused = CliRunner().invoke(cli, ["pull", reference])
+    assert (refused.exit_code, "--force replaces it" in refused.output) == (2, True)
+    forced = CliRunner().invoke(cli, ["pull", reference, "--force"])
+    assert forced.exit_code == 0, forced.output
     missing = CliRunner().invoke(cli, ["pull", f"oci:{tmp_path / 'layout'}#tiny:no"])
     assert missing.exit_code != 0
     assert f"the layout has: {bento.tag.replace(':', '-')}" in missing.output
@@ -46,6 +51,7 @@ def test_a_bento_is_pulled_from_where_it_was_pushed(
     [
         (["pull", "digits"], "Missing option '--out'"),
         (["pull", "folder:here", "--out", "there"], "--out is for a bundle"),
+        (["pull", "digits", "--out", "there", "--force"], "--force is for a BENTO"),
         (["pull", "oci:"], "names no Bento"),
         (["build", "digits", "--push", "oci:"], "names no folder"),
         (["build"], "Missing argument"),

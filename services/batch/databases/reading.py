@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _SAMPLE = 20_000
+# Beyond that the whole job waits, and says so.
+_LOCK_SECONDS = 5.0
+_LOCKED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 class Reader(Protocol):
@@ -87,9 +90,9 @@ def _postgres(url: str) -> Iterator[Reader]:
             connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
             connection.read_only = True
             yield _Postgres(connection)
-    except psycopg.OperationalError as error:
+    except (psycopg.OperationalError, psycopg.InterfaceError) as error:
         raise MlctlError(
-            ErrorCode.SINK_UNAVAILABLE, f"{without_password(url)} cannot be reached"
+            ErrorCode.SOURCE_UNAVAILABLE, f"{without_password(url)} cannot be reached"
         ) from error
     except psycopg.Error as error:
         said = error.diag.message_primary or type(error).__name__
@@ -140,14 +143,19 @@ def _sqlite_type(values: Sequence[Any]) -> Any:
 def _sqlite(url: str) -> Iterator[Reader]:
     path = Path(url.partition("://")[2]).resolve()
     try:
-        connection = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, isolation_level=None)
+        connection = sqlite3.connect(
+            f"{path.as_uri()}?mode=ro", uri=True, isolation_level=None, timeout=_LOCK_SECONDS
+        )
         try:
             connection.execute("BEGIN")
             yield _Sqlite(connection)
         finally:
             connection.close()
     except sqlite3.Error as error:
-        raise MlctlError(ErrorCode.INVALID_INPUT, f"{url}: {error}") from error
+        # The low byte; the others tell more of the same.
+        locked = (getattr(error, "sqlite_errorcode", 0) & 0xFF) in _LOCKED
+        code = ErrorCode.SOURCE_UNAVAILABLE if locked else ErrorCode.INVALID_INPUT
+        raise MlctlError(code, f"{url}: {error}") from error
 
 
 class _DuckDb(_Embedded):
@@ -169,4 +177,6 @@ def _duckdb(url: str) -> Iterator[Reader]:
             connection.execute("BEGIN")
             yield _DuckDb(connection)
     except duckdb.Error as error:
-        raise MlctlError(ErrorCode.INVALID_INPUT, f"the query failed: {error}") from error
+        locked = isinstance(error, duckdb.IOException) and "lock" in str(error)
+        code = ErrorCode.SOURCE_UNAVAILABLE if locked else ErrorCode.INVALID_INPUT
+        raise MlctlError(code, f"the query failed: {error}") from error

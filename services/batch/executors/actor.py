@@ -120,8 +120,8 @@ class ScoringActor:
             sweep()
             self._scratch = self._scratch or Scratch()
             write_files(self._scratch.folder, given.files)
-            bundle = verify(self._scratch.folder, given.scoring.bundle.digest)
-            self._given = given, replace(given.scoring, bundle=bundle).open()
+            bundle = verify(self._scratch.folder, given.scoring.model.digest)
+            self._given = given, replace(given.scoring, model=bundle).open()
             if bundle.manifest.transform is None:
                 # All is loaded; only a transform may read its files later.
                 self._remove()

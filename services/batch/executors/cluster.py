@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from bundle.errors import ErrorCode, MlctlError
+from bundle.verify import VerifiedBundle
 from services.batch.base import Chunk, SplittableSource, Unit, UnitResult
 from services.batch.executors.actor import Errand, Failure, ScoringActor, Unread, read_files
 from services.batch.executors.scratch import sweep
@@ -63,8 +64,8 @@ class RayExecutor:
         source: SplittableSource | None,
         columns: tuple[str, ...],
     ) -> Generator[UnitResult, None, None]:
+        bundle = _alone(self.scoring)
         with connected(self.address, self.actors) as ray, _blamed(ray):
-            bundle = self.scoring.bundle
             errand = ray.put(Errand(self.scoring, read_files(bundle), source, columns))
             gpu = bundle.manifest.variant.target != "cpu"
             with contextlib.closing(_Crew(ray, errand, self.actors, gpu=gpu)) as crew:
@@ -198,9 +199,22 @@ def ray_executor(address: str | None, actors: int | None) -> MakeExecutor:
     _require_ray()
 
     def make(scoring: Scoring) -> RayExecutor:
+        _alone(scoring)
         return RayExecutor(scoring, address or LOCAL, actors)
 
     return make
+
+
+def _alone(scoring: Scoring) -> VerifiedBundle:
+    """The bundle that actors are sent; UNSUPPORTED_MODEL for a pipeline, which is several."""
+    model = scoring.model
+    if isinstance(model, VerifiedBundle):
+        return model
+    raise MlctlError(
+        ErrorCode.UNSUPPORTED_MODEL,
+        f"{model.name!r} is a pipeline, and Ray's actors score with one model",
+        "Leave --executor ray out: this machine's threads score with the whole pipeline.",
+    )
 
 
 @contextlib.contextmanager

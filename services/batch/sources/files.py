@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.base import BadRow, Chunk, SourceRequest, Unit
-from services.batch.locations import InputFile, list_files
+from services.batch.locations import InputFile, list_files, reached, without_password
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,6 +39,32 @@ class Piece:
     load: Callable[[], Loaded]
 
 
+class Listed:
+    """The `files` at `location` with one of `endings`; the one that was named may have any."""
+
+    def __init__(self, location: str, endings: tuple[str, ...]) -> None:
+        self._location = location
+        self._endings = endings
+        self._scanned = False
+        self.files = self._found()
+
+    def check_again(self) -> None:
+        """JOB_CHANGED if, at each scan but the first, they are not what they were."""
+        if self._scanned:
+            for system in (file.system for file in self.files[:1] if file.system is not None):
+                system.invalidate_cache()
+            if self._found() != self.files:
+                raise MlctlError(
+                    ErrorCode.JOB_CHANGED,
+                    f"the files of {without_password(self._location)} changed since the start",
+                )
+        self._scanned = True
+
+    def _found(self) -> list[InputFile]:
+        files = list_files(self._location)
+        return files if len(files) == 1 else list_files(self._location, self._endings)
+
+
 class FilesSource(ABC):
     """The files of `request` in order of their names; one that is named may be called anything.
 
@@ -52,8 +78,8 @@ class FilesSource(ABC):
         self.unit_rows = request.unit_rows
         self.types = parse_types(request.options.get("types", ""))
         endings = tuple(end + codec for end in self.endings for codec in ("", *_CODECS))
-        files = list_files(request.location)
-        self.files = files if len(files) == 1 else list_files(request.location, endings)
+        self._listed = Listed(request.location, endings)
+        self.files = self._listed.files
         if not self.files:
             told = " or ".join(self.endings)
             raise MlctlError(ErrorCode.INVALID_INPUT, f"{self.name} has no files of {told}")
@@ -84,6 +110,7 @@ class FilesSource(ABC):
         return None
 
     def scan(self, columns: Sequence[str], done: Container[str]) -> Iterator[Chunk]:
+        self._listed.check_again()
         for number, file in enumerate(self.files):
             with told(file):
                 for index, piece in enumerate(self.pieces(file, columns)):
@@ -103,12 +130,13 @@ class FilesSource(ABC):
 
 @contextlib.contextmanager
 def told(file: InputFile) -> Iterator[None]:
-    """INVALID_INPUT with the file's name for what cannot be read."""
+    """INVALID_INPUT with the file's name if it cannot be read, SOURCE_UNAVAILABLE if it is away."""
     import pyarrow as pa
 
     try:
-        yield
-    except (pa.ArrowException, OSError, EOFError) as error:
+        with contextlib.nullcontext() if file.system is None else reached(file.name):
+            yield
+    except (pa.ArrowException, OSError, EOFError, StopIteration) as error:
         said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise MlctlError(
             ErrorCode.INVALID_INPUT,

@@ -16,7 +16,8 @@ from urllib.parse import unquote
 
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.base import Chunk, SourceRequest, Unit
-from services.batch.locations import InputFile, list_files
+from services.batch.locations import InputFile
+from services.batch.sources.files import Listed, told
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,9 +49,8 @@ class ParquetSource:
     def __init__(self, request: SourceRequest) -> None:
         self.name = request.location
         self._unit_rows = request.unit_rows
-        # The one file that was named may be called anything.
-        files = list_files(request.location)
-        self._files = files if len(files) == 1 else list_files(request.location, ENDINGS)
+        self._listed = Listed(request.location, ENDINGS)
+        self._files = self._listed.files
         if not self._files:
             raise MlctlError(ErrorCode.INVALID_INPUT, f"{self.name} has no Parquet files")
         self._keys = _partition_keys(self._files)
@@ -87,6 +87,7 @@ class ParquetSource:
                 index += 1
 
     def scan(self, columns: Sequence[str], done: Container[str]) -> Iterator[Chunk]:
+        self._listed.check_again()
         self.check(columns)
         try:
             for unit in self.units():
@@ -181,14 +182,10 @@ class _Cursor:
 
     def take(self, start: int, rows: int) -> pa.Table:
         """Rows `start` to `start + rows`; INVALID_INPUT if the file is not what it was."""
-        import pyarrow as pa
-
-        try:
+        with told(self._planned.file):
             if self._position != start:
                 self._seek(start)
             return self._next(rows)
-        except (pa.ArrowException, OSError, StopIteration) as error:
-            raise _unreadable(self._planned.file, error) from error
 
     def _seek(self, start: int) -> None:
         """Open the file at the row group that has row `start`, and skip to that row."""
@@ -230,17 +227,10 @@ def _opened(file: InputFile, columns: int = 1) -> Iterator[Any]:
 
 
 def _plan(file: InputFile) -> _Planned:
-    import pyarrow as pa
-
-    try:
-        with _opened(file) as opened:
-            metadata = opened.metadata
-            groups = (
-                metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)
-            )
-            return _Planned(file, opened.schema_arrow, tuple(groups))
-    except (pa.ArrowException, OSError) as error:
-        raise _unreadable(file, error) from error
+    with told(file), _opened(file) as opened:
+        metadata = opened.metadata
+        groups = (metadata.row_group(index).num_rows for index in range(metadata.num_row_groups))
+        return _Planned(file, opened.schema_arrow, tuple(groups))
 
 
 def _keys_of(name: str) -> Iterator[tuple[str, str]]:
@@ -258,12 +248,3 @@ def _partition_keys(files: Sequence[InputFile]) -> dict[str, bool]:
             number = value == _NULL or _WHOLE.fullmatch(value) is not None
             found[key] = found.get(key, True) and number
     return found
-
-
-def _unreadable(file: InputFile, error: Exception) -> MlctlError:
-    said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-    return MlctlError(
-        ErrorCode.INVALID_INPUT,
-        f"{file.name} cannot be read: {said}",
-        "If it changed while it was read, run the same command with --restart.",
-    )

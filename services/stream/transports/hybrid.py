@@ -82,6 +82,12 @@ class HybridTransport:
         raise _not_read(request.source)
 
     def open_producer(self, place: Place) -> HybridProducer:
+        if unknown := sorted(set(place.options) - {"key"}):
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT,
+                f"{place.shown()} has no option {unknown[0]!r}",
+                "Known is: key.",
+            )
         return HybridProducer(open_store(check_name(place.address.rstrip("/")), load_place()))
 
 

@@ -30,6 +30,7 @@ from services.stream.transports.line_ledger import Append, Entry, Ledger, Mark, 
 from services.stream.transports.lines import from_line
 
 PIPE = "-"
+_OPTIONS = ("headers", "rotated", "ledger")
 # Lines that are looked at at once.
 _MANY = 10_000
 
@@ -242,6 +243,12 @@ def _sink(place: Place, *, dead: bool = False) -> FileSink | PipeSink:
 
 
 def _path(place: Place) -> Path:
+    if unknown := sorted(set(place.options) - set(_OPTIONS)):
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"a file of lines has no option {unknown[0]!r}",
+            f"Known are: {', '.join(_OPTIONS)}.",
+        )
     if not place.address:
         raise MlctlError(ErrorCode.INVALID_INPUT, "file:// needs a path, as in file://rows.jsonl")
     return Path(place.address)

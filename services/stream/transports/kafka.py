@@ -51,6 +51,11 @@ class KafkaLink:
     def listen(self, listener: RebalanceListener) -> None:
         self._reader.listen(listener)
 
+    @property
+    def takeover_s(self) -> float:
+        """As the reader's."""
+        return self._reader.takeover_s
+
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             stack.enter_context(self._sender)

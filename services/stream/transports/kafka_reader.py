@@ -136,6 +136,11 @@ class GroupReader:
         """Of this member, for a transaction: its generation tells whether it is still one."""
         return self._consumer.consumer_group_metadata()
 
+    @property
+    def takeover_s(self) -> float:
+        """The property session.timeout.ms."""
+        return float(self._settings["session.timeout.ms"]) / 1e3
+
     # ---- messages
 
     def poll(self, limit: int, wait_s: float) -> Sequence[Message]:

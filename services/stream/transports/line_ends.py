@@ -11,7 +11,7 @@ from pathlib import Path
 from bundle.errors import ErrorCode, MlctlError
 from services.stream.base import Outgoing
 from services.stream.transports.line_files import LONGEST_BYTES, Output, Tail
-from services.stream.transports.lines import to_line
+from services.stream.transports.lines import Cutter, to_line
 
 _BLOCK = 1 << 20
 _LOOK_SECONDS = 0.02
@@ -46,7 +46,7 @@ class PipeLines:
 
     def __init__(self, descriptor: int) -> None:
         self._file = descriptor
-        self._rest = b""
+        self._cutter = Cutter()
         self._offset = 0
         self._lines: list[tuple[int, int, bytes]] = []
         self._closed = False
@@ -74,12 +74,11 @@ class PipeLines:
     def _fill(self) -> None:
         block = os.read(self._file, _BLOCK)
         self._closed = not block
-        *lines, self._rest = (self._rest + (block or b"\n")).split(b"\n")
-        for line in lines:
+        for line in self._cutter.cut(block or b"\n"):
             if line.strip():
                 self._lines.append((0, self._offset, line))
             self._offset += len(line) + 1
-        if len(self._rest) > LONGEST_BYTES:
+        if self._cutter.waiting > LONGEST_BYTES:
             raise MlctlError(ErrorCode.INVALID_INPUT, f"a line has more than {LONGEST_BYTES} bytes")
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bundle.errors import ErrorCode, MlctlError
 from services.stream.transports.line_ledger import Append, Entry, Mark
+from services.stream.transports.lines import Cutter
 
 _BLOCK = 1 << 20
 # A line that does not end within this many bytes is no message.
@@ -32,7 +33,7 @@ class Tail:
         self._turn = 0
         self._file = -1
         self._next = 0
-        self._rest = b""
+        self._cutter = Cutter()
         self._lines: deque[tuple[int, int, bytes]] = deque()
         self._counted = 0
         self._ahead = 0
@@ -98,17 +99,16 @@ class Tail:
         block = os.pread(self._file, _BLOCK, self._next)
         if not block:
             return self._turned()
-        content = self._rest + block
-        start = self._next - len(self._rest)
+        start = self._next - self._cutter.waiting
         self._next += len(block)
-        *lines, self._rest = content.split(b"\n")
+        lines = self._cutter.cut(block)
         if self._counted >= self._next:
             self._ahead -= len(lines)
         for line in lines:
             if line.strip():
                 self._lines.append((self._turn, start, line))
             start += len(line) + 1
-        if len(self._rest) > LONGEST_BYTES:
+        if self._cutter.waiting > LONGEST_BYTES:
             raise MlctlError(
                 ErrorCode.INVALID_INPUT,
                 f"{self._path} has a line of more than {LONGEST_BYTES} bytes",
@@ -137,8 +137,9 @@ class Tail:
                 f"{self._path} was replaced or cut since it was read",
                 "Add ?rotated=anew to the place to read the new file from its beginning.",
             )
-        if self._rest.strip():  # nobody will end this line any more
-            self._lines.append((self._turn, self._next - len(self._rest), self._rest))
+        rest = self._cutter.rest()
+        if rest.strip():  # nobody will end this line any more
+            self._lines.append((self._turn, self._next - len(rest), rest))
         self.close()
         self._turn += 1
         self._reopen()
@@ -153,7 +154,7 @@ class Tail:
 
     def _seek(self, offset: int) -> None:
         self._next = self._counted = offset
-        self._rest, self._ahead = b"", 0
+        self._cutter, self._ahead = Cutter(), 0
 
     def _skip_line(self) -> None:
         while block := os.pread(self._file, _BLOCK, self._next):

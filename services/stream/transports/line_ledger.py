@@ -6,6 +6,7 @@ before the appends that it tells of, so after a kill the newest whole one is eno
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import zlib
@@ -77,18 +78,28 @@ class Ledger:
         os.close(self._file)
 
     def save(self, entry: Entry) -> None:
-        """Make `entry` the newest one, and durable."""
-        self._number += 1
-        content = orjson.dumps({"number": self._number, **asdict(entry)})
+        """Make `entry` the newest one, and durable; DISK_FULL is worth another try."""
+        number = self._number + 1
+        content = orjson.dumps({"number": number, **asdict(entry)})
         whole = b"%08x%08x%b" % (zlib.crc32(content), len(content), content)
         if len(whole) > _SLOT_BYTES:
             raise MlctlError(ErrorCode.INVALID_INPUT, "the paths of the outputs are too long")
-        place = self._number % 2 * _SLOT_BYTES
-        while whole:
-            written = os.pwrite(self._file, whole, place)
-            whole, place = whole[written:], place + written
+        try:
+            self._write(whole, number % 2 * _SLOT_BYTES)
+        except OSError as error:
+            # The number stays: another try must not take the turn of the entry that is whole.
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise MlctlError(
+                ErrorCode.DISK_FULL, "there is no space left for the ledger of positions"
+            ) from error
+        self._number, self.entry = number, entry
+
+    def _write(self, content: bytes, place: int) -> None:
+        while content:
+            written = os.pwrite(self._file, content, place)
+            content, place = content[written:], place + written
         os.fdatasync(self._file)
-        self.entry = entry
 
 
 def read_entry(path: Path) -> Entry | None:

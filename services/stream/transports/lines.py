@@ -26,6 +26,30 @@ class Line(NamedTuple):
     headers: Headers = ()
 
 
+class Cutter:
+    """Cuts blocks of bytes into lines. A line that has not ended is kept in pieces, not copied."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self.waiting = 0  # bytes of the line that has not ended
+
+    def cut(self, block: bytes) -> list[bytes]:
+        """The lines that end in `block`, without their ends."""
+        first, *others = block.split(b"\n")
+        self._pieces.append(first)
+        self.waiting += len(first)
+        if not others:
+            return []
+        lines = [self.rest(), *others]
+        last = lines.pop()
+        self._pieces, self.waiting = [last], len(last)
+        return lines
+
+    def rest(self) -> bytes:
+        """What is there of the line that has not ended."""
+        return b"".join(self._pieces)
+
+
 def to_line(message: Outgoing, *, whole: bool) -> bytes:
     """The line of `message` with its end; in an envelope if it must be `whole`."""
     value = message.value

@@ -12,6 +12,7 @@ import ssl
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 import nats
 import nats.errors
@@ -98,7 +99,8 @@ class Session:
             if not lost.done():
                 lost.set_result(None)
 
-        servers = [f"nats://{each}" for each in self._place.address.split(",")]
+        addresses = self._place.address.split(",")
+        servers = [f"nats://{each.rpartition('@')[2]}" for each in addresses]
         self._client = await nats.connect(
             servers,
             allow_reconnect=False,
@@ -192,9 +194,25 @@ def _secrets(place: Place) -> dict[str, Any]:
         "user_credentials": options.get("creds") or os.environ.get("MLCTL_NATS_CREDS"),
         "nkeys_seed": options.get("nkey_seed"),
     }
+    if not any(given.values()):
+        given |= _user_of(place)
     if flag(place, "tls") or "tls_ca" in options:
         context = ssl.create_default_context(cafile=options.get("tls_ca"))
         if "tls_cert" in options:
             context.load_cert_chain(options["tls_cert"], options.get("tls_key"))
         given["tls"] = context
     return {name: value for name, value in given.items() if value}
+
+
+def _user_of(place: Place) -> dict[str, str]:
+    """The user and the password, or the token, that stand before the first of the servers.
+
+    They are decoded here: the library takes them as they are written.
+    """
+    for each in place.address.split(","):
+        who, at, _ = each.rpartition("@")
+        if at:
+            user, colon, password = who.partition(":")
+            found = {"user": user, "password": password} if colon else {"token": user}
+            return {name: unquote(text) for name, text in found.items()}
+    return {}

@@ -68,6 +68,11 @@ class NatsLink:
         finally:
             self._session.close()
 
+    @property
+    def takeover_s(self) -> float:
+        """The consumer's ack_wait."""
+        return self._ack_wait
+
     def poll(self, limit: int, wait_s: float) -> Sequence[Message]:
         return self._session.run(lambda client: self._poll(client, limit, wait_s))
 

@@ -8,8 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from bundle.errors import ErrorCode, MlctlError
 from services.stream.base import Headers, Message, Outgoing
+from services.stream.stamps import ERROR, OURS
 
+# A script of Redis can give a command about 8,000 values: names and contents of the fields.
+MOST_HEADERS = 2000
 VALUE = b"value"
 _KEY = b"key"
 # Before the name of a header that would be taken for a message's own field.
@@ -59,11 +63,16 @@ class FieldWriter:
         self._names: dict[str, bytes] = {}
 
     def arguments(self, messages: Sequence[Outgoing]) -> list[Any]:
-        """The number of messages, then each as [count, VALUE, value, name, content, ...]."""
+        """The number of messages, then each as [count, VALUE, value, name, content, ...].
+
+        PAYLOAD_TOO_LARGE for too many headers; a dead letter is sent without its source's.
+        """
         flat: list[Any] = [len(messages)]
         last: Headers = ()
         shared: list[bytes] = []
-        for value, key, headers, _identity in messages:
+        for value, key, all_headers, _identity in messages:
+            wide = len(all_headers) > MOST_HEADERS
+            headers = _bounded(all_headers) if wide else all_headers
             if headers is not last:
                 last, shared = headers, self._flat(headers)
             if key is None:
@@ -82,6 +91,23 @@ class FieldWriter:
                 known = names[name] = _escaped(name)
             flat += (known, content)
         return flat
+
+
+def _bounded(headers: Headers) -> Headers:
+    """A dead letter never blocks the stream: too many headers stay in the source alone.
+
+    PAYLOAD_TOO_LARGE for other messages, before anything is sent: a script that ends in the middle
+    is not undone.
+    """
+    ours = tuple(header for header in headers if header[0].startswith(OURS))
+    if not any(name == ERROR for name, _ in ours) or len(ours) > MOST_HEADERS:
+        raise MlctlError(
+            ErrorCode.PAYLOAD_TOO_LARGE,
+            f"a message has {len(headers)} headers; to Redis it may have {MOST_HEADERS}",
+            "Send it with fewer headers.",
+        )
+    note = f"{len(headers) - len(ours)} headers"
+    return (*ours, ("mlctl-left-out", note.encode()))
 
 
 def _escaped(name: str) -> bytes:

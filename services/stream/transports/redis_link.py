@@ -85,6 +85,11 @@ class RedisLink:
         finally:
             self._db.close()
 
+    @property
+    def takeover_s(self) -> float:
+        """The option `idle_s`."""
+        return self._idle_ms / 1000
+
     def poll(self, limit: int, wait_s: float) -> Sequence[Message]:
         try:
             with told(self._request.source):

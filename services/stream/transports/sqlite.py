@@ -79,6 +79,11 @@ class SqliteLink:
     def listen(self, listener: RebalanceListener) -> None:
         self._listener = listener
 
+    @property
+    def takeover_s(self) -> float:
+        """The option `lease`."""
+        return self._request.source.number("lease", _LEASE_SECONDS)
+
     def poll(self, limit: int, wait_s: float) -> Sequence[Message]:
         deadline = time.monotonic() + wait_s
         nap = _SHORTEST_NAP

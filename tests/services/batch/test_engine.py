@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Container, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -145,6 +145,67 @@ def test_an_error_of_reading_is_the_jobs() -> None:
     with pytest.raises(MlctlError, match="in the middle"):
         run.go(broken(), LocalExecutor(score, 2))
     assert sink.ids() == list(range(30))
+
+
+@dataclass
+class Away:
+    """A source of ten chunks; each scan ends after as many of them as `lengths` says."""
+
+    lengths: list[int]
+    name: str = "far"
+    schema: pa.Schema = field(default_factory=lambda: pa.schema([("id", pa.int64())]))
+
+    def identity(self) -> Mapping[str, str]:
+        raise NotImplementedError
+
+    def total_rows(self) -> int | None:
+        return 100
+
+    def scan(self, _columns: Sequence[str], done: Container[str]) -> Iterator[Chunk]:
+        left = [chunk for chunk in chunks(10) if chunk.unit.id not in done]
+        length = self.lengths.pop(0) if self.lengths else len(left)
+        yield from left[:length]
+        if length < len(left):
+            raise MlctlError(ErrorCode.SOURCE_UNAVAILABLE, "far cannot be reached")
+
+
+def test_a_source_that_is_away_is_read_on_after_what_it_gave() -> None:
+    sink = MemorySink()
+    run, waits, events = run_with(sink, total=100)
+    totals = run.read(Away([4, 0, 0, 1]), ["id"], LocalExecutor(score, 2))
+    assert sink.ids() == list(range(100))
+    assert totals.units == 10
+    # Longer each time, until something comes.
+    assert waits.waited == [1.0, 2.0, 4.0, 1.0]
+    paused = [event.totals.rows for event in events if event.phase is Phase.PAUSED]
+    assert paused == [40, 40, 40, 50]
+    assert [event.phase for event in events].count(Phase.STARTED) == 1
+
+
+def test_patience_with_a_source_has_an_end() -> None:
+    sink = MemorySink()
+    run, waits, _events = run_with(sink, total=100)
+    with pytest.raises(MlctlError, match="far cannot be reached") as caught:
+        run.read(Away([4, *[0] * 100]), ["id"], LocalExecutor(score, 2))
+    assert caught.value.code is ErrorCode.SOURCE_UNAVAILABLE
+    assert sink.ids() == list(range(40))
+    assert sum(waits.waited) == pytest.approx(60.0)
+
+
+def test_a_stop_ends_the_wait_for_a_source() -> None:
+    sink = MemorySink()
+    run, waits, events = run_with(sink, total=100)
+
+    def watch(event: Event) -> None:
+        events.append(event)
+        if event.phase is Phase.PAUSED:
+            waits.set()
+
+    run.watch = watch
+    with pytest.raises(MlctlError, match="stopped after 40 rows") as caught:
+        run.read(Away([4, 0]), ["id"], LocalExecutor(score, 2))
+    assert caught.value.code is ErrorCode.INTERRUPTED
+    assert sink.ids() == list(range(40))
 
 
 def test_bad_rows_are_judged_after_each_commit() -> None:

@@ -49,13 +49,13 @@ def _shaped(bundle: VerifiedBundle, *shape: int) -> VerifiedBundle:
 def test_large_rows_come_in_small_units(
     bundle: VerifiedBundle, shape: tuple[int, ...], rows: int
 ) -> None:
-    assert unit_rows(_shaped(bundle, *shape).manifest) == rows
+    assert unit_rows(_shaped(bundle, *shape)) == rows
 
 
 def test_a_model_without_rows_is_refused(bundle: VerifiedBundle) -> None:
-    check_batched(bundle.manifest)
+    check_batched(bundle)
     with pytest.raises(MlctlError, match="no batch dimension") as caught:
-        check_batched(_shaped(bundle, 4).manifest)
+        check_batched(_shaped(bundle, 4))
     assert caught.value.code is ErrorCode.UNSUPPORTED_MODEL
 
 

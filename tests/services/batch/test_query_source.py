@@ -143,5 +143,5 @@ def test_a_server_that_is_away_is_told_without_the_password() -> None:
     location = "postgresql://u:geheim@/d?host=/nowhere&table=a&key=id"
     with pytest.raises(MlctlError, match="cannot be reached") as caught:
         open_source(SourceRequest(location, 100)).identity()
-    assert caught.value.code is ErrorCode.SINK_UNAVAILABLE
+    assert caught.value.code is ErrorCode.SOURCE_UNAVAILABLE
     assert "geheim" not in str(caught.value)

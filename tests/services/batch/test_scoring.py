@@ -107,6 +107,7 @@ def test_a_defect_of_ours_is_no_rows_fault(bundle: VerifiedBundle) -> None:
         def run(self, _inputs: object) -> dict[str, np.ndarray]:
             raise NameError("a name of ours")
 
+    assert isinstance(scorer.scorer, Scorer)
     broken = Scorer(scorer.scorer.manifest, "d" * 64, Broken())
     with pytest.raises(MlctlError) as caught:
         replace(scorer, scorer=broken).score(chunk([1.0, 2.0]))

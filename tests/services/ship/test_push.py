@@ -8,6 +8,7 @@ import io
 import json
 import tarfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,49 @@ def test_a_folder_goes_out_and_comes_back(elsewhere: BentoInfo, tmp_path: Path) 
     assert back.path.is_relative_to(tmp_path / "store")
     assert find_bento(back.tag.partition(":")[0]) == back
     assert list_files(back) == sent
-    assert push.pull_folder(folder).tag == back.tag  # takes the place of the one that is there
+    made = back.path.stat().st_ino
+    assert push.pull_folder(folder) == back
+    assert back.path.stat().st_ino == made  # the same files: it was left alone
+
+
+def test_another_bento_of_the_same_tag_is_replaced_by_force_only(
+    elsewhere: BentoInfo, tmp_path: Path
+) -> None:
+    folder = push.push_folder(tmp_path / "out", elsewhere)
+    layout = tmp_path / "layout"
+    push.push_oci(layout, elsewhere)
+    path = push.pull_folder(folder).path / "src" / "services" / "scorer.py"
+    whole = path.read_bytes()
+    for pull in (
+        partial(push.pull_folder, folder),
+        partial(push.pull_oci, layout, None),
+        partial(push.pull_with, lambda _: folder),
+    ):
+        path.write_bytes(whole + b"#")
+        with pytest.raises(MlctlError, match=r"with other files: .*scorer\.py") as caught:
+            pull()
+        assert "--force" in caught.value.hint
+        assert path.read_bytes() == whole + b"#"
+        pull(force=True)
+        assert path.read_bytes() == whole
+
+
+def test_what_does_not_fit_on_the_disk_is_refused_first(
+    elsewhere: BentoInfo, tmp_path: Path
+) -> None:
+    folder = push.push_folder(tmp_path / "out", elsewhere)
+    listing = parse_listing((folder / LISTING_NAME).read_bytes())
+    first, *others = listing.files
+    large = listing.model_copy(
+        update={"files": (first.model_copy(update={"size": 1 << 60}), *others)}
+    )
+    (folder / LISTING_NAME).write_bytes(large.canonical())
+    assert code_of(lambda: push.pull_folder(folder)) is ErrorCode.DISK_FULL
+    layout = tmp_path / "layout"
+    digest, _ = push.push_oci(layout, elsewhere)
+    _swap_config(layout, digest, large.canonical())
+    assert code_of(lambda: push.pull_oci(layout, None)) is ErrorCode.DISK_FULL
+    assert not (tmp_path / "store" / "bentos").exists()
 
 
 def alter(folder: Path) -> None:
@@ -212,6 +255,17 @@ def _swap_layer(layout: Path, digest: str, content: bytes) -> None:
     """Put another layer into the layout, with every digest on the way put right."""
     document = read(layout, digest)
     document["layers"][0] |= _put(layout, content)
+    _swap_manifest(layout, document)
+
+
+def _swap_config(layout: Path, digest: str, content: bytes) -> None:
+    """Put another listing into the layout, in the same way."""
+    document = read(layout, digest)
+    document["config"] |= _put(layout, content)
+    _swap_manifest(layout, document)
+
+
+def _swap_manifest(layout: Path, document: Any) -> None:
     index = json.loads((layout / "index.json").read_text())
     index["manifests"][0] |= _put(layout, json.dumps(document).encode())
     (layout / "index.json").write_text(json.dumps(index))
@@ -250,8 +304,5 @@ def test_a_manifest_without_a_list_of_layers_is_refused(
 ) -> None:
     layout = tmp_path / "layout"
     digest, _ = push.push_oci(layout, elsewhere)
-    document = {**read(layout, digest), "layers": 1}
-    index = json.loads((layout / "index.json").read_text())
-    index["manifests"][0] |= _put(layout, json.dumps(document).encode())
-    (layout / "index.json").write_text(json.dumps(index))
+    _swap_manifest(layout, {**read(layout, digest), "layers": 1})
     assert code_of(lambda: push.pull_oci(layout, None)) is ErrorCode.MANIFEST_INVALID

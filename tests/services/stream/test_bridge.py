@@ -110,6 +110,29 @@ def test_a_place_is_shown_without_passwords_and_tokens(text: str, shown: str) ->
 @pytest.mark.parametrize(
     "text",
     [
+        "redis://me:secret#secret@h:6379/0#x",
+        "redis://me:12#secret@h/0#x",
+        "redis://:secret?secret@h/0#x",
+        "kafka://me:secret?secret=secret@h:9092#x",
+        "nats://secret#secret@h:4222#x",
+    ],
+)
+def test_no_half_of_a_password_is_shown(text: str) -> None:
+    with pytest.raises(MlctlError, match="an @ after its first") as caught:
+        Place.parse(text)
+    assert caught.value.code is ErrorCode.INVALID_INPUT
+    assert "secret" not in f"{caught.value.message} {caught.value.hint}"
+
+
+def test_an_at_sign_of_a_topic_or_an_option_is_written_otherwise() -> None:
+    place = Place.parse("redis://h/0?consumer=me%40here#user%40orders")
+    assert (place.topic, place.options) == ("user@orders", {"consumer": "me@here"})
+    assert Place.parse("sqlite://a@b.db#user@orders").topic == "user@orders"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
         "redis://u:secret@localhost:abc#x",
         "redis://localhost?idle_s=soon#x",
         "nats://localhost?ack_wait_s=soon#x",

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from bundle.errors import ErrorCode, MlctlError
 from services.stream.base import Commit, Guarantee, LinkRequest, Outgoing, Place
 from services.stream.transports import jsonl, line_files
 from services.stream.transports.jsonl import LinesLink
-from services.stream.transports.lines import from_line, to_line
+from services.stream.transports.line_ledger import read_entry
+from services.stream.transports.lines import Cutter, from_line, to_line
 from tests.services.stream.contract import (
     Broker,
     TransportContract,
@@ -161,6 +163,60 @@ def test_a_write_that_fails_leaves_nothing_behind(
         link.commit(batch)
     assert _lines(tmp_path / "out.jsonl") == [b"1"]
     assert len(_lines(tmp_path / "dead.jsonl")) == 1
+
+
+def test_a_full_disk_under_the_ledger_is_worth_another_try(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_bytes(b"1\n2\n")
+    with _link(tmp_path) as link:
+        first, second = take(link, 2)
+        link.commit(Commit([first], answered([first])))
+        ledger = link._ledger
+        assert ledger is not None
+        before, file = ledger.entry, os.dup(ledger._file)
+        full = os.open("/dev/full", os.O_RDWR)
+        os.dup2(full, ledger._file)
+        for _ in range(2):
+            with pytest.raises(MlctlError) as caught:
+                link.commit(Commit([second], answered([second])))
+            assert caught.value.code is ErrorCode.DISK_FULL
+        # Both tries had the turn of the older entry: the newest one is still whole.
+        os.pwrite(file, b"x" * 50, (ledger._number + 1) % 2 * (16 << 10))
+        assert read_entry(tmp_path / "in.jsonl.g.ledger") == before
+        os.dup2(file, ledger._file)
+        os.close(file)
+        os.close(full)
+        link.commit(Commit([second], answered([second])))
+    assert _lines(tmp_path / "out.jsonl") == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("at", ["in", "out"])
+def test_an_option_that_is_none_is_told(tmp_path: Path, at: str) -> None:
+    def place(name: str) -> Place:
+        return Place.parse(f"file://{tmp_path / name}.jsonl{'?ledgr=x' if name == at else ''}")
+
+    with pytest.raises(MlctlError, match="no option 'ledgr'") as caught:
+        LinesLink(LinkRequest(place("in"), "g", place("out"))).__enter__()
+    assert caught.value.code is ErrorCode.INVALID_INPUT
+
+
+@given(st.lists(st.sampled_from([b"", b"\n", b"a", b"b\n", b"c\nd", b"\n\ne\n"])))
+def test_lines_are_cut_anywhere(blocks: list[bytes]) -> None:
+    cutter = Cutter()
+    lines = [line for block in blocks for line in cutter.cut(block)]
+    assert [*lines, cutter.rest()] == b"".join(blocks).split(b"\n")
+    assert cutter.waiting == len(cutter.rest())
+
+
+def test_a_long_line_is_not_copied_for_each_block() -> None:
+    block, blocks = b"x" * 65_536, 1000
+    cutter = Cutter()
+    began = time.process_time()
+    for _ in range(blocks):
+        assert cutter.cut(block) == []
+    # Copied for each block this is 32 GB, many seconds.
+    assert time.process_time() - began < 2.0
+    (line,) = cutter.cut(b"\n")
+    assert len(line) == blocks * len(block)
 
 
 def test_a_line_counts_once_it_has_ended(tmp_path: Path) -> None:

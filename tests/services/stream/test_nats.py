@@ -18,6 +18,7 @@ from services.stream.base import (
     Outgoing,
     Place,
     RefusedAnswersError,
+    TakingOver,
 )
 from services.stream.transports.nats import transport
 from services.stream.transports.nats_client import Session
@@ -129,6 +130,14 @@ def test_a_window_that_is_too_short_is_no_promise(
             send(answers, answered(held))
 
 
+def test_the_ack_wait_of_the_consumer_says_when_others_take_over(server: NatsServer) -> None:
+    for options in ("create=yes&ack_wait_s=90", "ack_wait_s=5"):
+        source = place(server, "taken-over", options)
+        with transport.open_link(LinkRequest(source, "g")) as link:
+            assert isinstance(link, TakingOver)
+            assert link.takeover_s == 90.0
+
+
 def test_more_are_sent_at_once_than_the_server_buffers(server: NatsServer) -> None:
     many = place(server, "many")
     send(many, numbered(0, 12_000))
@@ -224,18 +233,27 @@ def test_tls_and_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     ours.private_key_pem.write_to_path(tmp_path / "key.pem")
     ours.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
     files = ("--tlscert", str(tmp_path / "cert.pem"), "--tlskey", str(tmp_path / "key.pem"))
-    with nats_server(tmp_path / "data", None, "--auth", "secret", "--tls", *files) as guarded:
+    with nats_server(tmp_path / "data", None, "--auth", "se#cr@t", "--tls", *files) as guarded:
         options = f"create=yes&tls_ca={tmp_path / 'ca.pem'}"
-        send(Place.parse(f"nats://secret@{guarded.address}?{options}#x"), numbered(0, 2))
+        send(Place.parse(f"nats://se%23cr%40t@{guarded.address}?{options}#x"), numbered(0, 2))
         without = Place.parse(f"nats://{guarded.address}?{options}#x")
         with pytest.raises(MlctlError) as caught:
             send(without, numbered(0, 1))
         assert caught.value.code is ErrorCode.UNAUTHENTICATED
-        monkeypatch.setenv("MLCTL_NATS_TOKEN", "secret")
+        monkeypatch.setenv("MLCTL_NATS_TOKEN", "se#cr@t")
         assert numbers(read(without)) == [0, 1]
         with pytest.raises(MlctlError) as caught:
             send(Place.parse(f"nats://{guarded.address}#x"), [])  # who signed it is not known
         assert caught.value.code is ErrorCode.BROKER_UNAVAILABLE
+
+
+def test_user_and_password_of_a_place_are_decoded(tmp_path: Path) -> None:
+    with nats_server(tmp_path, None, "--user", "me", "--pass", "a#b?c/d@e") as guarded:
+        who = "me:a%23b%3Fc%2Fd%40e"
+        source = Place.parse(f"nats://{who}@{guarded.address}?create=yes#x")
+        assert "a%23b" not in source.shown()
+        send(source, numbered(0, 1))
+        assert numbers(read(source)) == [0]
 
 
 def with_client(source: Place, act: Callable[[Any], Any]) -> None:

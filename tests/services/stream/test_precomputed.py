@@ -118,3 +118,10 @@ def test_a_store_is_no_source() -> None:
     with pytest.raises(MlctlError, match="no source of messages") as caught:
         transport_of(place).open_link(LinkRequest(place, "g"))
     assert caught.value.code is ErrorCode.INVALID_INPUT
+
+
+def test_an_option_that_is_none_is_told() -> None:
+    place = Place.parse("hybrid://fresh?keys=id")
+    with pytest.raises(MlctlError, match="no option 'keys'") as caught:
+        transport_of(place).open_producer(place)
+    assert caught.value.code is ErrorCode.INVALID_INPUT

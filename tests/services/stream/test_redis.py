@@ -12,7 +12,14 @@ import redis
 import redis.connection
 
 from bundle.errors import ErrorCode, MlctlError
-from services.stream.base import Guarantee, LinkRequest, LostPartitionsError, Outgoing, Place
+from services.stream.base import (
+    Commit,
+    Guarantee,
+    LinkRequest,
+    LostPartitionsError,
+    Outgoing,
+    Place,
+)
 from services.stream.transports.redis import transport
 from tests.services.hybrid.servers import RedisServer, redis_server
 from tests.services.stream.contract import (
@@ -20,6 +27,7 @@ from tests.services.stream.contract import (
     Places,
     TransportContract,
     answer,
+    answered,
     numbered,
     numbers,
     open_link,
@@ -200,6 +208,26 @@ def test_entries_of_others_are_messages(server: RedisServer) -> None:
     assert read(plain)[0][2:5] == (b"2", None, headers)
 
 
+def test_more_headers_than_a_script_can_give_on_are_left_out(server: RedisServer) -> None:
+    source, answers, dead = (place(server, f"wide-{part}") for part in ("in", "out", "dead"))
+    with redis.Redis.from_url(server.url) as other:
+        other.xadd("wide-in", {"value": b"1", **{f"f{n}": b"x" for n in range(9000)}})
+    send(source, numbered(2, 3))
+    ours = (("mlctl-error", b"invalid_input"), ("mlctl-reason", b"why"))
+    with transport.open_link(LinkRequest(source, "g", answers, dead)) as link:
+        wide, plain = take(link, 2)
+        letter = Outgoing(wide.value, wide.key, (*wide.headers, *ours))
+        link.commit(Commit([wide, plain], answered([plain]), [letter]))
+    (found,) = read(dead)
+    assert found.value == b"1"
+    assert found.headers == (*ours, ("mlctl-left-out", b"9000 headers"))
+    assert numbers(read(answers)) == [2]
+    with pytest.raises(MlctlError, match="9000 headers") as caught:
+        send(answers, [*numbered(3, 4), Outgoing(b"4", None, wide.headers)])
+    assert caught.value.code is ErrorCode.PAYLOAD_TOO_LARGE
+    assert numbers(read(answers)) == [2]
+
+
 def test_troubles_are_told(server: RedisServer) -> None:
     def code_of(wanted: Place) -> ErrorCode:
         with pytest.raises(MlctlError) as caught:
@@ -229,12 +257,12 @@ def test_passwords_come_from_the_place_or_the_environment(
 ) -> None:
     with redis_server(tmp_path) as guarded:
         with redis.Redis.from_url(guarded.url) as other:
-            other.config_set("requirepass", "first")
+            other.config_set("requirepass", "fir#st")
         address = f"127.0.0.1:{guarded.port}/0"
         with pytest.raises(MlctlError) as caught:
             send(Place.parse(f"redis://:wrong@{address}#x"), numbered(0, 1))
         assert caught.value.code is ErrorCode.UNAUTHENTICATED
         assert "wrong" not in caught.value.message
-        send(Place.parse(f"redis://:first@{address}#x"), numbered(0, 1))
-        monkeypatch.setenv("MLCTL_REDIS_PASSWORD", "first")
+        send(Place.parse(f"redis://:fir%23st@{address}#x"), numbered(0, 1))
+        monkeypatch.setenv("MLCTL_REDIS_PASSWORD", "fir#st")
         assert numbers(read(Place.parse(f"redis://{address}#x"))) == [0]

@@ -123,6 +123,18 @@ def test_runs_every_batch_size_with_buffers_that_grow() -> None:
         np.testing.assert_array_equal(opened.run({"x": x})["y"], 2 * x)
 
 
+def test_answers_outlive_the_next_run_and_memory_here_is_pinned_once() -> None:
+    library = HostDriver()
+    opened = EngineSession(TRT, DoublingEngine(), Gpu(Driver(library)))
+    given = [np.random.default_rng(seed).random((4, 3), dtype=np.float32) for seed in range(4)]
+    answers = [opened.run({"x": x})["y"] for x in given]
+    for x, answer in zip(given, answers, strict=True):
+        np.testing.assert_array_equal(answer, 2 * x)
+        assert answer.ctypes.data not in library.memory
+    # Here and there, for `x` and `y`.
+    assert len(library.memory) == 4
+
+
 def test_takes_an_array_that_is_not_contiguous() -> None:
     x = np.arange(12, dtype=np.float32).reshape(4, 3)[::2]
     np.testing.assert_array_equal(session().run({"x": x})["y"], 2 * x)
