@@ -129,6 +129,8 @@ class Session:
             task.cancel()
         if left:
             await asyncio.wait(left)
+        # A socket is closed in the loop's next round, which may be none any more.
+        await asyncio.sleep(0)
 
 
 @contextmanager
