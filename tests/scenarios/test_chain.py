@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import socket
 from pathlib import Path
@@ -120,8 +121,10 @@ def test_optimizing_and_building_again_change_nothing(shop: Shop, tmp_path: Path
     assert built["reused"]
     assert built["content_digest"] == shop.built["content_digest"]
     folder = tmp_path / "out" / built["tag"].replace(":", "-")
-    assert built["pushed"] == {"reference": f"folder:{folder}"}
-    assert json.loads((folder / "listing.json").read_text())["digest"] == built["digest"]
+    assert built["pushed"]["reference"] == f"folder:{folder}"
+    listing = (folder / "listing.json").read_bytes()
+    assert built["pushed"]["parcel_digest"] == hashlib.sha256(listing).hexdigest()
+    assert json.loads(listing)["digest"] == built["digest"]
 
 
 def test_a_pulled_bundle_verifies(shop: Shop, tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_metrics_are_beside_bentomls(server: Server) -> None:
     assert 'mlctl_queue_rows{model="tiny"} 0.0' in text
     assert "mlctl_batch_rows_bucket" in text
     assert 'mlctl_stage_seconds_bucket{le="0.001",model="tiny",stage="parse"}' in text
-    assert 'mlctl_deadline_misses_total{model="tiny"} 0.0' in text
+    assert 'mlctl_deadline_misses_total{model="tiny"}' in text
     assert "bentoml_service_request_total" in text
 
 
