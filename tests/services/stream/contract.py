@@ -218,11 +218,13 @@ class TransportContract:
 
     def test_groups_read_apart(self, broker: Broker, places: Places) -> None:
         if not broker.groups:
-            return
+            pytest.skip("it has no groups")
         send(places.source, numbered(0, 10))
         for group in ("a", "b"):
             with open_link(places, broker, group) as link:
-                answer(link, take(link, 10))
+                found = take(link, 10)
+                assert sorted(numbers(found)) == [*range(10)]
+                answer(link, found)
 
     def test_a_new_group_may_begin_at_the_end(self, broker: Broker, places: Places) -> None:
         send(places.source, numbered(0, 10))
@@ -238,7 +240,7 @@ class TransportContract:
 
     def test_members_share_the_work(self, broker: Broker, places: Places) -> None:
         if not broker.shares:
-            return
+            pytest.skip("its consumers share no work")
         send(places.source, numbered(0, 200))
         with ExitStack() as stack:
             links = [stack.enter_context(open_link(places, broker)) for _ in range(2)]
