@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.workloads import MAX_ROWS, NAMES, Workload, make_workload
-from services.graphed import open_graphed
-from services.session import open_session
+from services.runtime.graphed import open_graphed
+from services.runtime.session import open_session
 
 BATCHES = (1, 2, 4, 8, 16, 32, MAX_ROWS)
 PROVIDERS = ("cpu", "cuda", "tensorrt", "tensorrt-raw")

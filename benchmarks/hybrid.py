@@ -33,7 +33,7 @@ from services.hybrid.places import open_store
 from services.hybrid.rows import RowCodec
 from services.lanes import Priority
 from services.streaming import Answer
-from services.wire import InferRequest
+from services.v2.wire import InferRequest
 from tests.services.hybrid.servers import redis_server
 from tests.support.postgres import PostgresServer
 

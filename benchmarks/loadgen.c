@@ -2,132 +2,28 @@
  *
  *   loadgen http|grpc PORT CONNECTIONS SECONDS REQUEST_FILE
  *
- * For http the file has the request's bytes. For grpc it has the HPACK block of the headers
- * after its length (4 bytes, big endian), and then the message with gRPC's five bytes before it;
- * one call at a time on a connection. Prints: answered failed seconds p50_us p99_us cpu_seconds.
+ * See wire.h for the file. Prints: answered failed seconds p50_us p99_us cpu_seconds.
  */
-#define _GNU_SOURCE
-#include <arpa/inet.h>
-#include <netinet/tcp.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/epoll.h>
-#include <sys/resource.h>
-#include <sys/socket.h>
-#include <time.h>
-#include <unistd.h>
+#include "wire.h"
 
-enum { ROOM = 1 << 18, EVENTS = 256, FRAME = 9, MAX_FRAME = 16384, REFILL = 1 << 15 };
-enum { DATA = 0, HEADERS = 1, RESET = 3, SETTINGS = 4, PING = 6, GOAWAY = 7, WINDOW = 8 };
-enum { END_STREAM = 1, ACK = 1, END_HEADERS = 4 };
-static const char PREFACE[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-
-struct connection {
-    int file, answered, leaving, waiting;
-    uint32_t stream, taken;
-    int64_t window; /* what the server takes on the connection */
-    double sent;
-    size_t have;
-    unsigned char bytes[ROOM];
-};
-
-static int grpc, port, queue, open_connections;
+static int open_connections;
 static double end;
-static unsigned char *request, *message, wire[1 << 20];
-static size_t request_size, block_size, message_size;
 static float *latencies;
 static size_t answered, failed, room;
 
-static void must(int ok, const char *what) {
-    if (!ok) {
-        perror(what);
-        exit(1);
-    }
-}
-
-static double now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
-}
-
-static uint32_t number(const unsigned char *at) {
-    return (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
-}
-
-static unsigned char *put(unsigned char *at, uint32_t value) {
-    for (int shift = 24; shift >= 0; shift -= 8)
-        *at++ = (unsigned char)(value >> shift);
-    return at;
-}
-
-static unsigned char *frame(unsigned char *at, size_t size, int type, int flags, uint32_t stream) {
-    at = put(at, (uint32_t)size << 8 | (uint32_t)type);
-    *at++ = (unsigned char)flags;
-    return put(at, stream);
-}
-
-static void send_all(struct connection *to, const void *bytes, size_t size) {
-    must(write(to->file, bytes, size) == (ssize_t)size, "write");
-}
-
-static void ask_grpc(struct connection *to) {
-    if ((to->waiting = to->window < (int64_t)message_size))
-        return; /* a WINDOW_UPDATE goes on */
-    unsigned char *at = frame(wire, block_size, HEADERS, END_HEADERS, to->stream);
-    memcpy(at, request + 4, block_size);
-    at += block_size;
-    for (size_t done = 0, size; done < message_size; done += size) {
-        size = message_size - done < MAX_FRAME ? message_size - done : MAX_FRAME;
-        int last = done + size == message_size;
-        at = frame(at, size, DATA, last ? END_STREAM : 0, to->stream);
-        memcpy(at, message + done, size);
-        at += size;
-    }
-    to->window -= (int64_t)message_size;
-    send_all(to, wire, (size_t)(at - wire));
-}
-
-static void ask(struct connection *to) {
-    to->sent = now();
-    to->answered = 0;
-    if (grpc)
-        ask_grpc(to);
-    else
-        send_all(to, request, request_size);
-}
-
-static void dial(struct connection *to) {
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((unsigned short)port),
-                                  .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    int one = 1;
-    to->file = socket(AF_INET, SOCK_STREAM, 0);
-    must(connect(to->file, (struct sockaddr *)&address, sizeof address) == 0, "connect");
-    setsockopt(to->file, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    struct epoll_event event = {.events = EPOLLIN, .data.ptr = to};
-    epoll_ctl(queue, EPOLL_CTL_ADD, to->file, &event);
-    to->have = to->taken = 0;
-    to->leaving = to->waiting = 0;
-    to->stream = 1;
-    to->window = 65535;
-    if (grpc) {
-        memcpy(wire, PREFACE, sizeof PREFACE - 1);
-        unsigned char *at = frame(wire + sizeof PREFACE - 1, 0, SETTINGS, 0, 0);
-        send_all(to, wire, (size_t)(at - wire));
-    }
+static void ask_now(struct connection *to) {
+    to->since = now();
     ask(to);
 }
 
-static void hang_up(struct connection *to) {
-    close(to->file);
-    to->file = -1;
+static void end_of(struct connection *to) {
+    hang_up(to);
     open_connections--;
 }
 
-/* The request is over: count it, and send the next one. */
-static void done(struct connection *to, int ok) {
+/* Count the request, and send the next one. */
+static void done(struct connection *to, int ok, const unsigned char *head, size_t size) {
+    (void)head, (void)size;
     double time = now();
     if (ok && answered == room) {
         room = room ? 2 * room : 1 << 16;
@@ -135,92 +31,23 @@ static void done(struct connection *to, int ok) {
         must(latencies != NULL, "realloc");
     }
     if (ok)
-        latencies[answered++] = (float)((time - to->sent) * 1e6);
+        latencies[answered++] = (float)((time - to->since) * 1e6);
     else
         failed++;
     if (time >= end) {
-        hang_up(to);
-    } else if (to->leaving) {
-        close(to->file);
-        dial(to);
-    } else {
-        to->stream += 2;
-        ask(to);
-    }
-}
-
-/* Each of these returns the bytes it used of what has come; 0 if it wants more. */
-static size_t read_http(struct connection *from) {
-    from->bytes[from->have] = 0;
-    unsigned char *stop = memmem(from->bytes, from->have, "\r\n\r\n", 4);
-    if (stop == NULL)
-        return 0;
-    char *length = strcasestr((char *)from->bytes, "\r\ncontent-length:");
-    must(length != NULL && (unsigned char *)length < stop, "an answer without a length");
-    size_t size = (size_t)(stop - from->bytes) + 4 + strtoul(length + 17, NULL, 10);
-    if (size > from->have)
-        return 0;
-    int ok = memcmp(from->bytes + 8, " 200", 4) == 0;
-    from->have = 0;
-    done(from, ok);
-    return size;
-}
-
-static void reply(struct connection *to, int type, int flags, const void *bytes, size_t size) {
-    unsigned char buffer[64], *at = frame(buffer, size, type, flags, 0);
-    if (size)
-        memcpy(at, bytes, size);
-    send_all(to, buffer, (size_t)(at - buffer) + size);
-}
-
-static void take_data(struct connection *from, size_t size) {
-    unsigned char window[4];
-    from->answered |= size > 5; /* a call that failed has no message */
-    from->taken += (uint32_t)size;
-    if (from->taken >= REFILL) {
-        put(window, from->taken);
-        reply(from, WINDOW, 0, window, sizeof window);
-        from->taken = 0;
-    }
-}
-
-static size_t read_frame(struct connection *from) {
-    unsigned char *at = from->bytes;
-    size_t size = from->have < FRAME ? 0 : number(at) >> 8;
-    if (from->have < FRAME || from->have < FRAME + size)
-        return 0;
-    int type = at[3], flags = at[4];
-    uint32_t stream = number(at + 5) & 0x7fffffff;
-    if (type == DATA)
-        take_data(from, size);
-    else if (type == SETTINGS && !(flags & ACK))
-        reply(from, SETTINGS, ACK, NULL, 0);
-    else if (type == PING && !(flags & ACK))
-        reply(from, PING, ACK, at + FRAME, 8);
-    else if (type == GOAWAY)
-        from->leaving = 1;
-    else if (type == WINDOW && stream == 0)
-        from->window += number(at + FRAME);
-    from->have -= FRAME + size;
-    memmove(from->bytes, from->bytes + FRAME + size, from->have);
-    int over = (type == HEADERS || type == DATA) && flags & END_STREAM;
-    if (stream == from->stream && (over || type == RESET))
-        done(from, over && from->answered);
-    else if (from->waiting)
-        ask_grpc(from);
-    return FRAME + size;
-}
-
-static void hear(struct connection *from) {
-    ssize_t got = read(from->file, from->bytes + from->have, ROOM - 1 - from->have);
-    if (got <= 0) {
-        failed++;
-        hang_up(from);
+        end_of(to);
         return;
     }
-    from->have += (size_t)got;
-    while (from->file >= 0 && from->have > 0 && (grpc ? read_frame(from) : read_http(from)) > 0)
-        continue;
+    if (to->leaving) {
+        close(to->file);
+        dial(to);
+    }
+    ask_now(to);
+}
+
+static void parted(struct connection *from) {
+    failed++;
+    end_of(from);
 }
 
 static int compare(const void *a, const void *b) {
@@ -228,33 +55,17 @@ static int compare(const void *a, const void *b) {
     return (left > right) - (left < right);
 }
 
-static void load(const char *path) {
-    FILE *file = fopen(path, "rb");
-    must(file != NULL, path);
-    request = malloc(sizeof wire);
-    must(request != NULL, "malloc");
-    request_size = fread(request, 1, sizeof wire / 2, file);
-    fclose(file);
-    if (grpc) {
-        block_size = number(request);
-        message = request + 4 + block_size;
-        message_size = request_size - 4 - block_size;
-    }
-}
-
 int main(int count, char **arguments) {
     must(count == 6, "usage: loadgen http|grpc PORT CONNECTIONS SECONDS REQUEST_FILE");
-    grpc = strcmp(arguments[1], "grpc") == 0;
-    port = atoi(arguments[2]);
+    begin(arguments[1], arguments[2], arguments[5]);
     open_connections = atoi(arguments[3]);
-    load(arguments[5]);
-    queue = epoll_create1(0);
     double start = now();
     end = start + atof(arguments[4]);
     for (int left = open_connections; left > 0; left--) {
         struct connection *each = calloc(1, sizeof *each);
         must(each != NULL, "calloc");
         dial(each);
+        ask_now(each);
     }
     struct epoll_event events[EVENTS];
     while (open_connections > 0 && now() < end + 10) {
@@ -264,13 +75,9 @@ int main(int count, char **arguments) {
     }
     failed += (size_t)open_connections; /* they never had their answer */
     double taken = now() - start;
-    struct rusage used;
-    getrusage(RUSAGE_SELF, &used);
-    double cpu = (double)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
-                 (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec) * 1e-6;
     if (answered > 0)
         qsort(latencies, answered, sizeof *latencies, compare);
-    printf("%zu %zu %.4f %.1f %.1f %.4f\n", answered, failed, taken,
-           answered ? latencies[answered / 2] : 0.0, answered ? latencies[answered * 99 / 100] : 0.0, cpu);
+    printf("%zu %zu %.4f %.1f %.1f %.4f\n", answered, failed, taken, answered ? latencies[answered / 2] : 0.0,
+           answered ? latencies[answered * 99 / 100] : 0.0, cpu_seconds());
     return 0;
 }

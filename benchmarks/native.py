@@ -1,4 +1,4 @@
-"""The two small C programs of the benchmark: the load client and the least of all servers.
+"""The small C programs of the benchmarks: two load clients and the least of all servers.
 
 A client in Python would be the slower side: its core is full at some 20,000 answers a second.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 _SOURCES = Path(__file__).parent
 
@@ -24,12 +26,31 @@ class Load:
     cpu_share: float
 
 
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """What became of each request of an open loop: an element of each array, float32.
+
+    It was `due` so many seconds after the start, sent so much `late`, and over `latency` seconds
+    after it was due; `outcome` is one of those below. `connections` is how many were needed.
+    """
+
+    connections: int
+    cpu_share: float
+    due: np.ndarray
+    late: np.ndarray
+    latency: np.ndarray
+    outcome: np.ndarray
+
+
+ANSWERED, HINTED, REFUSED, FAILED = range(4)
+
+
 def build(name: str, folder: Path) -> Path:
     """Compile `name`.c into `folder`; needs a C compiler called cc."""
     program = folder / "bin" / name
     program.parent.mkdir(exist_ok=True)
     source = _SOURCES / f"{name}.c"
-    subprocess.run(["cc", "-O2", "-o", program, source], check=True)
+    subprocess.run(["cc", "-O2", "-o", program, source, "-lm"], check=True)
     return program
 
 
@@ -42,6 +63,33 @@ def run_load(
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     answered, failed, taken, p50, p99, cpu = map(float, done.stdout.split())
     return Load(int(answered), int(failed), taken, p50 / 1e3, p99 / 1e3, cpu / taken)
+
+
+def run_open(
+    program: Path,
+    kind: str,
+    port: int,
+    request: Path,
+    rate: float,
+    seconds: float,
+    refusal: tuple[bytes, bytes],
+    connections: tuple[int, int] = (256, 2000),
+) -> Offered:
+    """Ask `port` by `kind` at random moments, `rate` times a second, whatever was answered.
+
+    From the first to the second of `connections` are made, the first ones before. A refusal is told by what its headers or trailers
+    have; so is, by the second of the two, that it says when to ask again.
+    """
+    files = [request.with_name(name) for name in ("refusal", "hint")]
+    for file, content in zip(files, refusal, strict=True):
+        file.write_bytes(content)
+    command: list[str | Path] = [program, kind, str(port), f"{rate:.3f}", f"{seconds:.3f}"]
+    command += [*map(str, connections), request, *files]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
+    line, _, rest = done.stdout.partition(b"\n")
+    opened, cpu, taken = map(float, line.split())
+    columns = np.frombuffer(rest, np.float32).reshape(-1, 4).T
+    return Offered(int(opened), cpu / taken, *columns)
 
 
 def grpc_call(path: str, message: bytes) -> bytes:

@@ -29,7 +29,7 @@ from benchmarks.native import build, run_load
 from benchmarks.report import Limits, Row, print_report
 from benchmarks.ways import Way
 from benchmarks.workloads import NAMES, Workload, make_workload
-from services.session import Session, open_session
+from services.runtime.session import Session, open_session
 
 BATCHES = (1, 8, 32, 64, 128)
 _WARM_SECONDS = 0.5

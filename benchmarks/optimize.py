@@ -33,7 +33,7 @@ from optimize.prepare import Options
 from optimize.recipes.base import Target
 from optimize.recipes.discovery import select
 from registry.mlflow_catalog import MlflowCatalog
-from services.session import open_session
+from services.runtime.session import open_session
 from tests.support.sources import save_rows
 from tests.support.torch_models import log_torch
 

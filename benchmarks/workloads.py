@@ -28,9 +28,9 @@ from bundle.manifest import (
 )
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle, seal
-from services.golden import save_golden
-from services.session import open_session
-from services.v2_messages import methods
+from services.runtime.golden import save_golden
+from services.runtime.session import open_session
+from services.v2.messages import methods
 
 NAME = "bench"
 TOKENS = 32

@@ -42,6 +42,7 @@ class ErrorCode(StrEnum):
     DEPLOYMENT_EXISTS = "deployment_exists"
     ROLLOUT_ACTIVE = "rollout_active"
     ALREADY_LIVE = "already_live"
+    INTERFACE_BROKEN = "interface_broken"
     NOT_READY = "not_ready"
     ROLLED_BACK = "rolled_back"
     INCONCLUSIVE = "inconclusive"

@@ -255,6 +255,14 @@ ERROR_TABLE: Mapping[ErrorCode, ErrorSpec] = MappingProxyType(
             409,
             "ALREADY_EXISTS",
         ),
+        ErrorCode.INTERFACE_BROKEN: ErrorSpec(
+            "The candidate refuses what callers of the live model send, or lacks what they read.",
+            "Start it beside the live one with `mlctl up` under another name, or, if all callers "
+            "are ready for it, promote it with --allow-breaking.",
+            8,
+            409,
+            "FAILED_PRECONDITION",
+        ),
         ErrorCode.NOT_READY: ErrorSpec(
             "The server did not become ready in time.",
             "The message ends with the tail of its log.",

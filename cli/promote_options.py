@@ -109,6 +109,11 @@ _CONDUCT = (
         is_flag=True,
         help="Start although it may not end in time, or proves latency at a small share.",
     ),
+    click.option(
+        "--allow-breaking",
+        is_flag=True,
+        help="Start although callers of the live model would miss something of it at BENTO.",
+    ),
     click.option("--no-alias", is_flag=True, help="Do not write the @champion alias."),
     click.option(
         "--detach", is_flag=True, help="Only ask for it; follow with `mlctl status NAME`."

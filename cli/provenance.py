@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from bundle.manifest import Manifest
     from registry.catalog import ModelRow, PublishedModel
     from rollout.state.records import Deployment, Rollout
-    from services.store import BentoInfo
+    from services.bento.store import BentoInfo
 
 _PREFIX = re.compile(r"[0-9a-f]{6,64}")
 _DIGEST_LABEL = "mlctl.digest"
@@ -48,7 +48,7 @@ def known() -> Known:
     from registry.mlflow_catalog import MlflowCatalog
     from rollout.state import places
     from rollout.state.journal import Journal
-    from services.store import find_bento, list_bentos
+    from services.bento.store import find_bento, list_bentos
 
     bentos = tuple(map(find_bento, list_bentos()))
     with Journal(places.journal()) as journal:

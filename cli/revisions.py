@@ -18,12 +18,14 @@ def find_revision(bento: str) -> Revision:
     BENTO_NOT_FOUND, or INVALID_INPUT for a Bento that `mlctl build` did not make.
     SIGNATURE_INVALID if MLCTL_REQUIRE_SIGNATURE is set and a bundle is not signed by that key.
     """
+    from bundle.interface import to_document
     from bundle.verify import read_manifest
     from rollout.model import Revision
+    from services.bento.store import find_bento
     from services.layout import model_folder, read_together
     from services.settings import load_settings
+    from services.ship.interface import interface_of
     from services.ship.signed import require_signatures
-    from services.store import find_bento
 
     found = find_bento(bento)
     missing = [name for name in _LABELS if f"mlctl.{name}" not in found.labels]
@@ -38,4 +40,10 @@ def find_revision(bento: str) -> Revision:
     evidence = read_manifest(model_folder(found.source)).evidence
     together = read_together(found.source)
     models = () if together is None else tuple(together.models[name] for name in together.names)
-    return Revision(found.tag, **labels, agreement=evidence.agreement, models=models)
+    return Revision(
+        found.tag,
+        **labels,
+        agreement=evidence.agreement,
+        models=models,
+        interface=to_document(interface_of(found.source)),
+    )

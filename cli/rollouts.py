@@ -52,7 +52,7 @@ def is_quiet(event: Event) -> bool:
 def _event_text(kind: str, body: Mapping[str, Any]) -> str | None:
     match kind:
         case "requested":
-            return f"{body['live']} -> {body['candidate']}{_judged_limit(body)}"
+            return f"{body['live']} -> {body['candidate']}{_judged_limit(body)}{_broken(body)}"
         case "tick":
             return (
                 f"{body['phase']:<8} {body['weight']:>3} %  "
@@ -101,6 +101,12 @@ def _judged_limit(body: Mapping[str, Any]) -> str:
     """The latency limit, where it had to be rounded up to an edge of the proxy's histogram."""
     asked, judged = body.get("asked_max_p99_ms"), body.get("max_p99_ms")
     return "" if asked == judged else f" (p99 is judged at {judged:g} ms, asked was {asked:g} ms)"
+
+
+def _broken(body: Mapping[str, Any]) -> str:
+    """What callers will miss, where the rollout was asked for all the same."""
+    reasons = body.get("broken")
+    return f"  callers will miss: {'; '.join(reasons)}" if reasons else ""
 
 
 def _restored_text(body: Mapping[str, Any]) -> str:

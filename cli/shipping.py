@@ -12,9 +12,9 @@ from bundle.errors import ErrorCode, MlctlError
 if TYPE_CHECKING:
     from registry.catalog import PublishedModel
     from registry.mlflow_catalog import MlflowCatalog
-    from services.packaging import BuiltBento
+    from services.bento.packaging import BuiltBento
+    from services.bento.store import BentoInfo
     from services.ship.push import Target
-    from services.store import BentoInfo
 
 # Where a run has the Bentos of its bundle.
 _UNDER = "bentos"
@@ -34,9 +34,9 @@ def build(
     Its labels tell the registry's side of the first, the default model. With `maps` they are the
     stages of a pipeline; see `services.layout.pack`.
     """
+    from services.bento.packaging import build_bento
     from services.layout import pack
-    from services.packaging import build_bento
-    from services.requirements import Flavour
+    from services.runtime.requirements import Flavour
 
     with tempfile.TemporaryDirectory(prefix="mlctl-build-") as folder:
         bundles = [
@@ -109,8 +109,8 @@ def push(
 
     As --json shows it: `reference` is what `mlctl pull` takes, `parcel_digest` what it tells.
     """
+    from services.bento.store import find_bento
     from services.ship import push as ship
-    from services.store import find_bento
 
     bento = find_bento(tag)
     match target.place:

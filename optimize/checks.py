@@ -20,7 +20,7 @@ from optimize.parity import finite
 from optimize.reference import Reference
 from optimize.sizes import Resized, resized
 from registry.quiet import first_line
-from services.session import Session
+from services.runtime.session import Session
 
 # None of them is a common example size; the largest bucket is covered by the evaluation.
 BATCHES = (1, 3, 7)

@@ -24,8 +24,8 @@ from optimize.judge import Baseline, batching, run_rows
 from optimize.prepare import Prepared
 from optimize.reference import load_reference
 from registry.catalog import Flavor
-from services.golden import load_golden, save_golden
-from services.session import open_session
+from services.runtime.golden import load_golden, save_golden
+from services.runtime.session import open_session
 
 VERSION = 3
 EXAMPLE_ROWS = 3

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bundle.clock import Clock, SystemClock
 from bundle.manifest import Batching
-from services.graph import read_graph
+from services.runtime.graph import read_graph
 from services.tensorrt.build import build_engine
 from services.tensorrt.options import EngineOptions, Flavour
 from services.tensorrt.process import Cause, WorkerError

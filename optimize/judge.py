@@ -25,8 +25,8 @@ from optimize.parity import Parity, compare, finite
 from optimize.place import Place
 from optimize.recipes.base import DATA_NAME, TWIN_NAME, Details, Quality
 from optimize.variant import Measured
-from services.scorer import join_rows, split_rows
-from services.session import Session, open_session
+from services.runtime.scorer import join_rows, split_rows
+from services.runtime.session import Session, open_session
 
 BUCKETS = (1, 2, 4, 8, 16, 32)
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from bundle.clock import Clock
 from optimize.data import Rows, Tensors
-from services.session import Session
+from services.runtime.session import Session
 
 _WARM_UP_RUNS = 3
 _WARM_UP_SECONDS = 0.1

@@ -27,7 +27,7 @@ from optimize.recipes.discovery import select
 from optimize.report import report_html
 from optimize.seal import seal_bundle
 from registry.catalog import Catalog, PublishedModel, SourceModel
-from services.runtime import require_onnxruntime
+from services.runtime.installed import require_onnxruntime
 
 
 @dataclass(frozen=True, slots=True)

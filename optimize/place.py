@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bundle.errors import ErrorCode, MlctlError
 from optimize.recipes.base import Target
-from services.session import open_session
+from services.runtime.session import open_session
 from services.tensorrt.cuda import Driver
 from services.tensorrt.installed import provider_problem
 from services.tensorrt.probe import probe_device

@@ -22,7 +22,7 @@ from optimize.prepare import Options, Prepared, prepare
 from optimize.recipes.base import Recipe, Target
 from optimize.recipes.discovery import discover
 from registry.catalog import Catalog
-from services.runtime import require_onnxruntime
+from services.runtime.installed import require_onnxruntime
 
 MEGABYTE = 1_000_000
 

@@ -24,7 +24,7 @@ from optimize.recipes.base import save_graph
 from registry.catalog import Flavor, SourceModel
 from registry.quiet import first_line, quiet
 from registry.tracking import PICKLE_VARIABLE
-from services.session import Session, open_session
+from services.runtime.session import Session, open_session
 
 _NOT_IN_TORCH = (Datatype.BYTES, Datatype.BF16)
 _CLASS_HINT = (

@@ -28,7 +28,7 @@ from optimize.judge import batching
 from optimize.place import Place
 from optimize.recipes.base import DATA_NAME
 from registry.names import bundle_name
-from services.golden import save_golden
+from services.runtime.golden import save_golden
 
 GOLDEN_ROWS = 32
 

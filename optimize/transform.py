@@ -30,8 +30,8 @@ from optimize.transform_checks import (
 )
 from optimize.transform_files import FILE_NAME, content_sha256, invalid, snapshot
 from registry.quiet import quiet
-from services.requirements import check_installed, parse_requirements
-from services.transform import Transform, TransformError, load_module
+from services.runtime.requirements import check_installed, parse_requirements
+from services.runtime.transform import Transform, TransformError, load_module
 
 _T = TypeVar("_T")
 

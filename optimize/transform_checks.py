@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from services.transform import Step, TransformError
+from services.runtime.transform import Step, TransformError
 
 Tensors = Mapping[str, np.ndarray]
 Runner = Callable[[Tensors], dict[str, np.ndarray]]

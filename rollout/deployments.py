@@ -131,8 +131,8 @@ def promote(name: str, revision: Revision, spec: RolloutSpec) -> int:
 
     A latency limit between two exact edges is rounded up to one; the first event says so.
     Without a limit of its own a candidate made from live's very source has to agree with it.
-    DEPLOYMENT_NOT_FOUND, ALREADY_LIVE, ROLLOUT_ACTIVE; INVALID_INPUT for an agreement that
-    nothing could show.
+    DEPLOYMENT_NOT_FOUND, ALREADY_LIVE, ROLLOUT_ACTIVE, INTERFACE_BROKEN; INVALID_INPUT for an
+    agreement that nothing could show.
     """
     with Journal(places.journal()) as journal:
         deployment = journal.deployment(name)

@@ -13,7 +13,7 @@ import re
 import sys
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
-from typing import Self
+from typing import Any, Self
 
 from bundle.errors import ErrorCode, MlctlError
 from rollout.kubernetes.target import Target
@@ -66,7 +66,8 @@ class Revision:
 
     `agreement` is the share of rows with the source model's top class that optimize proved;
     None where there are no classes. A Bento with several models has their digests in `models`;
-    all else but `digest`, which stands for all of them, is then told of the first.
+    all else but `digest`, which stands for all of them, is then told of the first. `interface`
+    is what can be asked of it, as `bundle.interface` has it; empty where that is not known.
     """
 
     bento: str
@@ -76,6 +77,7 @@ class Revision:
     source: str
     agreement: float | None = None
     models: tuple[str, ...] = ()
+    interface: dict[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "models", tuple(self.models))  # a list where it comes from JSON
@@ -124,6 +126,7 @@ class RolloutSpec:
             batches are emptier there than they will be.
         alias: write the `@champion` alias after a promotion.
         sticky: a client keeps its colour while the weights allow it.
+        breaking: go on although callers of the live revision would miss something.
         max_p50_ms: P(latency > this) must be at most 50 %; None for no such limit.
         max_disagreement: P(answers differ from live's) must be at most this; None to tell it
             only. max_psi: the outputs' population stability index beyond which nothing advances.
@@ -153,6 +156,7 @@ class RolloutSpec:
     max_disagreement: float | None = None
     max_psi: float = 0.2
     tolerance: float = 0.01
+    breaking: bool = False
 
     def __post_init__(self) -> None:
         steps = tuple(self.steps)

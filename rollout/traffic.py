@@ -10,7 +10,7 @@ from rollout.judging.plan import Plan, Today, plan, today
 from rollout.model import Revision, RolloutSpec
 from rollout.planes import edges_of, proxy_of
 from rollout.ports import Meter, PlaneUnavailable
-from rollout.state import places
+from rollout.state import places, refusals
 from rollout.state.journal import Journal
 from rollout.state.records import Deployment
 
@@ -23,8 +23,14 @@ def require_end(name: str, revision: Revision, spec: RolloutSpec) -> None:
     What no traffic would change is refused first, as `Journal.begin` does.
     """
     with Journal(places.journal()) as journal:
-        journal.check(name, revision)
+        journal.check(name, revision, spec)
     plan_for(name, spec).require_end()
+
+
+def broken_by(name: str, revision: Revision) -> tuple[str, ...]:
+    """What callers of deployment `name` would miss at `revision`. DEPLOYMENT_NOT_FOUND."""
+    with Journal(places.journal()) as journal:
+        return refusals.broken(journal.live_deployment(name).live, revision)
 
 
 def plan_for(name: str, spec: RolloutSpec, seconds: float = MEASURED_SECONDS) -> Plan:

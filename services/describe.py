@@ -12,8 +12,8 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import TensorSpec
 from services.host import ModelHost
 from services.hosts import Serving
-from services.jsonbody import parse_object
-from services.wire import invalid
+from services.v2.jsonbody import parse_object
+from services.v2.wire import invalid
 
 PLATFORM = "onnxruntime_onnx"
 # Of several models that are served under one name and digest, none of which it is.

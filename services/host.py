@@ -20,21 +20,21 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
-from services.batcher import Limits, Priority
-from services.batching import Answer, Batching
-from services.budget import Inflight
-from services.costs import BatchCosts
-from services.desks import Caller, Desk
+from services.batching.batcher import Limits, Priority
+from services.batching.budget import Inflight
+from services.batching.costs import BatchCosts
+from services.batching.desks import Caller, Desk
+from services.batching.shell import Answer, Batching
 from services.hybrid.lookup import Hybrid, open_hybrid
-from services.metrics import Metrics, Tally
+from services.metrics.counts import Metrics, Tally
 from services.observe.calls import outcome_of
 from services.observe.observer import Observer, open_observer
-from services.padding import LengthPadding
-from services.scorer import Scorer
+from services.runtime.padding import LengthPadding
+from services.runtime.scorer import Scorer
+from services.runtime.warmup import check_golden, check_padding, warm_up
 from services.settings import Settings
 from services.streaming import AnswerStream
-from services.warmup import check_golden, check_padding, warm_up
-from services.wire import InferRequest, shown
+from services.v2.wire import InferRequest, shown
 
 # A batch that takes less is run on the event loop: the hop to a thread would cost more.
 _INLINE_SECONDS = 0.0005
@@ -163,7 +163,7 @@ class ModelHost:
     async def start(self) -> None:
         """Load, check the golden rows, warm up; raises the reason why the model must not serve."""
         scorer, measured = await asyncio.to_thread(self._prepare)
-        self._metrics = Metrics(self.name, self._registry)
+        self._metrics = Metrics(self.name, self._registry, lambda: scorer.transform_seconds)
         self._observe()
         quick = max(measured.values()) * _INLINE_HEADROOM < _INLINE_SECONDS
         # A transform that yields is closed on the thread, while a batch might run here.

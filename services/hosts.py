@@ -15,13 +15,13 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from bundle.clock import Clock
 from bundle.errors import ErrorCode, MlctlError
-from services.budget import Inflight
+from services.batching.budget import Inflight
 from services.host import ModelHost
 from services.layout import Packed
-from services.pipeline_host import PipelineHost
+from services.pipelines.host import PipelineHost
 from services.secure.tokens import Access
 from services.settings import Settings
-from services.wire import shown
+from services.v2.wire import shown
 
 
 class Serving(Protocol):

@@ -17,22 +17,22 @@ from urllib.parse import quote
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Signature
-from services.batcher import deadline_exceeded
-from services.batching import Answer
-from services.budget import Hold
-from services.codec import Encoded, V2Codec
-from services.desks import Caller, Desk
-from services.encoding import IDENTITY, content_coding, inflate, pack
-from services.header import Header
+from services.batching.batcher import deadline_exceeded
+from services.batching.budget import Hold
+from services.batching.desks import Caller, Desk
+from services.batching.shell import Answer
 from services.host import ModelHost
+from services.http.responses import Response, error_response, make_response
 from services.lanes import Priority, parse_priority
 from services.observe.calls import HTTP, Seen, Stages
 from services.observe.ids import RequestIds
-from services.padding import Arrays
-from services.responses import Response, error_response, make_response
+from services.runtime.padding import Arrays
 from services.secure.public import failed, is_public
 from services.streaming import AnswerStream
-from services.wire import InferRequest
+from services.v2.codec import Encoded, V2Codec
+from services.v2.encoding import IDENTITY, content_coding, inflate, pack
+from services.v2.header import Header
+from services.v2.wire import InferRequest
 
 _MEDIA_TYPES = frozenset({b"", b"application/json", b"application/octet-stream"})
 # What is larger is decoded on another thread: a millisecond's work on the event loop. What is
@@ -289,6 +289,10 @@ class Inference:
         self._host.count("http", error)
         self.ended(seen, error)
         return error_response(error, [(b"x-request-id", request_id)])
+
+    def failed(self, error: BaseException) -> None:
+        """Count a request that failed and that nobody observes."""
+        self._host.count(HTTP, error)
 
     def refused(self, status: int, client: object = None) -> None:
         """Count what the HTTP protocol itself answered with `status`, before it was a request."""

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import MANIFEST_NAME, Name, Sha256, canonical_json
 from bundle.verify import VerifiedBundle, verify
-from services.pipeline import Pipeline, join, plan
+from services.pipelines.pipeline import Pipeline, join, plan
 
 MODEL_FOLDER = "model"
 MODELS_FOLDER = "models"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 from bundle.errors import MlctlError
-from services.bento import (
+from services.bento.seam import (
     MlctlService,
     build_service,
     explain,
@@ -17,7 +17,7 @@ from services.bento import (
     is_worker,
     stop_supervisor,
 )
-from services.service_bundle import find_trusted_bundles
+from services.bento.service_bundle import find_trusted_bundles
 from services.settings import load_settings
 from services.workers import join_server, listen_alone
 

@@ -12,7 +12,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Datatype, TensorSpec
 from services.describe import PLATFORM
 from services.host import ModelHost
-from services.metrics import Tally
+from services.metrics.counts import Tally
 
 _BACKEND = "onnxruntime"
 _LANES = 2

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from services.padding import Arrays
+from services.runtime.padding import Arrays
 
 # So many pieces are made ahead of their reader; no more are computed until one is taken.
 ROOM = 2

@@ -14,7 +14,9 @@ import shutil
 import socket
 import sys
 import tempfile
+import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -36,6 +38,7 @@ def prepare_server(settings: Settings) -> None:
     A folder of this server's own for its counts: that of BentoML's store is emptied by
     the next server that starts from the same store.
     """
+    look_by_a_steady_clock()
     folder = tempfile.mkdtemp(prefix="mlctl-counts-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.environ[_COUNTS] = folder
@@ -43,6 +46,19 @@ def prepare_server(settings: Settings) -> None:
         os.environ.pop(_CONTAINERIZED, None)
         if settings.grpc_port is not None:
             _reserved.append(reserve_port(settings.grpc_host, settings.grpc_port))
+
+
+def look_by_a_steady_clock() -> None:
+    """In the supervisor, before it makes its loop: no step of the wall clock holds it up.
+
+    BentoML's supervisor (circus) looks for dead workers by the time of Tornado's loop, which is
+    the wall clock: after a step back it would look again when the clock has caught up. Loop times
+    are only compared with each other, so any clock will do.
+    """
+    from tornado.ioloop import IOLoop  # the supervisor alone has it loaded
+
+    loop_class: Any = IOLoop
+    loop_class.time = staticmethod(time.monotonic)
 
 
 def reserve_port(host: str, port: int) -> socket.socket:

@@ -30,7 +30,7 @@ def _counts(_context: click.Context, _parameter: click.Parameter, text: str) -> 
 
 @click.command()
 @click.argument("target")
-@click.option("--model", help="The model to ask, where the server has several.")
+@click.option("--model", help="The model to ask, as TARGET/MODEL says it, too.")
 @click.option("--protocol", type=click.Choice(("http", "grpc")), default="http", show_default=True)
 @click.option(
     "--encoding",
@@ -99,13 +99,16 @@ def bench(
     """Measure what TARGET answers.
 
     TARGET is the URL of a server of the V2 protocol, or a Bento (NAME:VERSION, or NAME for the
-    newest), which is then served on free ports for as long as it takes. With --tune, which takes a
+    newest), which is then served on free ports for as long as it takes. TARGET/MODEL is one of
+    several models; of a Bento without it the first, or its pipeline. With --tune, which takes a
     Bento, real servers with different settings are tried; a search that was interrupted goes on
     where it stood.
     """
     from services.bench.runs import Asking, Load, Protocols
 
+    target, model = _named(target, model)
     _check(target, data, tune=tune, goal=max_p99_ms, write=write)
+    model = _known(target, model)
     asking = Asking(
         protocol=Protocols(protocol),
         binary=encoding == "binary",
@@ -120,6 +123,24 @@ def bench(
             _tune(output, target, asking, load, (max_p99_ms, budget), write)
         else:
             _bench(output, target, asking, load)
+
+
+def _named(target: str, option: str | None) -> tuple[str, str | None]:
+    """What is measured without its model, and the model."""
+    from services.bench.naming import split_target
+
+    target, model = split_target(target)
+    if model is not None and option not in (None, model):
+        raise click.UsageError(f"--model {option} and TARGET/{model} name different models")
+    return target, model or option
+
+
+def _known(target: str, model: str | None) -> str | None:
+    """The model as a Bento has it; what a server has, it says itself."""
+    from services.bench.naming import asked_model
+    from services.bento.store import find_bento
+
+    return model if "://" in target else asked_model(find_bento(target).source, model)
 
 
 def _check(
@@ -138,11 +159,11 @@ def _check(
 
 def _data(target: str, data: str | None, model: str | None) -> Path | None:
     from bundle.manifest import GOLDEN_NAME
-    from services.layout import model_folder
-    from services.store import find_bento
+    from services.bench.naming import folder_of
+    from services.bento.store import find_bento
 
     if data == "golden":
-        return model_folder(find_bento(target).source, model) / GOLDEN_NAME
+        return folder_of(find_bento(target).source, model) / GOLDEN_NAME
     return None if data is None else Path(data)
 
 
@@ -173,7 +194,7 @@ def _served(output: Output, target: str, asking: Asking, stack: ExitStack) -> Se
     from services.bench.runs import Served
     from services.bench.server import serving
     from services.bench.target import parse_url
-    from services.store import find_bento
+    from services.bento.store import find_bento
 
     if "://" in target:
         address = parse_url(target, token_of(os.environ))
@@ -197,7 +218,7 @@ def _tune(
 ) -> None:
     from rollout.local.launcher import free_ports
     from services.bench.tuning import Goal, Tuning
-    from services.store import find_bento
+    from services.bento.store import find_bento
 
     def ports() -> tuple[int, int]:
         http, grpc = free_ports(2)

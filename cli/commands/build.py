@@ -10,7 +10,7 @@ from cli import shipping
 from cli.output import Output, reporting
 
 if TYPE_CHECKING:
-    from services.packaging import BuiltBento
+    from services.bento.packaging import BuiltBento
 
 
 @click.command()

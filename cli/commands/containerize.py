@@ -59,10 +59,10 @@ def containerize(
     package index that pip uses. The context needs no mlctl: any engine builds it.
     """
     from bundle.home import state_dir
+    from services.bento.store import find_bento
     from services.ship.container import build_image, default_base, write_context
     from services.ship.lock import Platform
     from services.ship.locking import lock_for
-    from services.store import find_bento
 
     found = find_bento(bento)
     target = Platform.of(platform)

@@ -66,6 +66,7 @@ def _check(target: str) -> None:
 
 
 def _plan(bento: str, given: dict[str, Any]) -> Plan:
+    from services.bento.store import find_bento
     from services.ship.manifests.bento import subject_of, workers_of
     from services.ship.manifests.plan import (
         Colour,
@@ -76,7 +77,6 @@ def _plan(bento: str, given: dict[str, Any]) -> Plan:
         name_of,
         settings_of,
     )
-    from services.store import find_bento
 
     subject = subject_of(find_bento(bento))
     settings = settings_of(given["settings"])

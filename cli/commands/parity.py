@@ -33,8 +33,8 @@ def parity(output: Output, /, bento: str, rows: Path | None) -> None:
     """
     from rollout.local.launcher import free_ports
     from services.batch.model import find_model
+    from services.bento.store import find_bento
     from services.parity.run import run_parity
-    from services.store import find_bento
 
     wanted, slash, model = bento.partition("/")
     tag = find_bento(wanted).tag

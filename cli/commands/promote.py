@@ -36,13 +36,14 @@ def promote(
 
     The deployment's daemon does it; this command follows, and Ctrl-C only stops following.
     Exits 0 if promoted, 10 if rolled back or aborted, 11 if there was not enough evidence, or
-    would not be in time at today's traffic.
+    would not be in time at today's traffic. Refused if what callers of the live one send or read
+    is gone or of another type or shape.
     """
     from cli.revisions import find_revision
 
     spec = _spec(any_weight_proves=force, **limits)
     if only_plan:
-        _show_plan(output, name, spec)
+        _show_plan(output, name, bento, spec)
         return
     if bento is None and not full:
         raise click.UsageError("Missing argument 'BENTO'.")
@@ -64,7 +65,12 @@ def promote(
 
 
 def _spec(
-    *, slo: str | None, min_agreement: float | None, no_alias: bool, **limits: Any
+    *,
+    slo: str | None,
+    min_agreement: float | None,
+    no_alias: bool,
+    allow_breaking: bool,
+    **limits: Any,
 ) -> RolloutSpec:
     from rollout.judging import slo as use_cases
     from rollout.model import RolloutSpec
@@ -79,21 +85,26 @@ def _spec(
         max_p99_ms=p99,
         max_disagreement=disagreement,
         alias=not no_alias,
+        breaking=allow_breaking,
     )
 
 
-def _show_plan(output: Output, name: str, spec: RolloutSpec) -> None:
+def _show_plan(output: Output, name: str, bento: str | None, spec: RolloutSpec) -> None:
     from cli.plans import plan_document, plan_rows
-    from rollout.traffic import plan_for
+    from cli.revisions import find_revision
+    from rollout.traffic import broken_by, plan_for
 
+    broken = None if bento is None else broken_by(name, find_revision(bento))
     output.note(f"Measuring the traffic of {name} ...")
     planned = plan_for(name, spec)
     if output.as_json:
-        output.document({"name": name, **plan_document(planned)})
+        output.document({"name": name, **plan_document(planned), "broken": broken})
         raise click.exceptions.Exit(
             0 if planned.ends else ERROR_TABLE[ErrorCode.CANNOT_END].exit_code
         )
     output.table(("Step", "Weight>", "Requests>", "Minutes>", "Because of"), plan_rows(planned))
+    for reason in broken or ():
+        output.line(f"callers will miss: {reason}")
     planned.require_end()
 
 

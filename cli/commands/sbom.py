@@ -29,11 +29,11 @@ def sbom(output: Output, bento: str, file: Path | None, platform: str, lock: Pat
     package index that pip uses.
     """
     from bundle.files import write_atomic
+    from services.bento.store import find_bento
     from services.layout import unpack
     from services.ship.lock import Platform
     from services.ship.locking import lock_for
     from services.ship.sbom import sbom_of
-    from services.store import find_bento
 
     found = find_bento(bento)
     target = Platform.of(platform)

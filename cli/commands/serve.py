@@ -51,9 +51,9 @@ def serve(
     on stderr.
     """
     from rollout.local.launcher import require_free
+    from services.bento.store import find_bento
     from services.settings import load_settings
     from services.ship.signed import require_signatures
-    from services.store import find_bento
 
     found = find_bento(bento)
     ports = {"http": port, **({"grpc": grpc_port} if grpc_port else {})}

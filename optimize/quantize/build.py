@@ -21,7 +21,7 @@ from optimize.quantize.methods import Method
 from optimize.quantize.sensitivity import keep_worst, layer_costs
 from optimize.quantize.trial import Trial
 from optimize.recipes.base import Details, LayerCost, Workbench
-from services.scorer import join_rows, split_rows
+from services.runtime.scorer import join_rows, split_rows
 
 VERSION = 1
 

@@ -23,7 +23,7 @@ from optimize.data import Rows
 from optimize.quantize.observe import Ranges, observer, seen_counts, seen_ranges
 from optimize.quantize.thresholds import Range, entropy_range, percentile_range
 from optimize.recipes.base import DATA_NAME, Calibrator, Workbench
-from services.scorer import split_rows
+from services.runtime.scorer import split_rows
 
 VERSION = 1
 BATCH = 8

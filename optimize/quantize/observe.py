@@ -10,7 +10,7 @@ import numpy as np
 from optimize.data import Tensors
 from optimize.quantize.edit import read_graph, write_beside
 from optimize.quantize.thresholds import Range, count_bins
-from services.session import open_session
+from services.runtime.session import open_session
 
 Ranges = Mapping[str, Range]
 Observe = Callable[[Tensors], dict[str, np.ndarray]]

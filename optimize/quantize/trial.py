@@ -18,7 +18,7 @@ import numpy as np
 from optimize.data import Tensors
 from optimize.quantize.edit import Names, insert, read_graph, write_beside
 from optimize.quantize.layers import Layer
-from services.session import open_session
+from services.runtime.session import open_session
 
 WeightLoss = Callable[[np.ndarray, int], np.ndarray]
 

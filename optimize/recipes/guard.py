@@ -14,7 +14,7 @@ from bundle.manifest import MODEL_NAME
 from optimize.recipes.base import DATA_NAME, Details, Recipe, Workbench
 from registry.names import printable
 from registry.quiet import first_line
-from services.graph import read_graph
+from services.runtime.graph import read_graph
 
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 

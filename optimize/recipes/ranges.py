@@ -12,8 +12,8 @@ from optimize.data import Rows
 from optimize.quantize.edit import write_beside
 from optimize.recipes.graphs import load_typed
 from optimize.recipes.half import is_beyond
-from services.scorer import split_rows
-from services.session import open_session
+from services.runtime.scorer import split_rows
+from services.runtime.session import open_session
 
 _ROWS = 32
 _BATCH = 8

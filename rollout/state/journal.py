@@ -184,14 +184,16 @@ class Journal:
 
         DEPLOYMENT_NOT_FOUND, INVALID_INPUT for another model than the live one or for steps
         that cannot prove the latency that is asked, ALREADY_LIVE
-        (checked in the same transaction, so a late duplicate is refused) or ROLLOUT_ACTIVE
-        (by the unique index).
+        (checked in the same transaction, so a late duplicate is refused), ROLLOUT_ACTIVE
+        (by the unique index) or INTERFACE_BROKEN, unless the spec says that this is meant.
         """
         spec.require_provable()
         now = self._clock.wall()
         progress = Progress(started=now, since=now)
         with transaction(self._db):
             deployment, active = self._candidate_of(name, candidate)
+            known = active is None  # else the index refuses it
+            broken = refusals.check_interface(deployment, candidate, spec) if known else ()
             values = (
                 *(name, deployment.colour.other, records.dumps(deployment.live)),
                 *(records.dumps(candidate), spec.to_json()),
@@ -212,15 +214,17 @@ class Journal:
                 "live": deployment.live.bento,
                 "max_p99_ms": spec.max_p99_ms,
                 "asked_max_p99_ms": (asked or spec).max_p99_ms,
+                "broken": broken,
             }
             self._append(name, rollout, "requested", body)
         return rollout
 
-    def check(self, name: str, candidate: Revision) -> None:
+    def check(self, name: str, candidate: Revision, spec: RolloutSpec) -> None:
         """Raise what `begin` would for this candidate now, and record nothing."""
-        _, active = self._candidate_of(name, candidate)
+        deployment, active = self._candidate_of(name, candidate)
         if active is not None:
             raise refusals.under_way(name, active)
+        refusals.check_interface(deployment, candidate, spec)
 
     def _candidate_of(self, name: str, candidate: Revision) -> tuple[Deployment, Rollout | None]:
         deployment = self.deployment(name)

@@ -79,7 +79,8 @@ class Event:
 def dumps(value: Any) -> str:
     """A frozen value, or a document, as JSON text."""
     document = value if isinstance(value, dict) else asdict(value)
-    return json.dumps(document, sort_keys=True, allow_nan=False)
+    # A rollout of an hour has thousands of ticks: no spaces.
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def _settings_from(document: dict[str, Any]) -> Settings:

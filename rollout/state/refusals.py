@@ -5,10 +5,13 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
+from bundle import interface
 from bundle.errors import ErrorCode, MlctlError
 from rollout.machine import Phase
-from rollout.model import Outcome, Revision
+from rollout.model import Outcome, Revision, RolloutSpec
 from rollout.state.records import Deployment, Rollout
+
+_SHOWN = 5  # reasons in one message
 
 
 def unknown(name: str, known: Sequence[str]) -> MlctlError:
@@ -32,6 +35,29 @@ def check_candidate(deployment: Deployment, candidate: Revision, active: Rollout
         raise MlctlError(
             ErrorCode.ALREADY_LIVE, f"{candidate.bento} is what {name!r} serves already"
         )
+
+
+def broken(live: Revision, candidate: Revision) -> tuple[str, ...]:
+    """What callers of `live` would miss; nothing is known of revisions recorded without it."""
+    if not (live.interface and candidate.interface):
+        return ()
+    documents = (live.interface, candidate.interface)
+    return interface.broken(*map(interface.from_document, documents))
+
+
+def check_interface(
+    deployment: Deployment, candidate: Revision, spec: RolloutSpec
+) -> tuple[str, ...]:
+    """What callers would miss; INTERFACE_BROKEN with it, unless the spec says that it is meant."""
+    reasons = broken(deployment.live, candidate)
+    if reasons and not spec.breaking:
+        more = f" (and {len(reasons) - _SHOWN} more)" if len(reasons) > _SHOWN else ""
+        raise MlctlError(
+            ErrorCode.INTERFACE_BROKEN,
+            f"callers of {deployment.name!r} would break with {candidate.bento}: "
+            f"{'; '.join(reasons[:_SHOWN])}{more}",
+        )
+    return reasons
 
 
 def under_way(name: str, active: Rollout | None) -> MlctlError:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bundle.errors import ErrorCode, MlctlError
-from services.faults import ModelError
+from services.runtime.faults import ModelError
 
 Arrays = Mapping[str, np.ndarray]
 

@@ -11,13 +11,13 @@ from bundle.manifest import MODEL_NAME
 from bundle.tensors import DYNAMIC, Datatype, TensorSpec
 from bundle.verify import VerifiedBundle, verify
 from services.layout import is_bundle, labelled_digest, model_folder, read_together, unpack
-from services.pipeline_scorer import PipelineScorer, WholePipeline
+from services.pipelines.scorer import PipelineScorer, WholePipeline
 from services.settings import load_settings
 from services.ship.signed import require_signed
 
 if TYPE_CHECKING:
-    from services.scorer import Scorer
-    from services.staging import Staging
+    from services.runtime.scorer import Scorer
+    from services.runtime.staging import Staging
 
 # What rows can be scored with.
 Scorable = VerifiedBundle | WholePipeline
@@ -54,7 +54,7 @@ def find_scorable(reference: str) -> Scorable:
 
 def _whole_source(reference: str) -> Path | None:
     """The sources of the Bento that `reference` names, not one model of it; None without them."""
-    from services.store import DIGEST_LABEL, find_bento
+    from services.bento.store import DIGEST_LABEL, find_bento
 
     source = Path(reference) / "src"
     if is_bundle(Path(reference)) or is_bundle(model_folder(source)):
@@ -73,7 +73,7 @@ def _find(reference: str) -> VerifiedBundle:
         if is_bundle(folder):
             _refuse_pipeline(source)
             return verify(folder)
-    from services.store import DIGEST_LABEL, find_bento
+    from services.bento.store import DIGEST_LABEL, find_bento
 
     tag, _, name = reference.partition("/")
     bento = find_bento(tag)
@@ -130,7 +130,7 @@ def unit_rows(model: Scorable) -> int:
 
 def open_scorer(bundle: VerifiedBundle, batch_rows: int | None = None) -> Scorer:
     """The scorer that serves online, with larger calls where its rows are independent."""
-    from services.scorer import Scorer
+    from services.runtime.scorer import Scorer
     from services.settings import load_settings
 
     # On a GPU its rows are copied ahead to memory that changes, which no captured graph reads.
@@ -152,7 +152,7 @@ def open_staging(scorer: Scorer | PipelineScorer) -> Staging | None:
     session = scorer.bindable
     if session is None:
         return None
-    from services.staging import Staging, can_stage
+    from services.runtime.staging import Staging, can_stage
     from services.tensorrt.cuda import Driver, Gpu
 
     if not can_stage(scorer.signature):

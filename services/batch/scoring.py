@@ -19,14 +19,14 @@ from services.batch.feeds import Feed
 from services.batch.filters import Filter
 from services.batch.tensors import Reasons, Tensors, to_tensors
 from services.batch.values import row_as_json, with_nul
-from services.faults import RunError
+from services.runtime.faults import RunError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from services.pipeline_scorer import PipelineScorer
-    from services.scorer import Scorer
-    from services.staging import Loaded, Staging
+    from services.pipelines.scorer import PipelineScorer
+    from services.runtime.scorer import Scorer
+    from services.runtime.staging import Loaded, Staging
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from services.batch.bisect import TooManyError, score_rows
 from services.batch.model import check_batched, find_model, open_scorer
 
 if TYPE_CHECKING:
-    from services.scorer import Scorer
+    from services.runtime.scorer import Scorer
 
 # Rows in a call of the function; the scorer cuts them as it does in a job.
 _BATCH_ROWS = 8192

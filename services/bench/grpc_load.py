@@ -11,7 +11,7 @@ import grpc
 
 from services.bench.figures import OK
 from services.bench.loops import GRACE_SECONDS, Done
-from services.v2_messages import SERVICE
+from services.v2.messages import SERVICE
 
 _CLIENTS_PER_CHANNEL = 16
 

@@ -11,10 +11,10 @@ import orjson
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from services.golden import load_golden
-from services.jsondata import encode_data
-from services.v2_messages import methods
-from services.wire import encode_raw, invalid
+from services.runtime.golden import load_golden
+from services.v2.jsondata import encode_data
+from services.v2.messages import methods
+from services.v2.wire import encode_raw, invalid
 
 Arrays = Mapping[str, np.ndarray]
 

@@ -15,8 +15,8 @@ from pydantic import ValidationError
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Signature
 from services.bench.grpc_load import open_channel
-from services.v2_messages import SERVICE, methods
-from services.wire import invalid
+from services.v2.messages import SERVICE, methods
+from services.v2.wire import invalid
 
 _TIMEOUT_SECONDS = 10.0
 _ROWS, _BATCHES = "mlctl_batch_rows_sum", "mlctl_batch_rows_count"
@@ -155,7 +155,7 @@ async def _call(channel: Any, address: Address, name: str, /, **fields: Any) -> 
 def _only(names: list[str]) -> str:
     if len(set(names)) != 1:
         known = ", ".join(sorted(set(names))) or "none"
-        raise invalid(f"say which model: the server has {known}", "Add --model NAME.")
+        raise invalid(f"say which model: the server has {known}", "Add its name: URL/NAME.")
     return names[0]
 
 

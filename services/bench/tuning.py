@@ -15,11 +15,11 @@ from bundle.clock import Clock, SystemClock
 from bundle.home import state_dir
 from bundle.manifest import MANIFEST_NAME, parse_manifest
 from services.bench.figures import Figures
+from services.bench.naming import folder_of
 from services.bench.runs import Asking, Load, bench
 from services.bench.search import Knob, Score, Values, search
 from services.bench.server import serving
-from services.layout import model_folder
-from services.store import BentoInfo
+from services.bento.store import BentoInfo
 
 _WAITS_MS = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
 _VARIABLES = {
@@ -117,7 +117,7 @@ class Tuning:
         )
 
     def _knobs(self) -> list[Knob]:
-        manifest = model_folder(self._bento.source) / MANIFEST_NAME
+        manifest = folder_of(self._bento.source, self._asking.model) / MANIFEST_NAME
         batching = parse_manifest(manifest.read_bytes()).batching
         processors = _doubling(self._cores)
         knobs = [Knob("threads", processors, 1), Knob("workers", processors, 1)]

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from services.wire import invalid, shown
+from services.v2.wire import invalid, shown
 
 # In HTTP a key, or a list of one for each row.
 ENTITY_KEY = "entity_key"

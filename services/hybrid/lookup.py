@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from bundle.clock import Clock
 from bundle.errors import ErrorCode, MlctlError
-from services.admission import deadline_exceeded
+from services.batching.admission import deadline_exceeded
 from services.hybrid.base import Row
 from services.hybrid.finding import Finder, Found
 from services.hybrid.flights import Flights, Landing
@@ -23,12 +23,12 @@ from services.hybrid.places import open_store
 from services.hybrid.rows import RowCodec
 from services.hybrid.writing import WriteBack
 from services.lanes import Priority
-from services.padding import Arrays
+from services.runtime.padding import Arrays
 from services.streaming import Answer
-from services.wire import InferRequest, invalid, shown
+from services.v2.wire import InferRequest, invalid, shown
 
 if TYPE_CHECKING:
-    from services.batching import Batching
+    from services.batching.shell import Batching
     from services.host import ModelHost
 
 Submit = Callable[[Arrays, float, Priority], asyncio.Future[Answer]]

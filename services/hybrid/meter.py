@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from services.exposition import CounterSink, Exposition, HistogramSink
-from services.metrics import Distribution
+from services.metrics.counts import Distribution
+from services.metrics.exposition import CounterSink, Exposition, HistogramSink
 
 HIT, MISS, STALE, FOREIGN, DOWN, JOINED = "hit", "miss", "stale", "foreign", "down", "joined"
 WRITTEN, FAILED, DROPPED = "written", "failed", "dropped"

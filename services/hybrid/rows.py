@@ -15,7 +15,7 @@ import numpy as np
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import DYNAMIC, Datatype, TensorSpec
 from services.hybrid.base import StoreError
-from services.wire import encode_raw
+from services.v2.wire import encode_raw
 
 _LENGTH = struct.Struct("<I")
 

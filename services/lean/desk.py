@@ -10,15 +10,16 @@ import asyncio
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from services.batching import Answer
+from services.batching.joining import Arrays, Share, cut
+from services.batching.shell import Answer
 from services.inference import Asked, Inference, timing
-from services.joining import Arrays, Share, cut
 from services.lean.known import Known
 from services.lean.plans import Plan, make_plan
+from services.lean.refusals import Refusals
 from services.lean.texts import read_all
 
 if TYPE_CHECKING:
-    from services.desks import Told
+    from services.batching.desks import Told
     from services.lean.repeat import RepeatCycle
 
 _STATUS = b"HTTP/1.1 200 OK\r\n"
@@ -38,6 +39,7 @@ class RepeatDesk:
     """Speaks for the known requests of one model's connections."""
 
     def __init__(self, inference: Inference) -> None:
+        self.refusals = Refusals(inference)
         self._inference = inference
         self._arrived: list[RepeatCycle] = []
         self._turn = Turn()
@@ -71,7 +73,7 @@ class RepeatDesk:
                     cycle.set_exception(error)
 
     def answer(self, told: list[Told], seconds: float) -> None:
-        """See `services.desks.Desk`."""
+        """See `services.batching.desks.Desk`."""
         before = perf_counter()
         outputs: Arrays | None = None
         waited, moment = -1.0, b""

@@ -15,8 +15,8 @@ import numpy as np
 import orjson
 
 from bundle.errors import MlctlError
-from services.jsondata import FLOATS, decode_data, floats_of
-from services.wire import Declared
+from services.v2.jsondata import FLOATS, decode_data, floats_of
+from services.v2.wire import Declared
 
 # What is longer is not for the event loop, or at least not together with others.
 MOST_BYTES = 64 << 10

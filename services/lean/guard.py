@@ -13,9 +13,9 @@ from typing import Any
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from services.budget import BusyError
+from services.batching.budget import BusyError
+from services.http.responses import error_response, make_response, render_headers, to_wire
 from services.lean.upgrade import PlainParser
-from services.responses import error_response, make_response, render_headers, to_wire
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 

@@ -15,12 +15,12 @@ import numpy as np
 
 from bundle.errors import MlctlError
 from bundle.tensors import Datatype, TensorSpec
-from services.batcher import Priority
-from services.encoding import IDENTITY
+from services.batching.batcher import Priority
+from services.batching.rawrows import Form
 from services.inference import Asked, Head, Inference
 from services.lean.frames import Frame, fill, find_frame
-from services.rawrows import Form
-from services.wire import InferRequest, declare
+from services.v2.encoding import IDENTITY
+from services.v2.wire import InferRequest, declare
 
 _KEPT = 256
 _KEPT_BYTES = 4096
@@ -109,14 +109,11 @@ class Memory:
 
         `data` is one whole request, of which the rest was made; it was found to be right.
         """
-        head, declared = asked.head, headers.get(b"content-length")
-        body = data.find(b"\r\n\r\n") + 4
-        if declared is None or head.coding != IDENTITY or body + int(declared) != len(data):
-            return None
-        source = self._source(data, body, head)
+        head = asked.head
+        source = self._source(data, headers, head)
         if source is None:
             return None
-        name = source.key if isinstance(source, Frame) else source
+        name = _name(source)
         known = self._kept.get(name)
         if known is None and (known := self._make(source, asked)) is not None:
             known.authorization = headers.get(b"authorization")
@@ -127,8 +124,18 @@ class Memory:
             self._kept[name] = known
         return known
 
-    def _source(self, data: bytes, body: int, head: Head) -> bytes | Frame | None:
+    def find(self, data: bytes, headers: Mapping[bytes, bytes], head: Head) -> Known | None:
+        """What is known already of requests that are like `data`, which is whole."""
+        source = self._source(data, headers, head)
+        return None if source is None else self._kept.get(_name(source))
+
+    def _source(
+        self, data: bytes, headers: Mapping[bytes, bytes], head: Head
+    ) -> bytes | Frame | None:
         """What would be there again: all before the binary data, or around the numbers."""
+        declared, body = headers.get(b"content-length"), data.find(b"\r\n\r\n") + 4
+        if declared is None or head.coding != IDENTITY or body + int(declared) != len(data):
+            return None
         if head.json_length is None:
             return find_frame(data, body) if self._fits_text else None
         end = body + head.json_length
@@ -179,3 +186,7 @@ class Memory:
         return [*probe.inputs] == [*inputs] and all(
             np.all(array == number) for number, array in enumerate(probe.inputs.values(), first)
         )
+
+
+def _name(source: bytes | Frame) -> Hashable:
+    return source.key if isinstance(source, Frame) else source

@@ -7,12 +7,12 @@ from typing import NamedTuple
 import numpy as np
 from orjson import OPT_SERIALIZE_NUMPY, dumps
 
-from services.encoding import PACK_FROM_BYTES
+from services.batching.joining import Arrays, Share, cut
 from services.inference import Inference
-from services.joining import Arrays, Share, cut
-from services.jsondata import encode_data
 from services.lean.known import Known, Rendered, Tails
-from services.wire import encode_raw
+from services.v2.encoding import PACK_FROM_BYTES
+from services.v2.jsondata import encode_data
+from services.v2.wire import encode_raw
 
 _NUMBERS = OPT_SERIALIZE_NUMPY
 # What a number and its comma take as text at most: -1.7976931348623157e+308 is the longest.

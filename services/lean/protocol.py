@@ -13,16 +13,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from bundle.errors import MlctlError
-from services.batcher import deadline_exceeded
-from services.batching import Answer
-from services.budget import Hold
+from services.batching.batcher import deadline_exceeded
+from services.batching.budget import Hold
+from services.batching.shell import Answer
+from services.http.responses import Headers, Response, render_headers, to_wire
 from services.inference import Asked, Head, Inference
 from services.lean.desk import RepeatDesk
 from services.lean.guard import GuardedProtocol
 from services.lean.known import Known, Memory
 from services.lean.repeat import NoEvent, RepeatCycle
 from services.observe.calls import Seen
-from services.responses import Headers, Response, render_headers, to_wire
 
 # So many requests in a row that repeat nothing, and a connection's are not looked at any more.
 _MOST_LESSONS = 8
@@ -46,8 +46,8 @@ class LeanCycle:
     """One request and its answer; has what uvicorn's protocol looks for in a cycle."""
 
     __slots__ = (
-        "_body", "_end", "_head", "_hold", "_protocol", "_request_id", "_seen", "_timer",
-        "asked", "disconnected", "keep_alive", "more_body", "response_complete",
+        "_body", "_end", "_hold", "_protocol", "_request_id", "_seen", "_timer",
+        "asked", "disconnected", "head", "keep_alive", "more_body", "response_complete",
     )  # fmt: skip
     message_event = NoEvent()
     response_started = False
@@ -61,7 +61,7 @@ class LeanCycle:
         self._end = protocol.loop.time() + protocol.inference.seconds
         self._request_id = b""
         self._seen: Seen | None = None
-        self._head: Head | None = None
+        self.head: Head | None = None
         self._hold: Hold | None = None
         self._body: bytes | bytearray = b""
         self.asked: Asked | None = None
@@ -76,7 +76,7 @@ class LeanCycle:
             inference.admit(headers)
             head = inference.open(headers, self._request_id, self._seen)
             self._hold = inference.hold(headers)
-            self._head = head
+            self.head = head
         except MlctlError as error:
             self._refuse(error)
 
@@ -110,11 +110,11 @@ class LeanCycle:
         """The body is whole."""
         self.more_body = False
         self._stop_timer()
-        if self.response_complete or self._head is None or self.asked is not None:
+        if self.response_complete or self.head is None or self.asked is not None:
             return
         left = self._end - self._protocol.loop.time()
         try:
-            asked = self._protocol.inference.ask(self._head, bytes(self._body), left)
+            asked = self._protocol.inference.ask(self.head, bytes(self._body), left)
         except Exception as error:  # noqa: BLE001 - it is logged and answered
             self._refuse(error)
             return
@@ -328,9 +328,13 @@ class LeanProtocol(GuardedProtocol):
     def _learn(self, data: bytes) -> None:
         """Remember the request that `data` is, if that is all it is."""
         self._lessons += 1
-        asked = self.cycle.asked
-        if asked is not None and self.cycle.keep_alive and data.startswith(b"POST "):
+        asked, head = self.cycle.asked, self.cycle.head
+        if not self.cycle.keep_alive or not data.startswith(b"POST "):
+            return
+        if asked is not None:
             self._known = self.memory.learn(data, dict(self.headers), asked)
+        elif head is not None:  # it was refused, but others like it may have been answered
+            self._known = self.memory.find(data, dict(self.headers), head)
 
     def _is_lean(self) -> bool:
         return (

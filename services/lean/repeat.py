@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from services.batcher import Priority
+from services.batching.batcher import Priority
+from services.batching.rawrows import Form
+from services.http.responses import Response
 from services.lean.desk import Turn
 from services.lean.known import Known
-from services.rawrows import Form
-from services.responses import Response
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -91,7 +91,7 @@ class RepeatCycle:
 
     def set_exception(self, error: BaseException, /) -> None:
         """Answer that there is no answer."""
-        self.send_response(self.protocol.inference.refuse(error, self.request_id()))
+        self.protocol.desk.refusals.tell(self, error)
 
     def leave(self) -> None:
         """The client is gone: withdraw what was asked."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from services.inference import Inference
 from services.lean.frames import MOST_BYTES, read_numbers
 from services.lean.known import Known
-from services.wire import encode_raw
+from services.v2.wire import encode_raw
 
 if TYPE_CHECKING:
     from services.lean.repeat import RepeatCycle

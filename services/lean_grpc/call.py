@@ -15,16 +15,18 @@ from typing import Any, NoReturn, Protocol
 import grpc
 
 from bundle.errors import ErrorCode, MlctlError
-from services.admission import deadline_exceeded
-from services.budget import Hold, Inflight
-from services.grpc_status import Trailer, status_of, trailers
+from services.batching.admission import deadline_exceeded
+from services.batching.budget import Hold, Inflight
+from services.grpc.status import Trailer, status_of, trailers
 from services.lean_grpc.frames import Reason
 from services.lean_grpc.head import HEADERS, OK_TRAILERS, Head, make_trailers
 from services.lean_grpc.messages import Assembler, frame, unpack
 from services.lean_grpc.outbox import Outbox
 from services.secure.public import failed
-from services.wire import invalid
+from services.v2.wire import invalid
 
+# What a call takes that only waits, beside its headers.
+_CALL_BYTES = 4 << 10
 # To inflate what is larger may take milliseconds.
 _HEAVY_BYTES = 64 << 10
 logger = logging.getLogger("mlctl.grpc")
@@ -47,13 +49,14 @@ class Call:
     """One stream of one connection, which may have ended with its headers.
 
     A message has at most `limit` bytes and `seconds` to come, and so has what is written to be
-    taken. `refused` is told of what is refused before a handler has seen it.
+    taken. `refused` is told of what is refused before a handler has seen it. What the call
+    itself takes counts in `inflight` until it is answered, its messages until they are read.
     """
 
     __slots__ = (
-        "_arrived", "_assembler", "_end", "_ended", "_handler", "_head", "_late", "_limit", "_link",
-        "_refused", "_seconds", "_started", "_status", "_task", "_timer", "_untaken", "done",
-        "stream",
+        "_arrived", "_assembler", "_end", "_ended", "_handler", "_head", "_hold", "_late", "_limit",
+        "_link", "_refused", "_seconds", "_started", "_status", "_task", "_timer", "_untaken",
+        "done", "stream",
     )  # fmt: skip
 
     def __init__(
@@ -75,6 +78,7 @@ class Call:
         self._limit = limit
         self._seconds = seconds
         self._refused = refused
+        self._hold = Hold(inflight)
         self._assembler = Assembler(limit, Hold(inflight))
         self._handler: Any = None
         self._untaken = 0
@@ -88,10 +92,14 @@ class Call:
         self._status: tuple[int, str, tuple[Trailer, ...]] | None = None
 
     def begin(self, handler: Any) -> None:
-        """Wait for the message, or start to serve a stream of them."""
+        """Wait for the message, or start to serve a stream of them.
+
+        Raises BusyError, and INVALID_INPUT for a time to wait that is none.
+        """
         loop = asyncio.get_running_loop()
         self._handler = handler
         timeout = self._head.timeout
+        self._hold.grow(_CALL_BYTES + self._head.size)
         if timeout is not None:
             self._end = loop.time() + timeout
         if handler.request_streaming:
@@ -329,6 +337,7 @@ class Call:
         if self._late is not None:
             self._late.cancel()
         self._assembler.drop()
+        self._hold.release()
 
     def _arm(self, seconds: float | None) -> None:
         if seconds is not None:

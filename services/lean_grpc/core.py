@@ -87,7 +87,11 @@ class Core(Sending):
             self._tail.clear()
         at = 0 if self._prefaced else self._skip_preface(data)
         size = len(data)
+        reader = self._reader
         while at + 9 <= size:
+            if reader.drops:  # by the heads before this frame
+                yield Noise(reader.drops)
+                reader.drops = 0.0
             word, flags, stream = _unpack(data, at)
             length = word >> 8
             if length > MAX_FRAME_BYTES:
@@ -106,10 +110,14 @@ class Core(Sending):
             at = end
             yield from self._frame(kind, flags, stream & frames.MAX_STREAM, data[start:end])
         if at < size:
-            self._tail += data[at:]
-            self._need = 9
-            if self._prefaced and at + 9 <= size:
-                self._need += _unpack(data, at)[0] >> 8
+            self._keep(data, at)
+
+    def _keep(self, data: bytes, at: int) -> None:
+        """What begins at `at` is not all there: wait for the rest."""
+        self._tail += data[at:]
+        self._need = 9
+        if self._prefaced and at + 9 <= len(data):
+            self._need += _unpack(data, at)[0] >> 8
 
     def _skip_preface(self, data: bytes) -> int:
         if not frames.PREFACE.startswith(data[: len(frames.PREFACE)]):

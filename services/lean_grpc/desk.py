@@ -13,23 +13,24 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from bundle.errors import MlctlError
-from services.desks import Told
-from services.grpc_codec import GrpcCodec
-from services.grpc_status import status_of, trailers
+from services.batching.admission import QueueFullError
+from services.batching.desks import Told
+from services.batching.joining import Arrays, Share, cut
+from services.batching.rawrows import Form
+from services.grpc.codec import GrpcCodec
+from services.grpc.status import status_of, trailers
 from services.host import ModelHost
-from services.joining import Arrays, Share, cut
 from services.lanes import Priority
 from services.lean.desk import Turn
 from services.lean_grpc.events import Whole
-from services.lean_grpc.head import HEADERS, make_trailers
+from services.lean_grpc.head import HEADERS, Fields, make_trailers
 from services.lean_grpc.known import Known, Memory, Rendered, split_answer
 from services.lean_grpc.messages import frame
 from services.lean_grpc.outbox import Outbox
 from services.observe.calls import GRPC
-from services.rawrows import Form
 from services.secure.public import failed, is_public
-from services.v2_messages import SERVICE
-from services.wire import InferRequest, encode_raw
+from services.v2.messages import SERVICE
+from services.v2.wire import InferRequest, encode_raw
 
 _INFER = f"/{SERVICE}/ModelInfer"
 logger = logging.getLogger("mlctl.grpc")
@@ -120,7 +121,7 @@ class InferCall:
 
     def _refuse(self, error: MlctlError) -> None:
         self.end()
-        fields = HEADERS + make_trailers(*status_of(error), trailers(error))
+        fields = self.desk.ending_of(error)
         self.link.outbox.end(self.stream, fields, refuse_rest=False, seconds=self.desk.seconds)
         self.link.over(self)
 
@@ -136,6 +137,8 @@ class InferDesk:
         self._arrived: list[InferCall] = []
         self._turn = Turn()
         self._began = 0.0
+        self._told: tuple[str, float] | None = None
+        self._ending: Fields = ()
 
     @property
     def seconds(self) -> float:
@@ -188,6 +191,19 @@ class InferDesk:
         """Count a call without an answer."""
         self._host.count(GRPC, error)
 
+    def ending_of(self, error: MlctlError) -> Fields:
+        """The headers of a call that ends with the status of `error`.
+
+        Of a full queue many are told at once, and the same: theirs are not made again.
+        """
+        if not isinstance(error, QueueFullError):
+            return HEADERS + make_trailers(*status_of(error), trailers(error))
+        told = (error.message, error.retry_after)
+        if told != self._told:
+            self._ending = HEADERS + make_trailers(*status_of(error), trailers(error))
+            self._told = told
+        return self._ending
+
     def let_go(self, size: int) -> None:
         """A message that was taken in is held no more."""
         self._host.inflight.used -= size
@@ -205,7 +221,7 @@ class InferDesk:
                     call.set_exception(error)
 
     def answer(self, told: list[Told], seconds: float) -> None:
-        """See `services.desks.Desk`."""
+        """See `services.batching.desks.Desk`."""
         before = perf_counter()
         outputs: Arrays | None = None
         plans = dict[Known, _Plan | None]()

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from urllib.parse import quote_from_bytes
 
-from services.grpc_status import Trailer
+from services.grpc.status import Trailer
 from services.lean_grpc.messages import CODINGS
-from services.wire import invalid
+from services.v2.wire import invalid
 
 Fields = tuple[tuple[bytes, bytes], ...]
 CONTENT_TYPE = b"application/grpc"
@@ -46,7 +46,7 @@ class MalformedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A call's headers. `timeout_text` is as the caller wrote it.
+    """A call's headers, of `size` bytes. `timeout_text` is as the caller wrote it.
 
     It is `plain` if all of them are right for a message that is not packed.
     """
@@ -58,6 +58,7 @@ class Head:
     encoding: bytes
     authorization: bytes | None
     fields: Fields
+    size: int
     plain: bool = False
 
     @property
@@ -110,6 +111,7 @@ def parse_head(fields: Fields) -> Head:
         seen.get(b"grpc-encoding", b"identity"),
         seen.get(b"authorization"),
         fields,
+        sum(len(name) + len(value) for name, value in fields),
     )
     return replace(head, plain=_is_plain(head))
 

@@ -20,6 +20,9 @@ NO_TABLE = b"\x20"
 _MAX_RESIZES = 2
 _MAX_BLOCKS = 64
 _MAX_BLOCK_BYTES = 512
+# A field takes some microseconds, and may be one byte. No honest call has so many.
+_FREE_FIELDS = 64
+_FIELD_DROPS = 0.125
 
 
 class _Table(HeaderTable):
@@ -50,12 +53,17 @@ class _Table(HeaderTable):
 
 
 class HeadReader:
-    """Decodes one connection's header blocks, those that left the table as it was only once."""
+    """Decodes one connection's header blocks, those that left the table as it was only once.
+
+    `drops` grows by what blocks of very many fields cost; who charges the client for it
+    sets it to 0 again.
+    """
 
     def __init__(self, max_header_list_size: int) -> None:
         self._decoder = Decoder(max_header_list_size)
         self._table = self._decoder.header_table = _Table()
         self._known: dict[bytes, Head] = {}
+        self.drops = 0.0
 
     def read(self, block: bytes) -> Head:
         """The head of a call. Raises BrokenError, and MalformedError if only the call is broken."""
@@ -79,11 +87,16 @@ class HeadReader:
             raise BrokenError(Reason.COMPRESSION_ERROR, "a header block is broken") from None
         if table.changed:  # what other blocks say may be something else now
             self._known.clear()
+        if len(fields) > _FREE_FIELDS:
+            self.drops += (len(fields) - _FREE_FIELDS) * _FIELD_DROPS
         return fields
 
 
 @lru_cache(maxsize=64)
 def encode(fields: Fields) -> bytes:
-    """A block that adds nothing to any table: the same bytes for the same fields."""
+    """A block that adds nothing to any table: the same bytes for the same fields.
+
+    Nor is it packed: the library does that in Python, and a refusal has many bytes of headers.
+    """
     encoder = Encoder()
-    return bytes(encoder.encode([(name, value, True) for name, value in fields]))
+    return bytes(encoder.encode([(name, value, True) for name, value in fields], huffman=False))

@@ -14,12 +14,12 @@ from google.protobuf.message import DecodeError
 
 from bundle.errors import MlctlError
 from bundle.tensors import Datatype
+from services.batching.rawrows import Form
 from services.host import ModelHost
 from services.lanes import Priority
 from services.lean_grpc.messages import frame
 from services.lean_grpc.sending import MAX_FRAME_BYTES
-from services.rawrows import Form
-from services.wire import InferRequest, declare
+from services.v2.wire import InferRequest, declare
 
 # Tags of the last fields of the two messages, with what has a length.
 _RAW_INPUT = b"\x3a"

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from struct import Struct
 
 from bundle.errors import ErrorCode, MlctlError
-from services.budget import Hold
-from services.encoding import inflate
-from services.wire import invalid
+from services.batching.budget import Hold
+from services.v2.encoding import inflate
+from services.v2.wire import invalid
 
 _PREFIX = Struct(">BL")
 # What an empty message costs that waits.

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import grpc
 
 from bundle.errors import MlctlError
+from services.batching.budget import Inflight
 from services.hosts import Serving
 from services.lean_grpc.call import Call, stopping
 from services.lean_grpc.connection import Connection, Times
@@ -20,10 +21,12 @@ from services.lean_grpc.head import Head
 from services.lean_grpc.messages import CODINGS
 from services.lean_grpc.outbox import Parking
 from services.observe.grpc_calls import GrpcCalls
-from services.secure.grpc_gate import is_admitted, message_limit
+from services.secure.grpc_gate import is_admitted, is_probe, message_limit
 from services.secure.tokens import unauthenticated
 
 _BACKLOG = 1024
+# Of all probes together: anybody may send them, so they take nothing from other calls.
+_PROBES_BYTES = 32 << 20
 _UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED
 
 
@@ -43,6 +46,7 @@ class LeanServer(grpc.aio.Server):
     def __init__(self, host: Serving, times: Times | None = None) -> None:
         self._host = host
         self._calls = GrpcCalls(host.hosts[0])
+        self._probes = Inflight(_PROBES_BYTES)
         self._times = times or Times()
         self._generic: list[Any] = []
         self._found: dict[str, Any] = {}
@@ -131,7 +135,7 @@ class LeanServer(grpc.aio.Server):
             stream,
             head,
             limit=message_limit(head.path, settings.max_body_bytes),
-            inflight=self._host.inflight,
+            inflight=self._probes if is_probe(head.path) else self._host.inflight,
             seconds=settings.deadline_ms / 1000,
             ended=ended,
             refused=self._calls.refused,
@@ -144,14 +148,13 @@ class LeanServer(grpc.aio.Server):
             try:
                 self._begin(call, head)
             except MlctlError as error:
+                self._calls.refused(error, call)
                 call.refuse(error)
         return call
 
     def _begin(self, call: Call, head: Head) -> None:
         if not is_admitted(self._host.access, head.path, head.authorization):
-            error = unauthenticated()
-            self._calls.refused(error, call)
-            raise error
+            raise unauthenticated()
         handler = self._handler(head.path)
         if handler is None:
             call.refuse_with(_UNIMPLEMENTED, "this server has no such method")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from bundle.errors import MlctlError
@@ -33,7 +34,8 @@ class GrpcCalls:
     def refused(self, error: MlctlError, context: Any) -> None:
         """The call was refused before anything of it was read."""
         self._host.count(GRPC, error)
-        self.ended(self.begin(None, context), error)
+        with suppress(MlctlError):  # metadata that is none: then there is no telling whose it was
+            self.ended(self.begin(None, context), error)
 
     def ended(self, seen: Seen | None, error: BaseException | None) -> None:
         """The request failed, or its stream is whole."""

@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry
 from bundle.clock import Clock
 from bundle.sampling import Sampling
 from bundle.tensors import Signature
-from services.batching import Answer
-from services.exposition import CounterSink, Exposition
+from services.batching.shell import Answer
+from services.metrics.exposition import CounterSink, Exposition
 from services.observe.accesslog import AccessLog, open_output
 from services.observe.calls import OK, Done, Seen, Stages, outcome_of
 from services.observe.sampling import Control, Recorder

@@ -7,7 +7,7 @@ from typing import Any
 
 from bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
 from services.host import ModelHost
-from services.http import App, Message, Receive, Send
+from services.http.app import App, Message, Receive, Send
 from services.observe.calls import PREDICT, Seen
 from services.observe.ids import RequestIds
 from services.secure.public import CALLERS

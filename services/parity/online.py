@@ -14,11 +14,11 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Signature
 from services.bench.inputs import grpc_request, infer_body
 from services.bench.target import Address
-from services.jsondata import decode_data
+from services.http.predict import ROUTE, argument_names, to_array
 from services.parity.base import Arrays, Way, not_json
-from services.predict import ROUTE, argument_names, to_array
-from services.v2_messages import SERVICE, methods
-from services.wire import declare, decode_raw
+from services.v2.jsondata import decode_data
+from services.v2.messages import SERVICE, methods
+from services.v2.wire import declare, decode_raw
 
 _HEADER_LENGTH = "inference-header-content-length"
 

@@ -20,17 +20,17 @@ from bundle.verify import VerifiedBundle
 from services.bench.inputs import all_rows
 from services.bench.runs import Protocols
 from services.bench.server import serving
-from services.golden import load_golden
+from services.bento.store import find_bento
 from services.layout import read_together
 from services.parity.base import Arrays, Asked, Way
 from services.parity.compare import Finding, Tolerance, Verdict, compare
 from services.parity.online import open_online
 from services.parity.streams import StreamWay
 from services.parity.tables import BatchWay
-from services.scorer import Scorer, split_rows
+from services.runtime.golden import load_golden
+from services.runtime.scorer import Scorer, split_rows
+from services.runtime.warmup import tolerance
 from services.settings import Settings, load_settings
-from services.store import find_bento
-from services.warmup import tolerance
 
 # So many rows are also asked one by one: each takes a request in every way.
 _ALONE = 256

@@ -14,9 +14,9 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import DYNAMIC
 from bundle.verify import VerifiedBundle
 from services.bench.inputs import infer_body
+from services.http.predict import to_array
 from services.parity.base import Arrays, not_json, not_text
 from services.parity.tables import from_column, to_column
-from services.predict import to_array
 from services.stream.base import LinkRequest, Outgoing, Place
 from services.stream.engine import RunSettings
 from services.stream.payloads import PayloadRequest

@@ -18,7 +18,7 @@ from services.batch.limits import ErrorLimit
 from services.batch.sinks import open_sink
 from services.batch.sources import open_source
 from services.parity.base import Arrays, not_text
-from services.scorer import join_rows, split_rows
+from services.runtime.scorer import join_rows, split_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa

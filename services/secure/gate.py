@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bundle.errors import MlctlError
-from services.http import App, Message, Receive, Send, close_if_expecting
-from services.responses import Response
+from services.http.app import App, Message, Receive, Send, close_if_expecting
+from services.http.responses import Response
 from services.secure.tokens import Access, unauthenticated
 
 # Probes come from machines that have no token, and these answers tell nothing else.

@@ -8,9 +8,9 @@ from typing import Any
 import grpc
 
 from bundle.errors import MlctlError
-from services.grpc_status import abort
+from services.grpc.status import abort
 from services.secure.tokens import Access, unauthenticated
-from services.v2_messages import SERVICE
+from services.v2.messages import SERVICE
 
 # As over HTTP: probes need no token. A watch of the health is one, too.
 _PROBES = frozenset(
@@ -48,12 +48,17 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
 
 def is_admitted(access: Access, method: str, authorization: bytes | None) -> bool:
     """Whether a call of `method`, as "/SERVICE/NAME", may be answered."""
-    return method in _PROBES or access.allows(authorization)
+    return is_probe(method) or access.allows(authorization)
+
+
+def is_probe(method: str) -> bool:
+    """Whether anybody may call `method`."""
+    return method in _PROBES
 
 
 def message_limit(method: str, most: int) -> int:
     """How many bytes a message of a call of `method` may have, where others may have `most`."""
-    return min(_PROBE_BYTES, most) if method in _PROBES else most
+    return min(_PROBE_BYTES, most) if is_probe(method) else most
 
 
 def _authorization(metadata: Any) -> bytes | None:

@@ -16,13 +16,13 @@ from pathlib import Path
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import scratch_directory
+from services.bento.store import DIGEST_LABEL, BentoInfo
 from services.layout import Packed, unpack
 from services.ship import health
 from services.ship.containerfile import Image, base_labels, containerfile
 from services.ship.lock import Lock, Platform
 from services.ship.resolve import python_version
 from services.ship.sbom import sbom_of
-from services.store import DIGEST_LABEL, BentoInfo
 
 CONTAINERFILE = "Containerfile"
 LOCK_NAME = "requirements.lock"

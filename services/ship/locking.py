@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from bundle.errors import ErrorCode, MlctlError
+from services.bento.store import BentoInfo
 from services.ship.lock import Lock, Platform, read_lock
 from services.ship.resolve import complete, resolve
 from services.ship.signing import packages_of
-from services.store import BentoInfo
 
 
 def requirements_of(bento: BentoInfo) -> list[str]:

@@ -19,8 +19,8 @@ from typing import Any, BinaryIO, cast
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import exclusive, sha256_file, write_atomic
 from bundle.paths import resolve_inside
+from services.bento.store import BentoInfo
 from services.ship.parcel import MAX_LISTING_BYTES, Listing, check_room, parse_listing
-from services.store import BentoInfo
 
 ARTIFACT_TYPE = "application/vnd.mlctl.bento.v1"
 CONFIG_TYPE = "application/vnd.mlctl.bento.listing.v1+json"

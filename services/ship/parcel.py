@@ -21,8 +21,8 @@ from bundle.files import scratch_directory, sha256_file, write_atomic
 from bundle.home import bento_home
 from bundle.manifest import FileEntry, Name, Sha256, canonical_json
 from bundle.paths import check_relative, refuse_link, resolve_inside
+from services.bento.store import CONTENT_LABEL, DIGEST_LABEL, LATEST, BentoInfo, read_bento
 from services.layout import unpack
-from services.store import CONTENT_LABEL, DIGEST_LABEL, LATEST, BentoInfo, read_bento
 
 LISTING_NAME = "listing.json"
 BENTO_FOLDER = "bento"

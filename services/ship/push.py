@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import replace_directory, scratch_directory, write_atomic
+from services.bento.store import BentoInfo
 from services.ship.oci import read_layout, write_layout
 from services.ship.parcel import (
     BENTO_FOLDER,
@@ -25,7 +26,6 @@ from services.ship.parcel import (
     parse_listing,
     take_in,
 )
-from services.store import BentoInfo
 
 Fetch = Callable[[Path], Path]
 

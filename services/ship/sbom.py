@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from bundle import __version__
 from bundle.manifest import MANIFEST_NAME
 from bundle.verify import VerifiedBundle
+from services.bento.store import CONTENT_LABEL, BentoInfo
 from services.layout import Packed
 from services.ship.lock import Lock, Package, Platform
-from services.store import CONTENT_LABEL, BentoInfo
 
 if TYPE_CHECKING:
     from cyclonedx.model.bom import Bom

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle, verify
+from services.bento.store import DIGEST_LABEL, BentoInfo, find_bento
 from services.layout import is_bundle, unpack
 from services.ship.signing import check, signature_beside, signature_in
-from services.store import DIGEST_LABEL, BentoInfo, find_bento
 
 
 def find_signable(what: str) -> list[tuple[VerifiedBundle, Path]]:

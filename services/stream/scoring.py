@@ -12,7 +12,7 @@ import numpy as np
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.bisect import Scored, score_rows
-from services.faults import lacks_memory
+from services.runtime.faults import lacks_memory
 from services.stream.base import Decoded, Payload
 
 Arrays = Mapping[str, np.ndarray]
@@ -31,7 +31,7 @@ PASSING = frozenset(
 
 
 class Model(Protocol):
-    """What is asked of services.scorer.Scorer."""
+    """What is asked of services.runtime.scorer.Scorer."""
 
     joinable: bool
     max_rows: int

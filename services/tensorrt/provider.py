@@ -8,7 +8,7 @@ from pathlib import Path
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import Batching
 from bundle.packages import installed_version
-from services.graph import read_graph
+from services.runtime.graph import read_graph
 from services.tensorrt.cache import fetch_engine, timing_directory
 from services.tensorrt.installed import provider_problem
 from services.tensorrt.key import engine_key, model_sha256

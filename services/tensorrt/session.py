@@ -13,9 +13,9 @@ import numpy as np
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import Batching
 from bundle.tensors import DYNAMIC
-from services.faults import RunError
-from services.graph import read_graph
-from services.staging import Side
+from services.runtime.faults import RunError
+from services.runtime.graph import read_graph
+from services.runtime.staging import Side
 from services.tensorrt.build import build_engine
 from services.tensorrt.builder import make_logger
 from services.tensorrt.cache import ENGINE_NAME, TIMING_NAME, fetch_engine, timing_directory

@@ -58,7 +58,7 @@ def _warm(request: Mapping[str, Any], _: Report) -> Mapping[str, Any]:
     from pathlib import Path
 
     from bundle.errors import ErrorCode, MlctlError
-    from services.session import load_onnx
+    from services.runtime.session import load_onnx
 
     providers = [(name, dict(options)) for name, options in request["providers"]]
     try:

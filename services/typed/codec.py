@@ -10,10 +10,10 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from bundle.tensors import DYNAMIC, Datatype, Signature
-from services.grpc_codec import from_values
+from services.grpc.codec import from_values
 from services.typed.descriptors import make_messages
 from services.typed.layout import DIGEST, Field, Layout
-from services.wire import InferRequest, declare, decode_raw, encode_raw, invalid
+from services.v2.wire import InferRequest, declare, decode_raw, encode_raw, invalid
 
 
 class TypedCodec:

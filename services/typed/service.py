@@ -9,8 +9,8 @@ from typing import Any
 
 import grpc
 
-from services.grpc_models import Asking, GrpcModel, GrpcModels
-from services.grpc_unary import ask, counted, unary
+from services.grpc.models import Asking, GrpcModel, GrpcModels
+from services.grpc.unary import ask, counted, unary
 from services.ship.clients.base import describe
 from services.typed.codec import TypedCodec
 from services.typed.descriptors import make_file

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from cli.main import cli
-from services.packaging import build_bento
+from services.bento.packaging import build_bento
 from tests.support.bundles import make_bundle
 from tests.support.mlctl import Mlctl
 from tests.support.wait import PATIENCE_SECONDS, wait_until
@@ -27,6 +27,7 @@ from tests.support.wait import PATIENCE_SECONDS, wait_until
         (("http://h:1", "--data", "golden"), "--data golden takes a Bento"),
         (("b", "--clients", "1,x"), "numbers from 1 to 4096"),
         (("b", "--clients", "0"), "numbers from 1 to 4096"),
+        (("b/one", "--model", "two"), "--model two and TARGET/one name different models"),
     ],
 )
 def test_options_that_do_not_go_together(arguments: tuple[str, ...], said: str) -> None:

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from bundle.home import HOME_VARIABLE
 from cli.main import cli
-from services.packaging import build_bento
+from services.bento.packaging import build_bento
 from services.parity.compare import Finding, Verdict
 from services.parity.run import Parity
 from tests.support.bundles import make_bundle

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services.packaging import build_bento
+from services.bento.packaging import build_bento
 from tests.support.bundles import make_bundle
 from tests.support.mlctl import Mlctl
 

@@ -17,7 +17,7 @@ import pytest
 from rollout.local.launcher import free_ports
 from rollout.machine import Phase
 from rollout.state.journal import Journal
-from services.packaging import build_bento
+from services.bento.packaging import build_bento
 from tests.support.bundles import make_bundle
 from tests.support.mlctl import Mlctl
 from tests.support.wait import PATIENCE_SECONDS, wait_until

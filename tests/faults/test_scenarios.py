@@ -28,12 +28,7 @@ from tests.support.serving import Server
 from tests.support.wait import PATIENCE_SECONDS, wait_until
 
 pytestmark = pytest.mark.slow
-# The clock's step comes last: BentoML's supervisor looks for dead workers by the wall clock, so
-# after a step back it replaces none until the clock has caught up (docs/faults.md).
-SCENARIOS = sorted(
-    Path(__file__).with_name("scenarios").glob("*.txt"),
-    key=lambda path: (path.stem == "clock-step", path.stem),
-)
+SCENARIOS = sorted(Path(__file__).with_name("scenarios").glob("*.txt"))
 # Their steps are taken by an operating system of ours, which needs a compiler.
 NEED_FAULTY_OS = {"disk-full", "clock-step"}
 

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from bundle.verify import VerifiedBundle, seal
-from services.golden import load_golden, save_golden
+from services.runtime.golden import load_golden, save_golden
 from tests.support.bundles import make_bundle
 from tests.support.serving import Server, launch, running, stop
 from tests.support.wait import PATIENCE_SECONDS, wait_until

@@ -17,9 +17,9 @@ from hpack import Encoder
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from services.grpc_server import GrpcServer
+from services.grpc.server import GrpcServer
 from services.host import ModelHost
-from services.http import V2App
+from services.http.app import V2App
 from services.inference import Inference
 from services.lean.protocol import lean_protocol
 from services.settings import Settings

@@ -19,8 +19,8 @@ from onnx import TensorProto, helper
 
 from bundle.errors import ErrorCode
 from bundle.manifest import FileEntry
-from services.golden import load_golden, save_golden
-from services.graph import read_graph
+from services.runtime.golden import load_golden, save_golden
+from services.runtime.graph import read_graph
 from services.ship import oci
 from services.ship.parcel import Listing
 from tests.fuzz.target import Feed, FindingError, Target

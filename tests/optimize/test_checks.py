@@ -17,7 +17,7 @@ from bundle.tensors import Datatype, Signature, TensorSpec
 from optimize.checks import check_graph, check_parity, check_source, close
 from optimize.data import Rows, Tensors
 from optimize.reference import TorchReference
-from services.session import FunctionSession
+from services.runtime.session import FunctionSession
 from tests.optimize.zoo.prove import signature_of
 
 ROWS = Rows({"x": np.random.default_rng(1).standard_normal((9, 4), dtype=np.float32)}, None)

@@ -17,7 +17,7 @@ from optimize.quantize.layers import WEIGHTED, find_layers
 from optimize.quantize.methods import Dynamic, Static
 from optimize.quantize.observe import observer, seen_ranges
 from optimize.recipes.base import Calibrator
-from services.session import open_session
+from services.runtime.session import open_session
 from tests.optimize.quantize.nets import product_net, token_rows
 
 ROWS = token_rows(16)

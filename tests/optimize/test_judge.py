@@ -21,7 +21,7 @@ from optimize.quantize.layers import find_layers
 from optimize.quantize.methods import Dynamic
 from optimize.recipes.base import Details, Target
 from optimize.variant import Measured
-from services.session import open_session
+from services.runtime.session import open_session
 from tests.optimize.quantize.nets import product_net, save_net, token_rows
 
 CPU = Place(Target.CPU, "cpu")

@@ -92,7 +92,7 @@ def test_the_signature_must_fit_the_graph(onnx_catalog: MemoryCatalog, tmp_path:
 
 
 def test_golden_answers_are_those_of_the_formula(onnx_catalog: MemoryCatalog, data: Path) -> None:
-    from services.golden import load_golden
+    from services.runtime.golden import load_golden
 
     inputs, outputs = load_golden(run(onnx_catalog, data).bundle.path("golden.npz"))
     np.testing.assert_allclose(outputs["y"], expected(inputs["x"]), rtol=1e-5, atol=1e-5)

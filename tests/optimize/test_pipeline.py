@@ -19,8 +19,8 @@ from optimize.prepare import Options
 from optimize.recipes.base import Details, Precision, Target, Workbench, save_graph
 from optimize.recipes.discovery import select
 from registry.mlflow_catalog import MlflowCatalog
-from services.golden import load_golden
-from services.session import open_session
+from services.runtime.golden import load_golden
+from services.runtime.session import open_session
 from tests.optimize.conftest import ROWS, images, vectors
 from tests.support.sources import save_rows
 from tests.support.torch_models import CLASSES

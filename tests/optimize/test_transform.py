@@ -10,7 +10,7 @@ from bundle.home import HOME_VARIABLE
 from bundle.tensors import Datatype, Signature, TensorSpec
 from optimize.transform import SourceTransform, read_transform
 from optimize.transform_checks import Tensors
-from services.scorer import Scorer
+from services.runtime.scorer import Scorer
 from services.settings import Settings
 from tests.support.transforms import (
     TOKENIZER,

@@ -16,7 +16,7 @@ from services.batch.base import SourceRequest
 from services.batch.bisect import Arrays, TooManyError, score_rows
 from services.batch.sources.parquet import ParquetSource
 from services.batch.values import row_as_json, rows_from_json
-from services.faults import ModelError
+from services.runtime.faults import ModelError
 
 
 @given(rows=st.integers(1, 300), data=st.data())

@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from bundle.errors import ErrorCode, MlctlError
-from services.batcher import Batcher, Limits, Priority, QueueFullError, Ticket
-from services.costs import BatchCosts
+from services.batching.batcher import Batcher, Limits, Priority, QueueFullError, Ticket
+from services.batching.costs import BatchCosts
 from services.lanes import TURNS
 
 MAX_ROWS, MAX_QUEUE, MAX_WAIT = 8, 20, 0.5

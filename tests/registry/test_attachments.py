@@ -10,9 +10,9 @@ from bundle.errors import ErrorCode, MlctlError
 from cli import shipping
 from registry.catalog import PublishReport
 from registry.mlflow_catalog import MlflowCatalog
+from services.bento.store import find_bento
 from services.ship.parcel import list_files
 from services.ship.push import Place, Target
-from services.store import find_bento
 from tests.support.bundles import make_bundle
 from tests.support.small_bento import small_bento
 

@@ -92,7 +92,7 @@ def _built(mlctl: Mlctl, data: Path, recipe: str) -> dict[str, Any]:
 
 def _build_wrong(mlctl: Mlctl, bundle: Path) -> dict[str, Any]:
     from bundle.verify import VerifiedBundle
-    from services.packaging import build_bento
+    from services.bento.packaging import build_bento
     from tests.support.wrong import negated
 
     made: VerifiedBundle = negated(bundle, mlctl.home / "wrong")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bundle.verify import VerifiedBundle
-from services.packaging import BuiltBento, build_bento
+from services.bento.packaging import BuiltBento, build_bento
 from tests.support.bundles import make_bundle
 from tests.support.serving import Server, launch, running
 

@@ -28,7 +28,7 @@ from uvicorn.server import ServerState
 from bundle.clock import ManualClock
 from bundle.verify import VerifiedBundle
 from services.host import ModelHost
-from services.http import V2App
+from services.http.app import V2App
 from services.inference import Inference
 from services.lean.protocol import lean_protocol
 from services.settings import Settings

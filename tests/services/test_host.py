@@ -13,10 +13,10 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import Batching
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle, seal
-from services.batcher import Limits, Priority
-from services.golden import load_golden, save_golden
+from services.batching.batcher import Limits, Priority
 from services.host import ModelHost, Phase
-from services.scorer import Scorer
+from services.runtime.golden import load_golden, save_golden
+from services.runtime.scorer import Scorer
 from services.settings import Settings
 from tests.support.bundles import expected, make_bundle
 

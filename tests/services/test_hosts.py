@@ -15,20 +15,20 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from bundle.errors import ErrorCode, MlctlError
-from services.admin import Admin, admin_app
-from services.grpc_server import GrpcServer
+from services.admin.app import Admin, admin_app
+from services.grpc.server import GrpcServer
 from services.hosts import Hosts
-from services.http import V2App
+from services.http.app import V2App
+from services.http.predict import predict_routes
 from services.inference import Inference
 from services.layout import Packed, pack
 from services.lean.protocol import lean_protocol
 from services.lean.repeat import RepeatCycle
 from services.lean.stock import StockProtocol
 from services.lean_grpc.desk import InferDesk
-from services.predict import predict_routes
 from services.secure.tokens import Access
 from services.settings import Settings
-from services.v2_messages import SERVICE, methods
+from services.v2.messages import SERVICE, methods
 from tests.support.bundles import expected, make_bundle
 from tests.support.listening import listening, until
 

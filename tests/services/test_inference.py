@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
-from services.batching import Answer
+from services.batching.shell import Answer
 from services.host import ModelHost
 from services.inference import Inference
 from services.lanes import Priority

@@ -10,6 +10,7 @@ import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
+from services.bento.service_bundle import find_bundles
 from services.layout import (
     MODELS_FILE,
     Packed,
@@ -19,7 +20,6 @@ from services.layout import (
     read_together,
     unpack,
 )
-from services.service_bundle import find_bundles
 from services.settings import Settings
 from tests.support.bundles import make_bundle
 

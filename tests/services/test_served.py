@@ -16,8 +16,8 @@ from tritonclient.utils import InferenceServerException
 
 from bundle.manifest import MODEL_NAME
 from bundle.verify import VerifiedBundle
-from services.packaging import BuiltBento
-from services.session import open_session
+from services.bento.packaging import BuiltBento
+from services.runtime.session import open_session
 from tests.support.serving import Server
 
 pytestmark = pytest.mark.slow

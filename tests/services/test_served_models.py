@@ -16,11 +16,11 @@ from cli.provenance import Known, chain
 from cli.revisions import find_revision
 from services.batch.model import find_model
 from services.bench.target import Address
+from services.bento.packaging import BuiltBento, build_bento
+from services.bento.store import find_bento
 from services.layout import pack, unpack
-from services.packaging import BuiltBento, build_bento
 from services.parity.base import Arrays
 from services.parity.online import open_online
-from services.store import find_bento
 from tests.support.bundles import expected, make_bundle
 from tests.support.serving import Server, launch, running
 from tests.support.transforms import make_text_bundle

@@ -19,13 +19,13 @@ from prometheus_client import CollectorRegistry
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
 from rollout.local.launcher import free_ports
+from services.bento.service_bundle import find_bundles
 from services.host import ModelHost
 from services.layout import digest_file
 from services.lean.protocol import LeanProtocol
-from services.scorer import Scorer
-from services.service_bundle import find_bundles
+from services.runtime.scorer import Scorer
 from services.settings import Settings
-from services.v2_messages import SERVICE, methods
+from services.v2.messages import SERVICE, methods
 
 ROOT = Path(__file__).parents[2]
 # BentoML's own code calls what its dependencies have deprecated.
@@ -34,11 +34,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 @pytest.fixture(scope="module")
 def seam(store_home: Path) -> Any:
-    """services.bento, imported where BentoML's own imports may warn and its home is not ours."""
+    """`services.bento.seam`, imported where BentoML's imports may warn; its home is not ours."""
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         patch.setenv("BENTOML_HOME", str(store_home))
         warnings.simplefilter("ignore", DeprecationWarning)
-        return importlib.import_module("services.bento")
+        return importlib.import_module("services.bento.seam")
 
 
 def test_the_variable_wins_over_the_folder_beside(bundle: VerifiedBundle, tmp_path: Path) -> None:

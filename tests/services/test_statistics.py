@@ -12,10 +12,11 @@ from prometheus_client import CollectorRegistry
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
 from services.host import ModelHost
-from services.metrics import BatchStats, Metrics
+from services.metrics.counts import BatchStats, Metrics
 from services.settings import Settings
 from services.statistics import model_config, model_statistics
 from tests.support.bundles import make_bundle
+from tests.support.streams import counting_row, make_stream_bundle
 
 
 def test_nothing_is_told_before_the_model_is_ready(bundle: VerifiedBundle) -> None:
@@ -44,6 +45,35 @@ def test_rows_and_batches_are_counted_by_size(bundle: VerifiedBundle) -> None:
     asyncio.run(main())
 
 
+def test_a_whole_answer_in_pieces_is_a_request_that_was_answered(tmp_path: Path) -> None:
+    """Clients that measure streams look for the version whose count of requests has grown."""
+
+    async def main() -> None:
+        bundle, registry = make_stream_bundle(tmp_path / "bundle"), CollectorRegistry()
+        host = ModelHost(bundle, Settings(), registry=registry)
+        await host.start()
+
+        def answered() -> int:
+            return int(
+                model_statistics(host)["model_stats"][0]["inference_stats"]["queue"]["count"]
+            )
+
+        pieces = {"x": np.array([counting_row(3)], np.float32)}
+        assert len([piece async for piece in host.stream(pieces)]) == 3
+        assert answered() == 1
+        left = host.stream(pieces)
+        await anext(left)
+        left.close()
+        await host.infer(pieces)  # whoever asks over a protocol counts it
+        assert answered() == 1
+        await host.stop()
+        assert answered() == 1
+        labels = {"model": "tiny"}
+        assert registry.get_sample_value("mlctl_request_seconds_count", labels) == 0
+
+    asyncio.run(main())
+
+
 def test_times_are_nanoseconds_and_failures_are_apart() -> None:
     metrics = Metrics("m", CollectorRegistry())
     metrics.stages(0.001, 0.002, 0.003, 0.004)
@@ -51,10 +81,11 @@ def test_times_are_nanoseconds_and_failures_are_apart() -> None:
     for outcome in ("gone", "queue_full", "invalid_input"):
         metrics.request("http", outcome)
     metrics.batch(BatchStats(5, 0.0, 0.5))
+    metrics.batch(BatchStats(1, 0.5, 0.25, streamed=True))
     tally = metrics.tally()
-    assert (tally.answered, tally.failed) == (1, 2)
-    assert (tally.parse, tally.queue, tally.infer, tally.serialize) == (0.001, 0.002, 0.003, 0.004)
-    assert tally.batches == {5: (1, 0.5)}
+    assert (tally.answered, tally.failed) == (2, 2)
+    assert (tally.parse, tally.queue, tally.infer, tally.serialize) == (0.001, 0.502, 0.253, 0.004)
+    assert tally.batches == {5: (1, 0.5), 1: (1, 0.25)}
 
 
 def test_a_model_whose_rows_are_not_joined_has_no_dynamic_batching(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from bundle.verify import VerifiedBundle
 from services.host import ModelHost
 from services.settings import Settings
 from services.streaming import ROOM
-from tests.services.test_http import REQUEST, Client, counted, open_client
+from tests.services.http.test_app import REQUEST, Client, counted, open_client
 from tests.support.listening import until
 from tests.support.streams import code_of, counting_row, make_stream_bundle
 
@@ -249,7 +249,7 @@ def test_streams_are_limited_in_number(counting: VerifiedBundle) -> None:
 
 
 def test_a_proxy_sees_a_sign_of_life(ask: Ask, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.sse.HEARTBEAT_SECONDS", 0.02)
+    monkeypatch.setattr("services.http.sse.HEARTBEAT_SECONDS", 0.02)
 
     async def use(client: Client, _host: ModelHost, code: ModuleType) -> None:
         gate = threading.Event()

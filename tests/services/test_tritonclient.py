@@ -12,11 +12,11 @@ import tritonclient.http
 from tritonclient.grpc import _utils as triton_grpc_utils
 
 from bundle.tensors import Datatype, Signature, TensorSpec
-from services.codec import V2Codec
-from services.encoding import CODINGS, deflate, inflate
-from services.grpc_codec import GrpcCodec
-from services.jsondata import BINARY_ONLY
-from services.v2_messages import methods
+from services.grpc.codec import GrpcCodec
+from services.v2.codec import V2Codec
+from services.v2.encoding import CODINGS, deflate, inflate
+from services.v2.jsondata import BINARY_ONLY
+from services.v2.messages import methods
 
 HTTP: Any = tritonclient.http
 GRPC: Any = tritonclient.grpc

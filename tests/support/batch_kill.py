@@ -18,7 +18,7 @@ from tests.support.wait import PATIENCE_SECONDS
 _PRELOADED = [
     "pyarrow.parquet",
     "onnxruntime",
-    "services.scorer",
+    "services.runtime.scorer",
     "services.batch.job",
     "services.batch.folder",
     "services.batch.executors.local",

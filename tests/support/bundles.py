@@ -21,7 +21,7 @@ from bundle.manifest import (
 )
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle, seal
-from services.golden import save_golden
+from services.runtime.golden import save_golden
 
 OPSET = 20
 

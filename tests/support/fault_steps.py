@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -180,6 +181,18 @@ def all_answered(world: World) -> None:
 def kill(world: World) -> None:
     world.victim = min(world.workers)
     os.kill(world.victim, signal.SIGKILL)
+
+
+@step("kill each worker in its turn; expect another one in its place")
+def replaced(world: World) -> None:
+    for victim in world.workers:
+        os.kill(victim, signal.SIGKILL)
+        wait_until(partial(is_replaced, world, victim), what=f"there is another one for {victim}")
+
+
+def is_replaced(world: World, victim: int) -> bool:
+    workers = world.served.workers()
+    return victim not in workers and len(workers) == len(world.workers)
 
 
 @step("wait until a worker has ended")

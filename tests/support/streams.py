@@ -11,7 +11,7 @@ import numpy as np
 from bundle.manifest import GOLDEN_NAME, TRANSFORM_FOLDER, Transform
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle, seal
-from services.golden import save_golden
+from services.runtime.golden import save_golden
 from tests.support.bundles import make_bundle
 
 # `y[0, 0]` is how many pieces the answer has; of a hundred the seventy-first fails.

@@ -23,7 +23,7 @@ from bundle.manifest import (
 )
 from bundle.tensors import Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle, seal
-from services.golden import save_golden
+from services.runtime.golden import save_golden
 
 LENGTH = 6
 

@@ -10,7 +10,7 @@ from onnx import helper
 
 from bundle.manifest import GOLDEN_NAME, MANIFEST_NAME, MODEL_NAME
 from bundle.verify import VerifiedBundle, seal, verify
-from services.golden import load_golden, save_golden
+from services.runtime.golden import load_golden, save_golden
 
 
 def negated(bundle: Path, root: Path) -> VerifiedBundle:

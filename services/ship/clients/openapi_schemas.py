@@ -9,10 +9,10 @@ from typing import Any
 from bundle.errors import ERROR_TABLE
 from bundle.tensors import DYNAMIC, Datatype
 from services.hybrid.keys import MAX_KEY_CHARS, MAX_KEYS
-from services.jsondata import BINARY_ONLY
 from services.secure.public import CALLERS
 from services.ship.clients.base import Tensor
-from services.wire import MAX_ELEMENTS
+from services.v2.jsondata import BINARY_ONLY
+from services.v2.wire import MAX_ELEMENTS
 
 Schema = dict[str, Any]
 _LONGEST_EXAMPLE = 64

@@ -42,7 +42,7 @@ class PythonGenerator:
             text = path.read_text(encoding="utf-8")
             written[f"{package}/runtime/{path.name}"] = f"# {model.header}\n{text}"
         for name in ("v2.proto", "v2.binpb"):
-            written[f"{package}/runtime/{name}"] = files("services").joinpath(name).read_bytes()
+            written[f"{package}/runtime/{name}"] = files("services.v2").joinpath(name).read_bytes()
         return written
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.bento.store import BentoInfo
 from services.layout import Packed, unpack
 from services.ship.manifests.plan import Model
 from services.ship.manifests.resources import Resources, guess, read_bench
-from services.store import BentoInfo
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from services.stream.payloads import PayloadRequest
 from services.stream.payloads.arrowsizes import inflated_bytes, written_out_bytes
 from services.stream.payloads.jsonrows import too_long
 from services.stream.payloads.objects import Piece, joined
-from services.wire import invalid
+from services.v2.wire import invalid
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -22,7 +22,7 @@ from services.stream.payloads import PayloadRequest
 from services.stream.payloads.jsonrows import JsonWriter, too_long
 from services.stream.payloads.objects import Carried, ObjectReader
 from services.stream.payloads.schemas import SchemaRegistry
-from services.wire import invalid
+from services.v2.wire import invalid
 
 _HEAD = struct.Struct(">BI")
 _PLAIN = ("null", "boolean", "long", "double", "string")

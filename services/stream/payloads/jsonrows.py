@@ -14,13 +14,13 @@ import orjson
 
 from bundle.errors import MlctlError
 from bundle.tensors import Datatype, Signature, TensorSpec
-from services.codec import V2Codec
-from services.jsonbody import parse_object
-from services.jsondata import encode_data
 from services.stream.base import Decoded
 from services.stream.payloads import PayloadRequest
 from services.stream.payloads.objects import Carried, ObjectReader
-from services.wire import invalid
+from services.v2.codec import V2Codec
+from services.v2.jsonbody import parse_object
+from services.v2.jsondata import encode_data
+from services.v2.wire import invalid
 
 
 class JsonPayload:

@@ -15,7 +15,7 @@ from services.hybrid.rows import RowCodec
 from services.stream.base import Decoded, Payload
 from services.stream.payloads import PayloadRequest, open_payload
 from services.stream.payloads.objects import Carried
-from services.wire import invalid
+from services.v2.wire import invalid
 
 _SIZE = struct.Struct("<H")
 

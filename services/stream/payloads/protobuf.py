@@ -18,7 +18,7 @@ from services.stream.base import Decoded
 from services.stream.payloads import PayloadRequest
 from services.stream.payloads.jsonrows import JsonWriter, too_long
 from services.stream.payloads.objects import Carried, ObjectReader
-from services.wire import invalid
+from services.v2.wire import invalid
 
 _HEAD_BYTES = 5
 

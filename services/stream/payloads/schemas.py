@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
-from services.wire import invalid
+from services.v2.wire import invalid
 
 AUTH_VARIABLE = "MLCTL_SCHEMA_REGISTRY_AUTH"
 _TIMEOUT_SECONDS = 10.0

@@ -7,20 +7,19 @@ not mended behind our back; after an error the next call makes a new one.
 from __future__ import annotations
 
 import asyncio
-import os
-import ssl
+import logging
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
-from urllib.parse import unquote
 
-import nats
 import nats.errors
 import nats.js.errors
 from nats.aio.client import Client
 
 from bundle.errors import ErrorCode, MlctlError
 from services.stream.base import Place
+from services.stream.transports.nats_secrets import secrets_of
+from services.stream.transports.tls import unavailable
 
 T = TypeVar("T")
 _CONNECT_SECONDS = 5
@@ -30,6 +29,10 @@ _OPTIONS = (
     *("create", "window_s", "ack_wait_s", "in_flight", "domain"),
     *("tls", "tls_ca", "tls_cert", "tls_key", "creds", "nkey_seed"),
 )
+
+# asyncio says so of each connection that the library took over to TLS, when it ends.
+_NOISE = "returning true from eof_received() has no effect when using ssl"
+logging.getLogger("asyncio").addFilter(lambda record: record.msg != _NOISE)
 
 
 class Session:
@@ -101,18 +104,24 @@ class Session:
 
         addresses = self._place.address.split(",")
         servers = [f"nats://{each.rpartition('@')[2]}" for each in addresses]
-        self._client = await nats.connect(
-            servers,
-            allow_reconnect=False,
-            connect_timeout=_CONNECT_SECONDS,
-            reconnect_time_wait=0,
-            max_reconnect_attempts=1,
-            name="mlctl",
-            error_cb=_reported_elsewhere,
-            disconnected_cb=closed,
-            closed_cb=closed,
-            **_secrets(self._place),
-        )
+        client = Client()
+        try:
+            await client.connect(
+                servers,
+                allow_reconnect=False,
+                connect_timeout=_CONNECT_SECONDS,
+                reconnect_time_wait=0,
+                max_reconnect_attempts=1,
+                name="mlctl",
+                error_cb=_reported_elsewhere,
+                disconnected_cb=closed,
+                closed_cb=closed,
+                **secrets_of(self._place, tls=flag(self._place, "tls")),
+            )
+        except BaseException:
+            _abandon(client)
+            raise
+        self._client = client
         self.number += 1
 
     def _drop(self) -> None:
@@ -167,9 +176,7 @@ def told(place: Place) -> Iterator[None]:
                 f"{place.shown()} does not accept the user or the token",
                 "Give them in the place, or as MLCTL_NATS_USER, _PASSWORD, _TOKEN or _CREDS.",
             ) from error
-        raise MlctlError(
-            ErrorCode.BROKER_UNAVAILABLE, f"{place.shown()} does not answer"
-        ) from error
+        raise unavailable(place, error) from error
 
 
 def flag(place: Place, name: str) -> bool:
@@ -182,39 +189,15 @@ def flag(place: Place, name: str) -> bool:
     return _FLAGS[text]
 
 
+def _abandon(client: Client) -> None:
+    """Close the socket of a client that did not connect.
+
+    Its own close() would wait without end for a connection whose TLS failed.
+    """
+    writer = getattr(getattr(client, "_transport", None), "_io_writer", None)
+    if writer is not None:
+        writer.transport.abort()
+
+
 async def _reported_elsewhere(_error: Exception) -> None:
     """The library's own log: whoever waits for something gets the error too."""
-
-
-def _secrets(place: Place) -> dict[str, Any]:
-    """What proves who we are, of the place's options and the environment."""
-    options = place.options
-    given: dict[str, Any] = {
-        "user": os.environ.get("MLCTL_NATS_USER"),
-        "password": os.environ.get("MLCTL_NATS_PASSWORD"),
-        "token": os.environ.get("MLCTL_NATS_TOKEN"),
-        "user_credentials": options.get("creds") or os.environ.get("MLCTL_NATS_CREDS"),
-        "nkeys_seed": options.get("nkey_seed"),
-    }
-    if not any(given.values()):
-        given |= _user_of(place)
-    if flag(place, "tls") or "tls_ca" in options:
-        context = ssl.create_default_context(cafile=options.get("tls_ca"))
-        if "tls_cert" in options:
-            context.load_cert_chain(options["tls_cert"], options.get("tls_key"))
-        given["tls"] = context
-    return {name: value for name, value in given.items() if value}
-
-
-def _user_of(place: Place) -> dict[str, str]:
-    """The user and the password, or the token, that stand before the first of the servers.
-
-    They are decoded here: the library takes them as they are written.
-    """
-    for each in place.address.split(","):
-        who, at, _ = each.rpartition("@")
-        if at:
-            user, colon, password = who.partition(":")
-            found = {"user": user, "password": password} if colon else {"token": user}
-            return {name: unquote(text) for name, text in found.items()}
-    return {}

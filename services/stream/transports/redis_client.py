@@ -14,6 +14,7 @@ from redis.retry import Retry
 
 from bundle.errors import ErrorCode, MlctlError
 from services.stream.base import Place
+from services.stream.transports.tls import client_context, unavailable
 
 _SECONDS = 10.0
 # What the client's own library takes; the rest of a place's options are ours.
@@ -42,9 +43,7 @@ def connect(place: Place) -> Any:
             "the place has no stream",
             "Name the stream after a #, as in redis://localhost:6379/0#orders.",
         )
-    query = urlencode(
-        {name: place.options[name] for name in _CLIENT_OPTIONS if name in place.options}
-    )
+    query = urlencode(_of_tls(place))
     try:
         client: Any = redis.Redis.from_url(
             f"{place.scheme}://{place.address}{'?' if query else ''}{query}",
@@ -70,6 +69,21 @@ def connect(place: Place) -> Any:
     return client
 
 
+def _of_tls(place: Place) -> dict[str, str]:
+    """The options of `place` for TLS; INVALID_INPUT if it has none, or their files are no use."""
+    given = {name: place.options[name] for name in _CLIENT_OPTIONS if name in place.options}
+    if given and place.scheme != "rediss":
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"{place.shown()} has no TLS, and so no {next(iter(given))}",
+            "Write it as rediss://HOST:PORT/DATABASE#STREAM.",
+        )
+    if given:
+        # The library would say later, and each time anew, what is wrong with a file.
+        client_context(given, "ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+    return given
+
+
 def _credentials() -> dict[str, Any]:
     """The user and the password of the environment."""
     names = ("username", "MLCTL_REDIS_USERNAME"), ("password", "MLCTL_REDIS_PASSWORD")
@@ -88,9 +102,7 @@ def told(place: Place) -> Iterator[None]:
             "Give them in the place or as MLCTL_REDIS_USERNAME and MLCTL_REDIS_PASSWORD.",
         ) from error
     except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
-        raise MlctlError(
-            ErrorCode.BROKER_UNAVAILABLE, f"{place.shown()} does not answer"
-        ) from error
+        raise unavailable(place, error) from error
     except redis.RedisError as error:
         raise _meant(place, f"{type(error).__name__} {error}") from error
 

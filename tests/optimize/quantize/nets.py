@@ -16,7 +16,7 @@ from optimize.cache import fetch_or_build
 from optimize.data import Rows
 from optimize.parity import compare
 from optimize.recipes.base import Calibrator, Quality, Workbench
-from services.session import open_session
+from services.runtime.session import open_session
 
 OUTLIER = 500.0
 

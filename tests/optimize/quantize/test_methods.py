@@ -16,7 +16,7 @@ from optimize.quantize.layers import WEIGHTED, find_layers
 from optimize.quantize.methods import Dynamic, Method, Static
 from optimize.quantize.observe import observer, seen_ranges
 from optimize.recipes.base import Calibrator
-from services.session import open_session
+from services.runtime.session import open_session
 from tests.optimize.quantize.nets import (
     conv_net,
     image_rows,

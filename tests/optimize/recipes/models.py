@@ -16,7 +16,7 @@ from optimize.data import Rows
 from optimize.goals import Goals
 from optimize.judge import QualityMeter
 from optimize.recipes.base import Workbench
-from services.session import open_session
+from services.runtime.session import open_session
 
 OPSET = 20
 FEATURES = 64

@@ -21,7 +21,7 @@ from optimize.data import Rows
 from optimize.export import OPSET
 from optimize.independence import is_row_independent
 from optimize.reference import TorchReference
-from services.session import open_session
+from services.runtime.session import open_session
 
 Arrays = dict[str, np.ndarray]
 Free = Mapping[str, tuple[int, ...]]

@@ -23,8 +23,8 @@ from optimize.reference import load_reference
 from registry.catalog import Flavor, SourceModel
 from registry.memory import MemoryCatalog
 from registry.mlmodel import read_mlmodel
-from services.golden import load_golden
-from services.session import open_session
+from services.runtime.golden import load_golden
+from services.runtime.session import open_session
 from tests.optimize.zoo import models
 from tests.support.sources import save_rows
 from tests.support.torch_models import Mixing, save_torch

@@ -261,13 +261,13 @@ def test_of_promotes_from_several_processes_one_begins(journal: Journal, tmp_pat
 
 def test_what_begin_would_refuse_can_be_asked_before(journal: Journal) -> None:
     create(journal)
-    journal.check("shop", GREEN)
+    journal.check("shop", GREEN, SPEC)
     with pytest.raises(MlctlError) as live:
-        journal.check("shop", BLUE)
+        journal.check("shop", BLUE, SPEC)
     assert live.value.code is ErrorCode.ALREADY_LIVE
     journal.begin("shop", GREEN, SPEC)
     with pytest.raises(MlctlError) as active:
-        journal.check("shop", revision("tiny:cc"))
+        journal.check("shop", revision("tiny:cc"), SPEC)
     assert active.value.code is ErrorCode.ROLLOUT_ACTIVE
 
 

@@ -10,7 +10,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle
 from services.batch.model import check_batched, find_model, lasting_name, open_scorer, unit_rows
-from services.packaging import BuiltBento
+from services.bento.packaging import BuiltBento
 
 
 def test_a_folder_is_verified(bundle: VerifiedBundle) -> None:

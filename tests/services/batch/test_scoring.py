@@ -19,8 +19,8 @@ from services.batch.base import BadRow, Chunk, Unit
 from services.batch.feeds import find_feeds
 from services.batch.filters import Filter
 from services.batch.scoring import Recipe, UnitScorer
-from services.scorer import Scorer
-from services.session import FunctionSession
+from services.runtime.scorer import Scorer
+from services.runtime.session import FunctionSession
 
 SOURCE = pa.schema([("id", pa.int64()), ("x", pa.float32())])
 

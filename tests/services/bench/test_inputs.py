@@ -11,11 +11,11 @@ import pytest
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Datatype, Signature, TensorSpec
 from services.bench.inputs import given_rows, grpc_request, http_request, random_rows
-from services.codec import V2Codec
-from services.golden import save_golden
-from services.grpc_codec import GrpcCodec
-from services.jsondata import BINARY_ONLY
-from services.v2_messages import methods
+from services.grpc.codec import GrpcCodec
+from services.runtime.golden import save_golden
+from services.v2.codec import V2Codec
+from services.v2.jsondata import BINARY_ONLY
+from services.v2.messages import methods
 
 
 def signature(dtype: Datatype = Datatype.FP32, *shape: int) -> Signature:

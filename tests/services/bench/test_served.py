@@ -12,7 +12,7 @@ from services.bench.figures import Figures
 from services.bench.runs import Asking, Load, Protocols, Served, bench
 from services.bench.server import cpu_seconds
 from services.bench.target import Address, batches_so_far, parse_url
-from services.packaging import BuiltBento
+from services.bento.packaging import BuiltBento
 from tests.support.serving import Server
 
 SHORT = 0.3

@@ -13,8 +13,8 @@ from services.bench.figures import Record, summarize
 from services.bench.runs import Asking, Load, Protocols
 from services.bench.server import serving
 from services.bench.tuning import Goal, Tuned, Tuning, environment_of, judge
-from services.packaging import BuiltBento
-from services.store import BentoInfo, find_bento
+from services.bento.packaging import BuiltBento
+from services.bento.store import BentoInfo, find_bento
 
 LOAD = Load(0.3, clients=(1, 4))
 

@@ -17,9 +17,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from bundle.verify import VerifiedBundle
-from services.grpc_server import GrpcServer
+from services.grpc.server import GrpcServer
 from services.host import ModelHost
-from services.http import V2App
+from services.http.app import V2App
 from services.hybrid.base import Row
 from services.hybrid.places import open_store
 from services.hybrid.rows import RowCodec
@@ -27,7 +27,7 @@ from services.inference import Inference
 from services.lean.protocol import lean_protocol
 from services.lean.stock import StockProtocol
 from services.settings import Settings
-from services.v2_messages import SERVICE, methods
+from services.v2.messages import SERVICE, methods
 from tests.support.bundles import make_bundle
 from tests.support.listening import listening
 

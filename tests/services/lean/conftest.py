@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
 from services.host import ModelHost
-from services.http import V2App
+from services.http.app import V2App
 from services.inference import Inference
 from services.lean.protocol import LeanCycle, LeanProtocol, lean_protocol
 from services.settings import Settings

@@ -8,7 +8,7 @@ from typing import Any
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from services.http import V2App
+from services.http.app import V2App
 from services.lean.protocol import LeanProtocol, lean_protocol
 from services.lean.repeat import RepeatCycle
 from tests.services.lean.conftest import INFER, Bench

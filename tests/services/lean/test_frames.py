@@ -7,7 +7,7 @@ import pytest
 
 from bundle.tensors import DYNAMIC, Datatype, TensorSpec
 from services.lean.frames import MOST_BYTES, fill, find_frame, read_numbers
-from services.wire import Declared, declare
+from services.v2.wire import Declared, declare
 
 
 def request(body: bytes, head: bytes = b"POST / HTTP/1.1\r\nHost: a\r\n") -> bytes:

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from services.http import V2App
+from services.http.app import V2App
 from services.lean.protocol import lean_protocol
 from tests.services.lean.conftest import BODY, INFER, Bench, Reply, read_reply, request
 from tests.support.listening import Listening, listening

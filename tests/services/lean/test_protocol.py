@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.batching import Answer
+from services.batching.shell import Answer
 from services.lean.protocol import LeanCycle
 from services.settings import Settings
 from tests.services.lean.conftest import BODY, INFER, LIMIT, Bench, Reply, read_reply, request

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.batcher import Priority
-from services.desks import Told
+from services.batching.batcher import Priority
+from services.batching.desks import Told
 from services.lean.plans import Plan, make_plan
 from services.secure.tokens import Access
 from tests.services.lean.conftest import Bench

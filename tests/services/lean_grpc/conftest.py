@@ -15,12 +15,12 @@ from h2.connection import H2Connection
 from prometheus_client import CollectorRegistry
 
 from bundle.verify import VerifiedBundle
-from services.grpc_server import GrpcServer
+from services.grpc.server import GrpcServer
 from services.host import ModelHost
 from services.lean_grpc.connection import Times
 from services.lean_grpc.server import LeanServer
 from services.settings import Settings
-from services.v2_messages import SERVICE, methods
+from services.v2.messages import SERVICE, methods
 from tests.support.wait import PATIENCE_SECONDS
 
 Fields = list[tuple[bytes, bytes]]

@@ -13,7 +13,7 @@ import tritonclient.grpc.aio
 from prometheus_client import CollectorRegistry
 
 from bundle.verify import VerifiedBundle
-from services.grpc_server import GrpcServer
+from services.grpc.server import GrpcServer
 from services.host import ModelHost
 from services.settings import Settings
 from tests.services.lean_grpc.conftest import INFER, Serve, X, infer_message

@@ -13,11 +13,11 @@ from h2.errors import ErrorCodes
 from h2.settings import SettingCodes
 from prometheus_client import CollectorRegistry
 
-from services.batching import Answer
-from services.grpc_server import GrpcServer
+from services.batching.shell import Answer
+from services.grpc.server import GrpcServer
 from services.host import ModelHost
 from services.lean_grpc.connection import Times
-from services.v2_messages import SERVICE, methods
+from services.v2.messages import SERVICE, methods
 from tests.services.lean_grpc.conftest import (
     EMPTY,
     INFER,

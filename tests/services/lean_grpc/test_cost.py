@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from bundle.clock import ManualClock
 from bundle.verify import VerifiedBundle
-from services.grpc_server import GrpcServer
+from services.grpc.server import GrpcServer
 from services.host import ModelHost
 from services.lean_grpc import frames
 from services.lean_grpc.frames import frame

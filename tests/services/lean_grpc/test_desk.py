@@ -17,12 +17,12 @@ from h2.settings import SettingCodes
 from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
 
-from services.admission import QueueFullError
-from services.budget import Inflight
-from services.grpc_server import GrpcServer
+from services.batching.admission import QueueFullError
+from services.batching.budget import Inflight
+from services.grpc.server import GrpcServer
 from services.host import ModelHost
 from services.lean_grpc.desk import InferCall, InferDesk
-from services.v2_messages import methods
+from services.v2.messages import methods
 from tests.services.lean_grpc.conftest import INFER, LIVE, Raw, Serve, framed, head, infer_message
 from tests.support.listening import until
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bundle.verify import VerifiedBundle
-from services.grpc_server import GrpcServer
+from services.grpc.server import GrpcServer
 from services.host import ModelHost
 from tests.services.lean_grpc.conftest import EMPTY, LIVE, Raw, framed, head, infer_message, serving
 

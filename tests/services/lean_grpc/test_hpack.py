@@ -43,6 +43,14 @@ def test_a_block_that_changes_nothing_is_decoded_once() -> None:
     assert reader.read(literals) is reader.read(literals)
 
 
+def test_very_many_fields_are_charged_and_what_is_usual_is_not() -> None:
+    reader, few = HeadReader(1 << 14), tuple((b"x", b"%d" % number) for number in range(50))
+    reader.read(encode((*head(), *few)))
+    assert reader.drops == 0
+    reader.decode(encode((*head(), *few * 6)))
+    assert reader.drops == (6 + 300 - 64) / 8
+
+
 def test_what_an_index_meant_is_forgotten_with_the_table() -> None:
     reader = HeadReader(1 << 16)
     block = encode(tuple(head())) + b"\xbe"  # and the table's newest entry

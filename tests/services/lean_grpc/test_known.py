@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from bundle.errors import MlctlError
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from services.grpc_codec import GrpcCodec
+from services.batching.rawrows import arrays_of
+from services.grpc.codec import GrpcCodec
 from services.lean_grpc.known import Memory, split
 from services.lean_grpc.messages import frame
-from services.rawrows import arrays_of
-from services.v2_messages import methods
+from services.v2.messages import methods
 
 X = TensorSpec(name="x", dtype=Datatype.FP32, shape=(DYNAMIC, 2))
 N = TensorSpec(name="n", dtype=Datatype.INT16, shape=(DYNAMIC, 100))

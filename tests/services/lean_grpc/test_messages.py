@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bundle.errors import ErrorCode, MlctlError
-from services.budget import BusyError, Hold, Inflight
+from services.batching.budget import BusyError, Hold, Inflight
 from services.lean_grpc.messages import Assembler, Packed, frame, unpack
 
 MESSAGES = st.lists(st.binary(max_size=40), max_size=6)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from bundle.sampling import Sampling
-from services.batching import Answer
+from services.batching.shell import Answer
 from services.observe.calls import Done, Seen, Stages
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

@@ -20,7 +20,7 @@ from services.lanes import Priority
 from services.settings import Settings
 from services.stream.events import Batch, Event, Phase, Totals
 from services.stream.metrics import StreamMetrics
-from services.wire import InferRequest
+from services.v2.wire import InferRequest
 
 ROOT = Path(__file__).parents[3]
 # What the rollout's daemon exports, not the server.

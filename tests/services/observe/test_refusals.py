@@ -15,15 +15,15 @@ from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
 
 from bundle.verify import VerifiedBundle
-from services.bento import gated
-from services.budget import Hold
-from services.grpc_server import GrpcServer
+from services.batching.budget import Hold
+from services.bento.seam import gated
+from services.grpc.server import GrpcServer
 from services.host import ModelHost
-from services.http import V2App
+from services.http.app import V2App
 from services.inference import Inference
 from services.lean.protocol import lean_protocol
 from services.settings import Settings
-from services.v2_messages import SERVICE
+from services.v2.messages import SERVICE
 from tests.support.listening import listening, until
 
 TOKEN = "the-token-0123456789abcdef"

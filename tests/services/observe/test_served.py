@@ -17,7 +17,7 @@ from pyarrow import parquet
 from bundle.sampling import Sampling, write_sampling
 from bundle.verify import VerifiedBundle
 from optimize.data import load_data
-from services.packaging import BuiltBento
+from services.bento.packaging import BuiltBento
 from tests.services.observe.calls import SPAN, TRACE
 from tests.support.bundles import expected
 from tests.support.collector import Collector, collecting

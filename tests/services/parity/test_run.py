@@ -18,7 +18,7 @@ from services.parity.online import open_online
 from services.parity.run import ask, is_exact, judge
 from services.parity.streams import StreamWay
 from services.parity.tables import BatchWay
-from services.scorer import Scorer
+from services.runtime.scorer import Scorer
 from services.settings import Settings, load_settings
 from tests.support.bundles import make_bundle
 from tests.support.serving import Server

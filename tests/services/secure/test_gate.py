@@ -20,16 +20,16 @@ from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
 
 from bundle.verify import VerifiedBundle
-from services.bento import gated
-from services.grpc_server import GrpcServer
+from services.bento.seam import gated
+from services.grpc.server import GrpcServer
 from services.host import ModelHost
-from services.http import V2App
+from services.http.app import V2App
 from services.inference import Inference
 from services.lean.protocol import lean_protocol
 from services.lean.stock import StockProtocol
 from services.settings import Settings
-from services.v2_messages import SERVICE, methods
-from tests.services.test_grpc_server import details_of, infer, refused
+from services.v2.messages import SERVICE, methods
+from tests.services.grpc.test_server import details_of, infer, refused
 from tests.support.listening import Listening, listening
 
 TOKEN = "the-token-0123456789abcdef"

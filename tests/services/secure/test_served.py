@@ -21,7 +21,7 @@ from rollout.local.launcher import LocalLauncher, free_ports
 from rollout.model import Colour, Revision
 from rollout.model import Settings as RolloutSettings
 from rollout.ports import Probe
-from services.packaging import BuiltBento
+from services.bento.packaging import BuiltBento
 from tests.services.secure.test_tls import require_tls_1_2
 from tests.support.certificates import Certificates
 from tests.support.serving import Server, launch, running

@@ -15,13 +15,13 @@ from prometheus_client import CollectorRegistry
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tls import CIPHERS
 from bundle.verify import VerifiedBundle
-from services.grpc_server import GrpcServer
+from services.grpc.server import GrpcServer
 from services.host import ModelHost
 from services.lean_grpc.connection import Times
 from services.lean_grpc.server import LeanServer
 from services.secure.tls import tls_of
 from services.settings import Settings
-from services.v2_messages import SERVICE, methods
+from services.v2.messages import SERVICE, methods
 from tests.support.certificates import Certificates
 from tests.support.wait import PATIENCE_SECONDS
 

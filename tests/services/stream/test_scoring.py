@@ -11,7 +11,7 @@ import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.bisect import TooManyError
-from services.faults import ModelError
+from services.runtime.faults import ModelError
 from services.stream.base import Decoded, Message, Place
 from services.stream.scoring import Fault, MessageScorer, NoMemoryError
 from services.stream.stamps import Stamp

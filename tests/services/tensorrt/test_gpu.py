@@ -10,7 +10,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.home import HOME_VARIABLE
 from bundle.manifest import MODEL_NAME, Batching
 from bundle.verify import VerifiedBundle
-from services.session import Session, open_session
+from services.runtime.session import Session, open_session
 from services.tensorrt.build import build_engine
 from services.tensorrt.cuda import Driver, Gpu
 from services.tensorrt.installed import provider_problem

@@ -18,15 +18,15 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 from prometheus_client import CollectorRegistry
 
 from bundle.verify import VerifiedBundle
-from services.grpc_models import GrpcModels
-from services.grpc_server import GrpcServer
+from services.grpc.models import GrpcModels
+from services.grpc.server import GrpcServer
 from services.host import ModelHost
 from services.settings import Settings
 from services.ship.clients.base import describe
 from services.ship.clients.proto import ProtoGenerator
 from services.ship.clients.writing import write_files
 from services.typed.service import typed_services
-from tests.services.test_grpc_server import details_of, refused, with_channel
+from tests.services.grpc.test_server import details_of, refused, with_channel
 
 SERVICE = "mlctl.models.tiny.v1.Predictor"
 PREDICT = f"/{SERVICE}/Predict"

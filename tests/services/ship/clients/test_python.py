@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from services.packaging import BuiltBento
+from services.bento.packaging import BuiltBento
 from services.ship.clients.base import Model
 from services.ship.clients.python import PythonGenerator
 from services.ship.clients.source import find_source

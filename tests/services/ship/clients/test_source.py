@@ -6,7 +6,7 @@ import pytest
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
 from services.bench.target import Model as Served
-from services.packaging import BuiltBento
+from services.bento.packaging import BuiltBento
 from services.ship.clients.source import find_source
 from tests.services.ship.clients.models import every_datatype
 from tests.support.serving import Server

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from cli.main import cli
 from cli.manifest_options import BELONGS
-from services.packaging import BuiltBento
+from services.bento.packaging import BuiltBento
 from tests.services.ship.manifests.plans import IMAGE
 from tests.support.schemas import faults
 

@@ -1,0 +1,1 @@
+"""What an operator asks of a worker, on a listener of its own."""

@@ -1,0 +1,237 @@
+"""The seam to BentoML: its service class with our protocol and application in front of its own.
+
+`/v2` is answered before BentoML's middleware, and no body is unlimited anywhere. When
+the model must not serve, the whole server ends: BentoML's supervisor would otherwise
+start the worker again and again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import bentoml
+import click
+from uvicorn.config import HTTP_PROTOCOLS
+
+from bundle.errors import MlctlError
+from bundle.verify import VerifiedBundle
+from services.admin.server import AdminServer, open_admin
+from services.bento.app import TimeLimit, bento_app
+from services.bento.watchdog import Watchdog
+from services.grpc.server import GrpcServer
+from services.hosts import Serving, serving_of
+from services.http.app import App, Message, V2App
+from services.http.limits import BodyLimit
+from services.http.openapi_page import OPENAPI_PATH, OpenApiPage
+from services.http.predict import make_predict, predict_routes
+from services.http.responses import Response
+from services.inference import Inference
+from services.layout import Packed
+from services.lean.protocol import lean_protocol
+from services.lean.stock import StockProtocol
+from services.observe.predict_calls import PredictCalls
+from services.secure.gate import PROBES, TokenGate
+from services.settings import Settings
+from services.workers import forget_dead_workers, prepare_server
+
+# What the model was asked is answered within its deadline first; this is for calls of
+# other kinds, and for bodies that are still on their way.
+_GRPC_GRACE_SECONDS = 5.0
+logger = logging.getLogger("mlctl.service")
+
+
+class Front:
+    """Sends /v2 and our description to our applications and everything else to BentoML's."""
+
+    def __init__(self, v2: App, page: App, other: App, publish: Callable[[], None]) -> None:
+        self._v2 = v2
+        self._page = page
+        self._other = other
+        self._publish = publish
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        path = scope.get("path", "")
+        if path == "/metrics":
+            self._publish()
+        app = self._other
+        if scope["type"] == "http":
+            if path == "/v2" or path.startswith("/v2/"):
+                app = self._v2
+            elif path == OPENAPI_PATH:
+                app = self._page
+        await app(scope, receive, send)
+
+
+class MlctlService(bentoml.Service[Any]):
+    """A BentoML service whose ASGI application is behind `Front`."""
+
+    def to_asgi(self, is_main: bool = True) -> Any:
+        host: Serving = self.inner.host
+        inference, *others = [Inference(each) for each in host.hosts]
+        serve_http(host.settings, inference, *others)
+        limits = (host.settings.max_body_bytes, host.inflight)
+        timed = TimeLimit(bento_app(self, is_main), host.settings.deadline_ms / 1000 + 1)
+        limited = PredictCalls(BodyLimit(timed, *limits), predict_routes(host))
+
+        def publish() -> None:
+            forget_dead_workers()
+            host.publish()
+
+        front = Front(V2App(host, inference, *others), OpenApiPage(host), limited, publish)
+        return gated(front, inference, host)
+
+
+def gated(app: App, inference: Inference, host: Serving) -> App:
+    """`app` behind the token check, if tokens are asked for."""
+    if not host.access.required:
+        return app
+    paths = PROBES | {"/metrics"} if host.settings.open_metrics else PROBES
+
+    def refuse(error: MlctlError, scope: Message) -> Response:
+        headers = dict(scope["headers"])
+        request_id = inference.request_id(headers)
+        seen = inference.watch(headers, request_id, scope.get("client"))
+        return inference.refuse(error, request_id, seen)
+
+    return TokenGate(app, host.access, refuse, paths)
+
+
+def serve_http(settings: Settings, inference: Inference, *others: Inference) -> None:
+    """Choose the HTTP protocol of the server that this process starts next.
+
+    BentoML makes uvicorn's configuration after the application and names no protocol,
+    so uvicorn takes the one that its table has for "auto"; a test holds both to that.
+    """
+    protocols: dict[str, Any] = HTTP_PROTOCOLS
+    limited = lean_protocol(inference, *others) if settings.lean_http else StockProtocol
+    protocols["auto"] = type(
+        limited.__name__, (limited,), {"max_connections": settings.max_connections}
+    )
+
+
+def build_service(found: VerifiedBundle | Packed, settings: Settings) -> MlctlService:
+    """The service of one bundle, or of several. Nothing is loaded before a worker starts it."""
+    settings.check(settings.workers)
+    packed = found if isinstance(found, Packed) else Packed((found,))
+    host = serving_of(packed, settings)
+    hook = bentoml.on_deployment(partial(_prepare_server, settings))
+    attributes = {"host": host, "prepare_server": hook}
+    for number, (route, each) in enumerate(predict_routes(host).items()):
+        attributes[f"predict_{number}" if number else "predict"] = make_predict(each, route)
+    inner = type("Model", (Worker,), attributes)
+    tls = settings.tls
+    options = {} if tls is None else {"ssl": tls.bentoml_options()}
+    service: Any = bentoml.service  # mypy takes it for a module of that name
+    decorate = service(
+        name=re.sub(r"[^a-z0-9]", "_", host.name),
+        service_class=MlctlService,
+        workers=settings.workers,
+        **options,
+    )
+    built: MlctlService = decorate(inner)
+    return built
+
+
+class Worker:
+    """What runs in a worker process; BentoML makes one and calls its hooks."""
+
+    host: Serving
+
+    def __init__(self) -> None:
+        self._grpc: GrpcServer | None = None
+        self._admin: AdminServer | None = None
+        self._watchdog: Watchdog | None = None
+
+    @bentoml.on_startup
+    async def start(self) -> None:
+        _share_log()
+        try:
+            await self.host.start()
+            await self._start_grpc()
+            await self._start_admin()
+            self._start_watchdog()
+        except BaseException as error:
+            logger.critical("%s", explain(error))
+            stop_supervisor()
+            raise
+
+    @bentoml.on_shutdown
+    async def stop(self) -> None:
+        if self._grpc is not None:
+            self._grpc.announce_stop()
+        await self.host.stop()
+        if self._grpc is not None:
+            await self._grpc.stop(_GRPC_GRACE_SECONDS)
+        if self._admin is not None:
+            await self._admin.stop()
+        if self._watchdog is not None:
+            self._watchdog.stop()
+
+    async def __is_ready__(self) -> bool:
+        return self.host.ready
+
+    async def __is_alive__(self) -> bool:
+        return self.host.live
+
+    async def _start_grpc(self) -> None:
+        settings = self.host.settings
+        if settings.grpc_port is not None:
+            self._grpc = GrpcServer(self.host, settings.grpc_host, settings.grpc_port, settings.tls)
+            await self._grpc.start()
+            logger.info("V2 gRPC on %s:%d", settings.grpc_host, self._grpc.port)
+
+    async def _start_admin(self) -> None:
+        self._admin = open_admin(self.host, bentoml.server_context.worker_index or 0)
+        if self._admin is not None:
+            await self._admin.start()
+
+    def _start_watchdog(self) -> None:
+        settings = self.host.settings
+        if settings.hang_exit and is_worker():
+            self._watchdog = Watchdog(lambda: self.host.live, self.host.abandon, settings.hang_s)
+
+
+def _prepare_server(settings: Settings) -> None:
+    try:
+        prepare_server(settings)
+    except MlctlError as error:
+        print(explain(error), file=sys.stderr, flush=True)
+        raise SystemExit(error.spec.exit_code) from None
+
+
+def _share_log() -> None:
+    """Our log goes where BentoML's goes, at its level."""
+    ours, theirs = logging.getLogger("mlctl"), logging.getLogger("bentoml")
+    ours.setLevel(theirs.getEffectiveLevel())
+    ours.handlers = list(theirs.handlers)
+    ours.propagate = False
+
+
+def explain(error: BaseException) -> str:
+    """Why the server does not start, for its log."""
+    if isinstance(error, MlctlError):
+        return f"mlctl does not serve this bundle ({error.code}): {error.message}. {error.hint}"
+    return f"mlctl could not start the model: {error!r}"
+
+
+def is_worker() -> bool:
+    """Whether a supervisor started this process, and starts another when it ends."""
+    return bentoml.server_context.worker_index is not None
+
+
+def inherited_listener() -> int:
+    """In a worker that imports its service: the descriptor that it was told to listen on."""
+    return int(click.get_current_context().params["fd"])
+
+
+def stop_supervisor() -> None:
+    """In a worker, end the server that started it; elsewhere there is nothing to end."""
+    if is_worker():
+        os.kill(os.getppid(), signal.SIGTERM)

@@ -1,0 +1,77 @@
+"""The standard gRPC health service: SERVING while the host is ready and the server not stopping.
+
+Only the messages are the package's. Its own service forgets watchers when one of several
+leaves, and its streams would hold a server back that is told to stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1.health_pb2 import DESCRIPTOR, HealthCheckResponse
+
+from services.hosts import Serving
+
+HEALTH_SERVICE = DESCRIPTOR.services_by_name["Health"].full_name
+
+
+class Health(health_pb2_grpc.HealthServicer):
+    """Answers for the whole server, which is named "", and for each of `services`."""
+
+    def __init__(self, host: Serving, *services: str) -> None:
+        self._host = host
+        self._known = frozenset({"", *services})
+        self._stopping = asyncio.Event()
+        self._watches = 0
+
+    def stop(self) -> None:
+        """Tell everyone that watches, and end their streams."""
+        self._stopping.set()
+
+    async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol's name
+        if request.service not in self._known:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "this server has no such service")
+        return self._answer()
+
+    async def Watch(  # noqa: N802 - the protocol's name
+        self, request: Any, context: Any
+    ) -> AsyncIterator[Any]:
+        # Anybody may watch for as long as they like; an honest client does once a connection.
+        if self._watches >= self._host.settings.max_connections:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many watch already")
+        self._watches += 1
+        try:
+            if request.service not in self._known:
+                yield HealthCheckResponse(status=HealthCheckResponse.SERVICE_UNKNOWN)
+                await self._stopping.wait()
+                return
+            told = None
+            while True:
+                turned = self._host.turned  # before the answer, so that no turn is missed
+                answer = self._answer()
+                if answer != told:
+                    yield answer
+                    told = answer
+                if self._stopping.is_set():
+                    return
+                await self._change(turned)
+        finally:
+            self._watches -= 1
+
+    async def _change(self, turned: asyncio.Event) -> None:
+        """Return when the answer may be another one."""
+        tasks = [asyncio.create_task(event.wait()) for event in (self._stopping, turned)]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    def _answer(self) -> Any:
+        serving = self._host.ready and not self._stopping.is_set()
+        status = HealthCheckResponse.SERVING if serving else HealthCheckResponse.NOT_SERVING
+        return HealthCheckResponse(status=status)

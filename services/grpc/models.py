@@ -1,0 +1,77 @@
+"""The models behind one gRPC server, each with its codec and its observer's view of the calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from services.batching.budget import Inflight
+from services.grpc.codec import GrpcCodec
+from services.host import ModelHost
+from services.hosts import Serving
+from services.observe.calls import Seen
+from services.observe.grpc_calls import GrpcCalls
+
+
+class GrpcModel(NamedTuple):
+    """One model as gRPC serves it."""
+
+    host: ModelHost
+    codec: GrpcCodec
+    calls: GrpcCalls
+
+
+class GrpcModels:
+    """All of them; `default` answers for what is no model's."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+        self._by_name = {
+            host.name: GrpcModel(
+                host, GrpcCodec(host.name, host.digest, host.signature), GrpcCalls(host)
+            )
+            for host in serving.hosts
+        }
+        self.default = self._by_name[serving.hosts[0].name]
+
+    @property
+    def all(self) -> list[GrpcModel]:
+        """The default model, and then the others."""
+        return list(self._by_name.values())
+
+    @property
+    def inflight(self) -> Inflight:
+        """The bytes that all hold together."""
+        return self._serving.inflight
+
+    def find(self, name: str, version: str) -> GrpcModel:
+        """The model that is asked; MODEL_NOT_FOUND."""
+        return self._by_name[self._serving.find(name, version).name]
+
+
+class Asking:
+    """One infer request: the model that it counts for, and what observers know of it.
+
+    Both are the default model's until the message was read.
+    """
+
+    __slots__ = ("_begin", "model", "seen")
+
+    def __init__(self, models: GrpcModels, size: Callable[[], int] | None, context: Any) -> None:
+        self._begin = size, context
+        self.model = models.default
+        self.seen: Seen | None = self.model.calls.begin(size, context)
+
+    def of(self, model: GrpcModel) -> GrpcModel:
+        """The request asks `model`, which is returned."""
+        if model is not self.model:
+            self.model, self.seen = model, model.calls.begin(*self._begin)
+        return model
+
+    def ended(self, failure: BaseException | None) -> None:
+        """Tell observers of a request without an answer of its own."""
+        self.model.calls.ended(self.seen, failure)
+
+    def count(self, failure: BaseException | None) -> None:
+        """Count the request by its outcome."""
+        self.model.host.count("grpc", failure)

@@ -1,0 +1,95 @@
+"""ModelStreamInfer: each request of a stream is answered with the pieces of its answer.
+
+One request after the other, so that a piece belongs to the oldest request that is not
+answered, and gRPC's flow control holds back who sends faster than it reads. A request
+that fails is told so in the stream, which goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import closing
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from bundle.errors import MlctlError
+from services.batching.budget import Hold
+from services.grpc.codec import wants_final
+from services.grpc.models import Asking, GrpcModel, GrpcModels
+from services.secure.public import failed, is_public
+from services.v2.messages import Method
+from services.v2.wire import invalid
+
+CODE = "mlctl_code"
+logger = logging.getLogger("mlctl.grpc")
+
+
+class StreamInfer:
+    """Answers the streams of a server; each of their requests names its model."""
+
+    def __init__(self, models: GrpcModels, method: Method, response: type[Any]) -> None:
+        """`response` is the message class of one response, which `method` wraps."""
+        self._models = models
+        self._method = method
+        self._response = response
+
+    def handler(self) -> Any:
+        """What grpc calls for each stream."""
+        return grpc.stream_stream_rpc_method_handler(  # type: ignore[no-untyped-call]
+            self._serve, response_serializer=self._method.response.SerializeToString
+        )
+
+    async def _serve(self, messages: AsyncIterator[bytes], context: Any) -> None:
+        async for message in messages:
+            await self._answer(message, context)
+
+    async def _answer(self, message: bytes, context: Any) -> None:
+        request = self._method.request()
+        asking = Asking(self._models, message.__len__, context)
+        failure: BaseException | None = None
+        try:
+            with Hold(self._models.inflight) as hold:
+                hold.grow(len(message))
+                request.MergeFromString(message)
+                model = self._models.find(request.model_name, request.model_version)
+                await self._send_pieces(asking.of(model), request, context)
+        except asyncio.CancelledError as error:
+            failure = error
+            raise
+        except Exception as error:  # noqa: BLE001 - it is logged and told
+            failure = self._public(error)
+            await context.write(self._refusal(failure, asking.model, request.id))
+        finally:
+            asking.count(failure)
+            asking.ended(failure)
+
+    async def _send_pieces(self, model: GrpcModel, request: Any, context: Any) -> None:
+        decoded = model.codec.decode(request)
+        limits = [
+            limit for limit in (context.time_remaining(), decoded.timeout) if limit is not None
+        ]
+        with closing(model.host.stream(decoded.inputs, min(limits, default=None))) as pieces:
+            async for piece in pieces:
+                response = model.codec.encode_piece(self._response, decoded, piece.outputs)
+                await context.write(self._method.response(infer_response=response))
+        if wants_final(request):
+            final = model.codec.encode_final(self._response, decoded.id)
+            await context.write(self._method.response(infer_response=final))
+
+    def _refusal(self, failure: MlctlError, model: GrpcModel, request_id: str) -> Any:
+        """The sentence where Triton's clients look for it; beside it the code, and whose it is."""
+        response = model.codec.encode_final(self._response, request_id)
+        response.parameters[CODE].string_param = failure.code.value
+        return self._method.response(error_message=failure.message, infer_response=response)
+
+    def _public(self, error: Exception) -> MlctlError:
+        if isinstance(error, DecodeError):
+            return invalid(f"the message is not a {self._method.request.DESCRIPTOR.name}")
+        if is_public(error):
+            return error
+        logger.error("a request of a stream failed", exc_info=error)
+        return failed()

@@ -1,0 +1,1 @@
+"""The ASGI application and what it is made of: routes, limits, answers, pages."""

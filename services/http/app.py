@@ -1,0 +1,282 @@
+"""The V2 protocol over HTTP as a plain ASGI application, answered before BentoML's middleware.
+
+Limits come before parsing: the declared length, then the streamed one. Errors are
+`{"error": sentence, "code": stable name}` and tell nothing about the server's inside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from bundle.errors import ErrorCode, MlctlError
+from services.batching.batcher import deadline_exceeded
+from services.batching.budget import Hold
+from services.batching.shell import Answer
+from services.describe import (
+    is_ready,
+    metadata,
+    only_ready,
+    refuse_change,
+    repository_index,
+    server_metadata,
+)
+from services.hosts import Serving
+from services.http.responses import MethodError, Response, error_response, json_response
+from services.http.sse import EventWriter, GoneError, Message, Receive, Send, send_events
+from services.inference import Inference, too_large
+from services.observe.calls import Seen
+from services.statistics import model_config, model_statistics
+
+__all__ = [
+    "App",
+    "Message",
+    "Receive",
+    "Send",
+    "V2App",
+    "close_if_expecting",
+    "send_error",
+    "too_large",
+]
+
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+# The second is what other servers of the protocol call the same.
+_STREAMS = frozenset({"infer_stream", "generate_stream"})
+_MODEL_PATHS: tuple[list[str], ...] = ([], ["ready"], ["config"], ["stats"])
+
+
+class V2App:
+    """Answers every path under /v2: for one model, or for several with an inference for each.
+
+    The first of them also answers for what is no model's.
+    """
+
+    def __init__(self, host: Serving, inference: Inference, *others: Inference) -> None:
+        self._host = host
+        self._inference = inference
+        self._inferences = {each.name: each for each in (inference, *others)}
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise ValueError(f"the V2 app takes HTTP, not {scope['type']}")
+        parts = scope["path"].strip("/").split("/")
+        try:
+            if parts[-1] == "infer" and parts[1:2] == ["models"]:
+                await self._infer(scope, parts, receive, send)
+            elif parts[-1] in _STREAMS and parts[1:2] == ["models"]:
+                await self._infer_stream(scope, parts, receive, send)
+            elif parts[1:2] == ["repository"]:
+                _require_method(scope, "POST")
+                await _send(send, await self._repository(parts[2:], receive))
+            else:
+                _require_method(scope, "GET", "HEAD")
+                status, document = self._describe(parts)
+                await _send(send, json_response(status, document))
+        except MlctlError as error:
+            await send_error(send, error)
+        except GoneError:
+            return  # there is nobody to answer
+
+    def _describe(self, parts: list[str]) -> tuple[int, Mapping[str, Any]]:
+        match parts[1:]:
+            case []:
+                return 200, server_metadata()
+            case ["health", "live"]:
+                return (200 if self._host.live else 503), {"live": self._host.live}
+            case ["health", "ready"]:
+                return _readiness(self._host.ready)
+            case ["models", "stats"] if "stats" not in self._inferences:
+                return 200, model_statistics(*self._host.hosts)
+            case ["models", name, *rest]:
+                return self._describe_model(name, rest)
+        raise _no_such_path()
+
+    def _describe_model(self, name: str, rest: list[str]) -> tuple[int, Mapping[str, Any]]:
+        version = ""
+        if rest[:1] == ["versions"] and len(rest) > 1:
+            version, rest = rest[1], rest[2:]
+        if rest not in _MODEL_PATHS:
+            raise _no_such_path()
+        match rest:
+            case ["ready"]:
+                return _readiness(is_ready(self._host, name, version))
+            case ["config"]:
+                return 200, model_config(self._host.find(name, version))
+            case ["stats"]:
+                return 200, model_statistics(self._host.find(name, version))
+        return 200, metadata(self._host, name, version)
+
+    async def _repository(self, parts: list[str], receive: Receive) -> Response:
+        match parts:
+            case ["index"]:
+                end = asyncio.get_running_loop().time() + self._inference.seconds
+                with Hold(self._host.inflight) as hold:
+                    body = await _read_in_time(receive, self._inference, hold, end)
+                return json_response(200, repository_index(self._host, ready=only_ready(body)))
+            case ["models", _, "load" | "unload" as verb]:
+                refuse_change(verb)
+        raise _no_such_path()
+
+    def _meant(self, parts: list[str]) -> Inference:
+        """That of the model that the path names; the first one's if there is no such model."""
+        return self._inferences.get(parts[2] if len(parts) > 2 else "", self._inference)
+
+    async def _infer(self, scope: Message, parts: list[str], receive: Receive, send: Send) -> None:
+        headers, inference = dict(scope["headers"]), self._meant(parts)
+        request_id = inference.request_id(headers)
+        seen = inference.watch(headers, request_id, scope.get("client"))
+        try:
+            _require_method(scope, "POST")
+            self._require_path(parts)
+            response = await _answer(inference, headers, request_id, receive, seen)
+        except (GoneError, asyncio.CancelledError) as error:
+            inference.gone(seen)
+            if isinstance(error, GoneError):
+                return
+            raise
+        except Exception as error:  # noqa: BLE001 - it is logged and answered
+            response = inference.refuse(error, request_id, seen)
+            close_if_expecting(headers, response)
+        await _send(send, response)
+
+    async def _infer_stream(
+        self, scope: Message, parts: list[str], receive: Receive, send: Send
+    ) -> None:
+        headers, inference = dict(scope["headers"]), self._meant(parts)
+        request_id = inference.request_id(headers)
+        seen = inference.watch(headers, request_id, scope.get("client"))
+        events = EventWriter(send, request_id)
+        try:
+            _require_method(scope, "POST")
+            self._require_path(parts)
+            await _stream(inference, headers, events, receive, seen)
+            inference.ended(seen)
+        except (GoneError, asyncio.CancelledError) as error:
+            inference.gone(seen)
+            if not isinstance(error, GoneError):
+                raise
+        except Exception as error:  # noqa: BLE001 - it is logged and answered
+            response = inference.refuse(error, request_id, seen)
+            if events.started:
+                await events.end(b"error", response.body)
+            else:
+                close_if_expecting(headers, response)
+                await _send(send, response)
+
+    def _require_path(self, parts: list[str]) -> None:
+        match parts[2:-1]:
+            case [name]:
+                self._host.find(name)
+            case [name, "versions", version]:
+                self._host.find(name, version)
+            case _:
+                raise _no_such_path()
+
+
+def _readiness(ready: bool) -> tuple[int, Mapping[str, Any]]:
+    return (200 if ready else 503), {"ready": ready}
+
+
+async def _answer(
+    inference: Inference,
+    headers: Mapping[bytes, bytes],
+    request_id: bytes,
+    receive: Receive,
+    seen: Seen | None,
+) -> Response:
+    loop = asyncio.get_running_loop()
+    head = inference.open(headers, request_id, seen)
+    deadline = loop.time() + inference.seconds
+    with inference.hold(headers) as hold:
+        body = await _read_in_time(receive, inference, hold, deadline)
+        asked = inference.ask(head, body, deadline - loop.time())
+        return inference.answer(asked, await _unless_gone(asked.future, receive))
+
+
+async def _stream(
+    inference: Inference,
+    headers: Mapping[bytes, bytes],
+    events: EventWriter,
+    receive: Receive,
+    seen: Seen | None,
+) -> None:
+    head = inference.open(headers, events.request_id, seen)
+    deadline = asyncio.get_running_loop().time() + inference.seconds
+    with inference.hold(headers) as hold:
+        body = await _read_in_time(receive, inference, hold, deadline)
+        asked = await inference.ask_stream(head, body)
+        await send_events(asked, inference, events, receive)
+
+
+async def _unless_gone(future: asyncio.Future[Answer], receive: Receive) -> Answer:
+    """The answer, or `GoneError` (and the request withdrawn) if the client disconnects first."""
+    watch = asyncio.ensure_future(receive())
+    watch.add_done_callback(lambda _: future.cancel())
+    try:
+        return await future
+    except asyncio.CancelledError:
+        if watch.done() and not watch.cancelled():
+            raise GoneError from None
+        raise
+    finally:
+        watch.cancel()
+
+
+async def _read_in_time(
+    receive: Receive, inference: Inference, hold: Hold, deadline: float
+) -> bytes:
+    """The whole body; DEADLINE_EXCEEDED if it is not there at the loop's time `deadline`."""
+    try:
+        async with asyncio.timeout_at(deadline):
+            return await _read_body(receive, inference, hold)
+    except TimeoutError:
+        raise deadline_exceeded() from None
+
+
+async def _read_body(receive: Receive, inference: Inference, hold: Hold) -> bytes:
+    """The whole body; PAYLOAD_TOO_LARGE or BusyError as soon as it is too much."""
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise GoneError
+        body += message.get("body", b"")
+        inference.check_size(len(body))
+        hold.grow(len(body))
+        if not message.get("more_body"):
+            return bytes(body)
+
+
+def _require_method(scope: Message, *allowed: str) -> None:
+    if scope["method"] not in allowed:
+        raise MethodError(allowed)
+
+
+def _no_such_path() -> MlctlError:
+    return MlctlError(ErrorCode.NOT_FOUND, "the V2 protocol has no such path")
+
+
+def close_if_expecting(headers: Mapping[bytes, bytes], response: Response) -> None:
+    """Let a refusal end the connection of a client that waits to be asked for its body.
+
+    It may never send the body, for which its next request would be taken.
+    """
+    if b"expect" in headers:
+        response.headers.append((b"connection", b"close"))
+
+
+async def send_error(
+    send: Send, error: MlctlError, asked: Mapping[bytes, bytes] = MappingProxyType({})
+) -> None:
+    """Answer a request whose headers are `asked` with the error table's status and headers."""
+    response = error_response(error)
+    close_if_expecting(asked, response)
+    await _send(send, response)
+
+
+async def _send(send: Send, response: Response) -> None:
+    start = {"type": "http.response.start", "status": response.status, "headers": response.headers}
+    await send(start)
+    await send({"type": "http.response.body", "body": response.body})

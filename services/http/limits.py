@@ -1,0 +1,84 @@
+"""Limits on bodies for an application that has none: BentoML's own routes."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+
+from bundle.errors import MlctlError
+from services.batching.budget import Hold, Inflight
+from services.http.app import App, Message, Receive, Send, send_error, too_large
+
+
+class BodyLimit:
+    """ASGI middleware: refuses by the declared length at once, else while the body streams.
+
+    PAYLOAD_TOO_LARGE above `limit` bytes, BusyError where `inflight`, if given, has no room.
+    """
+
+    def __init__(self, app: App, limit: int, inflight: Inflight | None = None) -> None:
+        self._app = app
+        self._limit = limit
+        self._inflight = inflight or Inflight(sys.maxsize)
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        length = headers.get(b"content-length", b"")
+        with Hold(self._inflight) as hold:
+            guard = _Guard(self._app, receive, send, hold, self._limit)
+            try:
+                guard.take(int(length) if length.isdigit() else 0)
+            except MlctlError as error:
+                await send_error(send, error, headers)
+                return
+            await guard.run(scope)
+
+
+class _Guard:
+    """One request: counts its body, and answers for the application if there is too much."""
+
+    def __init__(self, app: App, receive: Receive, send: Send, hold: Hold, limit: int) -> None:
+        self._app = app
+        self._receive = receive
+        self._send = send
+        self._hold = hold
+        self._limit = limit
+        self._seen = 0
+        self._started = False
+        self._refusal: MlctlError | None = None
+
+    def take(self, size: int) -> None:
+        """Whether a body of `size` bytes is taken; raises why not."""
+        if size > self._limit:
+            raise too_large(self._limit)
+        self._hold.grow(size)
+
+    async def run(self, scope: Message) -> None:
+        # The application may turn the interruption into an answer of its own: see `_forward`.
+        with contextlib.suppress(_RefusedError):
+            await self._app(scope, self._counted, self._forward)
+        if self._refusal is not None and not self._started:
+            await send_error(self._send, self._refusal)
+
+    async def _counted(self) -> Message:
+        message = await self._receive()
+        self._seen += len(message.get("body", b""))
+        try:
+            self.take(self._seen)
+        except MlctlError as error:
+            self._refusal = error
+            raise _RefusedError from error
+        return message
+
+    async def _forward(self, message: Message) -> None:
+        if self._refusal is not None and not self._started:
+            return
+        self._started = True
+        await self._send(message)
+
+
+class _RefusedError(Exception):
+    """Interrupts the application that reads the body."""

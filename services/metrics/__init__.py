@@ -1,0 +1,1 @@
+"""What is counted of requests and batches, and how Prometheus is told."""

@@ -1,0 +1,156 @@
+"""Numbers that were summed in memory, moved to prometheus-client when they are read.
+
+In one process that is when the registry is collected. In the multiprocess mode another
+worker may be the one that is scraped, so what was counted is also moved once a second
+while anything is counted, and by whoever answers /metrics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from threading import Lock
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
+
+PUBLISH_SECONDS = 1.0
+_Of = TypeVar("_Of", Counter, Gauge, Histogram)
+# Several models of a process have the same metrics, each under its own label.
+_METRICS: WeakKeyDictionary[CollectorRegistry, dict[str, Any]] = WeakKeyDictionary()
+_FIRST: WeakKeyDictionary[CollectorRegistry, list[Exposition]] = WeakKeyDictionary()
+
+
+def _shared(registry: CollectorRegistry, name: str, make: Callable[[], _Of]) -> _Of:
+    """The metric `name` of `registry`, made the first time that it is asked for."""
+    known = _METRICS.setdefault(registry, {})
+    if name not in known:
+        known[name] = make()
+    found: _Of = known[name]
+    return found
+
+
+class Exposition:
+    """Calls `tell` whenever the metrics of `registry` are to be up to date."""
+
+    def __init__(self, registry: CollectorRegistry, tell: Callable[[], None]) -> None:
+        self._tell = tell
+        self._lock = Lock()
+        # A scrape may run on another thread than the one that counts.
+        several = "PROMETHEUS_MULTIPROC_DIR" in os.environ
+        self._loop = asyncio.get_running_loop() if several else None
+        self._due = not several
+        # A registry collects in order: the one that comes first brings all of them up to date.
+        self._all = _FIRST.setdefault(registry, [])
+        self._all.append(self)
+        if self._all[0] is self:
+            registry.register(self)
+
+    def touch(self) -> None:
+        """Something was counted: it will be told within `PUBLISH_SECONDS`, or on scrape."""
+        if not self._due and self._loop is not None:
+            self._due = True
+            self._loop.call_later(PUBLISH_SECONDS, self._publish_due)
+
+    def publish(self) -> None:
+        """Tell now."""
+        with self._lock:
+            self._tell()
+
+    def describe(self) -> Iterable[Metric]:
+        """No metrics of its own: a registry collects in order, and this one comes first."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """Nothing, but what is collected next is up to date."""
+        for each in self._all:
+            each.publish()
+        return ()
+
+    def _publish_due(self) -> None:
+        self._due = False
+        self.publish()
+
+
+class CounterSink:
+    """A counter with the fixed labels `fixed` and the variable ones named by `names`."""
+
+    def __init__(
+        self,
+        name: str,
+        text: str,
+        fixed: Mapping[str, str],
+        names: tuple[str, ...],
+        registry: CollectorRegistry,
+    ) -> None:
+        self._counter = _shared(
+            registry, name, lambda: Counter(name, text, (*fixed, *names), registry=registry)
+        )
+        self._fixed = tuple(fixed.values())
+        self._told: dict[tuple[str, ...], float] = {}
+        if not names:
+            self.tell({(): 0})
+
+    def tell(self, totals: Mapping[tuple[str, ...], float]) -> None:
+        """Bring each label set up to its total."""
+        for labels, total in totals.items():
+            told = self._told.get(labels)
+            if total != told:
+                self._counter.labels(*self._fixed, *labels).inc(total - (told or 0))
+                self._told[labels] = total
+
+
+class GaugeSink:
+    """A gauge that is the sum over the workers that live."""
+
+    def __init__(
+        self, name: str, text: str, labels: Mapping[str, str], registry: CollectorRegistry
+    ) -> None:
+        def make() -> Gauge:
+            names = tuple(labels)
+            return Gauge(name, text, names, registry=registry, multiprocess_mode="livesum")
+
+        gauge = _shared(registry, name, make)
+        self._gauge = gauge.labels(*labels.values())
+
+    def tell(self, value: float) -> None:
+        """Show `value`."""
+        self._gauge.set(value)
+
+
+class HistogramSink:
+    """A histogram, or with `label` one for each value of that label."""
+
+    def __init__(
+        self,
+        name: str,
+        text: str,
+        labels: Mapping[str, str],
+        registry: CollectorRegistry,
+        *,
+        label: str | None = None,
+        bounds: Sequence[float],
+    ) -> None:
+        names = (*labels, label) if label is not None else tuple(labels)
+        self._histogram = _shared(
+            registry, name, lambda: Histogram(name, text, names, buckets=bounds, registry=registry)
+        )
+        self._labels = tuple(labels.values())
+        self._labelled = label is not None
+        self._told: dict[str, tuple[list[int], float]] = {}
+
+    def tell(self, label: str, counts: Sequence[int], total: float) -> None:
+        """Bring the histogram up to `counts` values in each bucket, which sum up to `total`."""
+        old_counts, old_total = self._told.get(label, ([0] * len(counts), 0.0))
+        new_counts = list(counts)
+        labels = (*self._labels, label) if self._labelled else self._labels
+        child = self._histogram.labels(*labels)
+        # There is no public way to add many observations at once; a test holds it to this.
+        for value, new, old in zip(child._buckets, new_counts, old_counts, strict=True):  # noqa: SLF001
+            if new != old:
+                value.inc(new - old)
+        if new_counts != old_counts:
+            child._sum.inc(total - old_total)  # noqa: SLF001
+            self._told[label] = (new_counts, total)

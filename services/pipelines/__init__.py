@@ -1,0 +1,1 @@
+"""Several models as one: how they are put together, served and scored."""

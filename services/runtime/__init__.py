@@ -1,0 +1,1 @@
+"""What runs a model: its session, transforms and buckets, made warm and proved."""

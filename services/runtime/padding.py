@@ -1,0 +1,118 @@
+"""Padding: sequences of unlike length become one batch, and batches become of fixed sizes.
+
+Padding is cut off again: every request gets what it would have got alone, up to what a
+model makes of padding that it was trained to ignore. The start-up proves that too.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Hashable, Mapping, Sequence
+
+import numpy as np
+
+from bundle.tensors import DYNAMIC, Signature
+from services.runtime.session import Session
+
+Arrays = dict[str, np.ndarray]
+# Shorter sequences than this share one bucket, longer ones are sorted by powers of two: at
+# most half of a batch is padding.
+_SHORTEST = 16
+
+
+def shape_key(inputs: Mapping[str, np.ndarray]) -> Hashable:
+    """Equal for requests whose rows have equal shapes, in whatever order they list them."""
+    if len(inputs) == 1:
+        ((name, array),) = inputs.items()
+        return name, array.shape[1:]
+    return tuple(sorted((name, array.shape[1:]) for name, array in inputs.items()))
+
+
+class LengthPadding:
+    """The inputs whose second dimension may be padded, with the values to pad with."""
+
+    def __init__(self, signature: Signature, pad: Mapping[str, float]) -> None:
+        self.names = frozenset(pad)
+        self._pad = pad
+        self._outputs = {
+            spec.name
+            for spec in signature.outputs
+            if len(spec.shape) > 1 and spec.shape[1] == DYNAMIC
+        }
+
+    def length(self, inputs: Mapping[str, np.ndarray]) -> int | None:
+        """The length of a request's sequences; None if they differ, so that it is not padded."""
+        lengths = {inputs[name].shape[1] for name in self._pad}
+        return lengths.pop() if len(lengths) == 1 else None
+
+    def key(self, inputs: Mapping[str, np.ndarray]) -> Hashable:
+        """Equal for requests that may share a batch: the same bucket of lengths."""
+        length = self.length(inputs)
+        if length is None:
+            return shape_key(inputs)
+        bucket = (max(length, _SHORTEST) - 1).bit_length()
+        rest = sorted(
+            (name, array.shape[2:] if name in self._pad else array.shape[1:])
+            for name, array in inputs.items()
+        )
+        return bucket, tuple(rest)
+
+    def level(self, requests: Sequence[Arrays]) -> list[Arrays]:
+        """The requests, each padded to the length of the longest."""
+        longest = max(self.length(inputs) or 0 for inputs in requests)
+        return [self.widen(inputs, longest) for inputs in requests]
+
+    def widen(self, inputs: Arrays, length: int) -> Arrays:
+        """One request padded to `length`; as it is if it is not shorter."""
+        own = self.length(inputs)
+        if own is None or own >= length:
+            return inputs
+        return {
+            name: _pad_columns(array, length, self._pad[name]) if name in self._pad else array
+            for name, array in inputs.items()
+        }
+
+    def cut(self, outputs: Arrays, padded: int, own: int) -> Arrays:
+        """The answer of a request of length `own` from one of length `padded`."""
+        return {
+            name: array[:, :own] if name in self._outputs and array.shape[1] == padded else array
+            for name, array in outputs.items()
+        }
+
+
+class RowPaddedSession:
+    """A session that sees only the batch sizes of `buckets`; larger ones pass as they are.
+
+    For a runtime that is fast only with the shapes that it knows, and a model whose rows
+    do not influence each other: the last row is repeated, the surplus answers are cut off.
+    """
+
+    def __init__(self, inner: Session, buckets: Sequence[int]) -> None:
+        self.provider = inner.provider
+        self._inner = inner
+        self._buckets = buckets
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
+        rows = next(iter(inputs.values())).shape[0]
+        index = bisect_left(self._buckets, rows)
+        if index == len(self._buckets) or self._buckets[index] == rows:
+            return self._inner.run(inputs)
+        size = self._buckets[index]
+        outputs = self._inner.run({name: _pad_rows(array, size) for name, array in inputs.items()})
+        return {
+            name: array[:rows] if array.ndim and array.shape[0] == size else array
+            for name, array in outputs.items()
+        }
+
+
+def _pad_rows(array: np.ndarray, rows: int) -> np.ndarray:
+    padded = np.empty((rows, *array.shape[1:]), array.dtype)
+    padded[: array.shape[0]] = array
+    padded[array.shape[0] :] = array[-1]
+    return padded
+
+
+def _pad_columns(array: np.ndarray, columns: int, value: float) -> np.ndarray:
+    padded = np.full((array.shape[0], columns, *array.shape[2:]), value, array.dtype)
+    padded[:, : array.shape[1]] = array
+    return padded

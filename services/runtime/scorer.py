@@ -1,0 +1,232 @@
+"""The scorer: what every way of asking a model goes through, online or not.
+
+validate -> preprocess -> session -> check -> postprocess. Inputs are checked against the
+signature before anything else sees them, so a wrong request costs nothing and is told
+what was expected. The two user functions are there only if the bundle has a transform.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
+
+import numpy as np
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.manifest import MODEL_NAME, Manifest
+from bundle.tensors import Datatype, TensorSpec
+from bundle.verify import VerifiedBundle
+from services.runtime.faults import ModelError, RunError, lacks_memory
+from services.runtime.forms import check_inputs
+from services.runtime.graphed import GraphedSession, open_graphed
+from services.runtime.padding import RowPaddedSession
+from services.runtime.session import OnnxSession, Session, open_session
+from services.runtime.transform import Transform, TransformError, load_transform
+from services.settings import Settings
+
+Arrays = Mapping[str, np.ndarray]
+# A shape that these have not seen costs them more than the surplus rows of the next larger one.
+_FIXED_SHAPES = ("tensorrt", "tensorrt-raw")
+logger = logging.getLogger("mlctl.scorer")
+
+
+class Scorer:
+    """One model behind its signature. `run` is for one thread at a time, `check` for any."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        digest: str,
+        session: Session,
+        transform: Transform | None = None,
+    ) -> None:
+        assert (transform is None) == (manifest.transform is None)
+        self.manifest = manifest
+        self.digest = digest
+        self.name = manifest.name
+        self.signature = manifest.signature
+        self.batched = manifest.signature.batched
+        self.joinable = self.batched and manifest.batching.row_independent
+        self.max_rows = manifest.batching.max_rows
+        self._session = session
+        self._transform = transform
+        self._inputs = {spec.name: spec for spec in manifest.signature.inputs}
+        self._model_outputs = manifest.model_signature.outputs
+
+    @classmethod
+    def open(cls, bundle: VerifiedBundle, settings: Settings) -> Scorer:
+        """Load the model, and the transform if there is one, of a bundle that was verified."""
+        signature = bundle.manifest.model_signature
+        for spec in (*signature.inputs, *signature.outputs):
+            if spec.dtype is Datatype.BF16:
+                raise MlctlError(
+                    ErrorCode.UNSUPPORTED_MODEL,
+                    f"tensor {spec.name!r} is BF16, which ONNX Runtime does not exchange",
+                )
+        batching = bundle.manifest.batching
+        provider = settings.provider or bundle.manifest.variant.target
+        model, threads = bundle.path(MODEL_NAME), settings.threads
+        if provider == "cuda" and settings.cuda_graphs == "auto":
+            session = open_graphed(model, signature, batching, threads)
+        else:
+            session = open_session(
+                model, provider, threads, batching=batching, engine=settings.engine
+            )
+        fixed = provider in _FIXED_SHAPES or isinstance(session, GraphedSession)
+        wants_fixed = fixed if settings.pad_rows is None else settings.pad_rows
+        if wants_fixed and bundle.manifest.signature.batched and batching.row_independent:
+            session = RowPaddedSession(session, batching.buckets)
+        return cls(bundle.manifest, bundle.digest, session, load_transform(bundle))
+
+    def check(self, inputs: Arrays) -> int:
+        """How many rows `inputs` have (1 for a model without batch dimension).
+
+        INVALID_INPUT names the tensor and what was expected of it.
+        """
+        return check_inputs(self._inputs, inputs, batched=self.batched)
+
+    def run(self, inputs: Arrays) -> dict[str, np.ndarray]:
+        """All outputs for checked `inputs`, at most `max_rows` rows at a time if rows allow it.
+
+        A failure of the runtime or of the transform is INTERNAL, without its text; a
+        ValueError of `preprocess` is INVALID_INPUT, with its text.
+        """
+        if self._transform is None:
+            return self._infer(inputs)
+        with self._blamed():
+            # All rows at once, so that a row number in a refusal is the caller's.
+            prepared = self._transform.preprocess(inputs)
+            return self._transform.postprocess(self._infer(prepared))
+
+    @property
+    def shared(self) -> bool:
+        """Whether several threads may `run` it at once: on the CPU, without a transform.
+
+        ONNX Runtime takes concurrent runs of one session; of a user's functions nobody knows.
+        """
+        return self._transform is None and self.provider == "cpu"
+
+    @property
+    def provider(self) -> str:
+        """What runs the model, as the session calls it."""
+        return self._session.provider
+
+    @property
+    def bindable(self) -> OnnxSession | None:
+        """The session if it may be given rows that are on its device already; for `max_rows`.
+
+        That is one of ONNX Runtime on CUDA, with independent rows and without a transform.
+        """
+        session = self._session
+        if self._transform is not None or not self.joinable or session.provider != "cuda":
+            return None
+        return session if isinstance(session, OnnxSession) else None
+
+    @property
+    def transform_seconds(self) -> dict[str, float]:
+        """How long each function of the transform ran so far; may be asked on any thread."""
+        return {} if self._transform is None else self._transform.seconds
+
+    @property
+    def yields(self) -> bool:
+        """Whether the transform makes the answer in pieces."""
+        return self._transform is not None and self._transform.yields
+
+    def is_long(self, rows: int) -> bool:
+        """Whether a request of `rows` rows is to be run in steps, between which others may go."""
+        return self.yields or (self.joinable and rows > self.max_rows)
+
+    def steps(
+        self, inputs: Arrays, *, whole: bool
+    ) -> Generator[dict[str, np.ndarray] | None, None, None]:
+        """What `run` does, a step each time it is resumed: None, or the next piece of the answer.
+
+        With `whole` there is one piece, at the end: what `run` would return. Closing it leaves
+        the rest undone. Raises what `run` does.
+        """
+        with self._blamed():
+            prepared = inputs if self._transform is None else self._transform.preprocess(inputs)
+            outputs = yield from self._infer_in_steps(prepared)
+            if self._transform is None:
+                yield outputs
+                return
+            with closing(self._transform.pieces(outputs)) as pieces:
+                if not (whole and self.yields):
+                    yield from pieces
+                    return
+                made = []
+                for piece in pieces:
+                    made.append(piece)
+                    yield None
+                yield self._transform.whole(made)
+
+    def _infer_in_steps(self, inputs: Arrays) -> Generator[None, None, dict[str, np.ndarray]]:
+        if not self.joinable or self._first(inputs).shape[0] <= self.max_rows:
+            return self._run_once(inputs)
+        parts: list[dict[str, np.ndarray]] = []
+        for part in split_rows(inputs, self.max_rows):
+            if parts:
+                yield
+            parts.append(self._run_once(part))
+        return join_rows(parts)
+
+    @contextmanager
+    def _blamed(self) -> Iterator[None]:
+        """A failure of the transform is the model's: INTERNAL, without its text."""
+        try:
+            yield
+        except TransformError as error:
+            raise self._failed("the transform of ", error) from error
+
+    def _failed(self, part: str, error: Exception) -> ModelError:
+        how = "ran out of memory" if lacks_memory(error) else "failed"
+        return ModelError(f"{part}model {self.name!r} {how} on these inputs")
+
+    def _infer(self, inputs: Arrays) -> dict[str, np.ndarray]:
+        if not self.joinable or self._first(inputs).shape[0] <= self.max_rows:
+            return self._run_once(inputs)
+        return join_rows([self._run_once(part) for part in split_rows(inputs, self.max_rows)])
+
+    def _run_once(self, inputs: Arrays) -> dict[str, np.ndarray]:
+        try:
+            outputs = self._session.run(inputs)
+        except MlctlError:
+            raise
+        except RunError as error:
+            raise self._failed("", error) from error
+        except Exception as error:
+            raise MlctlError(
+                ErrorCode.INTERNAL, f"model {self.name!r} could not be asked"
+            ) from error
+        rows = self._first(inputs).shape[0] if self.batched else None
+        for spec in self._model_outputs:
+            self._check_output(spec, outputs, rows)
+        return outputs
+
+    def _check_output(self, spec: TensorSpec, outputs: Arrays, rows: int | None) -> None:
+        array = outputs.get(spec.name)
+        fits = array is not None and spec.mismatch(spec.dtype, array.shape) is None
+        if array is None or not fits or (rows is not None and array.shape[0] != rows):
+            shape = "nothing" if array is None else f"shape {list(array.shape)}"
+            logger.error("output %s: the model gave %s for %s rows", spec.name, shape, rows)
+            raise ModelError(
+                f"model {self.name!r} gave an output {spec.name!r} that is not "
+                "of its signature's shape"
+            )
+
+    @staticmethod
+    def _first(inputs: Arrays) -> np.ndarray:
+        return next(iter(inputs.values()))
+
+
+def join_rows(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """The arrays of `parts` one below the other, by name."""
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def split_rows(arrays: Arrays, size: int) -> Iterator[dict[str, np.ndarray]]:
+    """Consecutive pieces of at most `size` rows."""
+    rows = next(iter(arrays.values())).shape[0]
+    for start in range(0, rows, size):
+        yield {name: array[start : start + size] for name, array in arrays.items()}

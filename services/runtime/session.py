@@ -1,0 +1,216 @@
+"""The session: a loaded model file that turns named arrays into named arrays.
+
+A model's external data must lie beside it, and the execution provider that was asked
+for is the one that runs: a silent fallback is an error. BYTES tensors are object
+arrays of `bytes` on this side of the seam, whatever the runtime wants.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import numpy as np
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.manifest import Batching
+from services.runtime.faults import RunError
+from services.runtime.graph import read_graph
+from services.runtime.installed import require_onnxruntime
+from services.tensorrt.options import EngineOptions
+from services.tensorrt.provider import PROVIDER as TENSORRT
+from services.tensorrt.provider import Providers, prepare_providers
+from services.tensorrt.session import PROVIDER as RAW_TENSORRT
+from services.tensorrt.session import open_engine
+
+_PROVIDERS: Mapping[str, str] = MappingProxyType(
+    {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+)
+_ALIGNMENT = 16
+_COPIED_BYTES = 1 << 14
+_NO_GRAPH = -1  # a run that is neither captured nor replayed
+
+
+class Session(Protocol):
+    """Runs one model; `provider` says on what. Safe to call from any one thread at a time."""
+
+    provider: str
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """All outputs by name for `inputs` by name; RunError if the runtime fails on them."""
+        ...
+
+
+class FunctionSession:
+    """A session around a plain function; the in-memory twin of a runtime's."""
+
+    def __init__(
+        self, function: Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]
+    ) -> None:
+        self.provider = "memory"
+        self._function = function
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        try:
+            return self._function(inputs)
+        except MlctlError:
+            raise
+        except Exception as error:
+            raise RunError(str(error)) from error
+
+
+class OnnxSession:
+    """A session of ONNX Runtime; made by `open_session`."""
+
+    def __init__(self, inner: Any, provider: str, options: Any = None) -> None:
+        self.provider = provider
+        self._inner = inner
+        self._options = options
+        self._outputs = [output.name for output in inner.get_outputs()]
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        feed = {name: _to_runtime(name, array) for name, array in inputs.items()}
+        try:
+            values = self._inner.run(None, feed, self._options)
+        except Exception as error:
+            raise RunError(str(error)) from error
+        return {
+            name: _from_runtime(value) for name, value in zip(self._outputs, values, strict=True)
+        }
+
+    def binding(self) -> Any:
+        """A new binding of inputs and outputs to memory; for `run_bound`."""
+        return self._inner.io_binding()
+
+    def run_bound(self, binding: Any, options: Any = None) -> None:
+        """Run what is bound, to its end; RunError if the runtime fails on it."""
+        try:
+            self._inner.run_with_iobinding(binding, options or self._options)
+        except Exception as error:
+            raise RunError(str(error)) from error
+
+
+def open_session(
+    model: Path,
+    provider: str = "cpu",
+    threads: int = 1,
+    *,
+    batching: Batching | None = None,
+    engine: EngineOptions | None = None,
+    graphs: bool = False,
+) -> Session:
+    """Load the ONNX file `model` on `provider`: cpu, cuda, tensorrt or tensorrt-raw.
+
+    `threads` are those of one run on the CPU. Only the two of TensorRT look at `batching`,
+    for the batch sizes that their engine is built for, and at `engine`; the first time
+    that takes minutes. Only cuda looks at `graphs`: whether runs may be captured, which takes
+    `graph_options`; the runtime refuses models that it cannot capture. PATH_UNSAFE or
+    FILE_MISSING for external data that is not beside the model, PROVIDER_UNAVAILABLE when the
+    provider cannot be had, UNSUPPORTED_MODEL when the runtime refuses the file.
+    """
+    if provider == RAW_TENSORRT:
+        return open_engine(model, batching, engine or EngineOptions())
+    require_onnxruntime()
+    if provider == TENSORRT:
+        chain: Providers = prepare_providers(model, batching, engine or EngineOptions())
+    elif provider in _PROVIDERS:
+        read_graph(model)
+        graphs = graphs and provider == "cuda"
+        chain = [(_PROVIDERS[provider], {"enable_cuda_graph": "1"} if graphs else {})]
+    else:
+        known = ", ".join((*_PROVIDERS, TENSORRT, RAW_TENSORRT))
+        raise MlctlError(
+            ErrorCode.PROVIDER_UNAVAILABLE, f"provider {provider!r} is unknown; known: {known}"
+        )
+    inner = load_onnx(model, chain, threads)
+    return OnnxSession(inner, provider, graph_options(_NO_GRAPH) if graphs else None)
+
+
+def graph_options(number: int) -> Any:
+    """Options of a run on fixed addresses: it captures graph `number`, above 0, or replays it."""
+    import onnxruntime
+
+    runtime: Any = onnxruntime
+    options = runtime.RunOptions()
+    options.add_run_config_entry("gpu_graph_id", str(number))
+    return options
+
+
+def load_onnx(model: Path, providers: Providers, threads: int) -> Any:
+    """ONNX Runtime's session for `model`; its first provider must be the first asked for."""
+    # Its wheels report their use over the network unless told not to before they are imported.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    import onnxruntime
+
+    runtime: Any = onnxruntime  # it has types, but exports no name explicitly
+    wanted = providers[0][0]
+    if wanted not in runtime.get_available_providers():
+        raise _unavailable(wanted, "the installed ONNX Runtime was built without it")
+    if wanted != _PROVIDERS["cpu"]:
+        _load_libraries(runtime, wanted)
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    # Spinning threads would burn the cores that the event loop and other workers need.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = 3
+    try:
+        inner = runtime.InferenceSession(str(model), options, providers=list(providers))
+    except Exception as error:
+        raise MlctlError(
+            ErrorCode.UNSUPPORTED_MODEL, f"ONNX Runtime cannot load {model.name}: {error}"
+        ) from error
+    inner.disable_fallback()
+    if inner.get_providers()[0] != wanted:
+        raise _unavailable(wanted, f"the runtime fell back to {inner.get_providers()[0]}")
+    return inner
+
+
+def _load_libraries(runtime: Any, wanted: str) -> None:
+    """Load CUDA, cuDNN and TensorRT from their Python packages, where no linker looks."""
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints which ones it did not find
+        runtime.preload_dlls()
+    if wanted == "TensorrtExecutionProvider":
+        importlib.import_module("tensorrt")
+
+
+def _unavailable(wanted: str, reason: str) -> MlctlError:
+    return MlctlError(ErrorCode.PROVIDER_UNAVAILABLE, f"{wanted} was asked for, but {reason}")
+
+
+def _to_runtime(name: str, array: np.ndarray) -> np.ndarray:
+    """ONNX strings are UTF-8 text; numbers go through as they are, from an even address."""
+    if array.dtype != object:
+        return array if array.flags.owndata else _aligned(array)
+    try:
+        texts = [value.decode() for value in array.flat]
+    except UnicodeDecodeError:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT, f"tensor {name!r}: an element is not UTF-8 text"
+        ) from None
+    return np.array(texts, dtype=object).reshape(array.shape)
+
+
+def _aligned(array: np.ndarray) -> np.ndarray:
+    """The same values at an address that is a multiple of 16, as all that numpy allocates has.
+
+    ONNX Runtime takes any address, but from an odd one some of its kernels add in another order:
+    the last bits of an answer would depend on where in a request's body its tensor lies.
+    """
+    # The address of a small array takes longer to ask for than a copy.
+    if array.nbytes > _COPIED_BYTES and array.ctypes.data % _ALIGNMENT == 0:
+        return array
+    return array.copy()
+
+
+def _from_runtime(value: Any) -> np.ndarray:
+    array = np.asarray(value)
+    if array.dtype.kind not in "OU":
+        return array
+    return np.array([str(text).encode() for text in array.flat], dtype=object).reshape(array.shape)

@@ -1,0 +1,294 @@
+"""A bundle's transform: its author's code before and after the model, loaded and held to its word.
+
+The code is loaded only from a bundle whose digests were verified, under a name of its own,
+so that two bundles in one process keep apart. Arrays are handed to it read-only, and what
+it returns is checked, in calibration as in serving: this is the one way to call it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from time import perf_counter
+from types import CodeType, ModuleType
+from typing import Any, NoReturn
+
+import numpy as np
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.manifest import TRANSFORM_NAME
+from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from bundle.verify import VerifiedBundle
+from services.runtime.forms import misfit
+from services.runtime.requirements import check_installed, of_bundle
+
+Arrays = Mapping[str, np.ndarray]
+Pieces = Generator[dict[str, np.ndarray], None, None]
+
+_END = object()
+_MAX_SENTENCE = 300
+
+
+class TransformError(Exception):
+    """The transform broke its contract; the message names the function, and the line or tensor."""
+
+
+def load_transform(bundle: VerifiedBundle) -> Transform | None:
+    """The transform of `bundle`, or None if it has none; UNSUPPORTED_MODEL if it does not load.
+
+    RUNTIME_MISSING names a package of its requirements that is not installed here.
+    """
+    manifest = bundle.manifest
+    if manifest.transform is None:
+        return None
+    check_installed(of_bundle(bundle))
+    try:
+        module = load_module(bundle.path(TRANSFORM_NAME), f"mlctl_transform_{bundle.digest}")
+        return Transform(module, manifest.signature, manifest.model_signature)
+    except TransformError as error:
+        raise MlctlError(
+            ErrorCode.UNSUPPORTED_MODEL,
+            f"{TRANSFORM_NAME} of model {manifest.name!r}: {error}",
+            "Correct the transform, or install what it imports, and run `mlctl optimize` again.",
+        ) from error
+
+
+def load_module(path: Path, name: str) -> ModuleType:
+    """Run the Python file `path` as the module `name`; TransformError names the line at fault."""
+    loader = _SourceLoader(name, str(path))
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses and pickles of the user's types look their module up here.
+    sys.modules[name] = module
+    try:
+        loader.exec_module(module)
+    except SyntaxError as error:
+        del sys.modules[name]
+        raise TransformError(f"syntax error in line {error.lineno}: {error.msg}") from error
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise TransformError(f"it cannot be imported{_told(error, path)}") from error
+    return module
+
+
+class _SourceLoader(SourceFileLoader):
+    """Compiles the source each time.
+
+    A bytecode cache in the bundle would be a file that no manifest lists, and one found
+    elsewhere is not what was verified.
+    """
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        code: CodeType = self.source_to_code(self.get_data(path), path)
+        return code
+
+
+class Spent:
+    """The seconds that a function ran so far. Only who runs it writes them."""
+
+    __slots__ = ("seconds",)
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One of the two functions; `specs` is what it returns, `batched` whether first come rows.
+
+    `yields` if it makes its result in pieces: it is a generator function. `spent` is its own.
+    """
+
+    name: str
+    function: Callable[[dict[str, np.ndarray]], Any]
+    path: Path
+    specs: tuple[TensorSpec, ...]
+    batched: bool
+    yields: bool = False
+    spent: Spent = field(default_factory=Spent, compare=False)
+
+    def run(self, arrays: Arrays) -> dict[str, np.ndarray]:
+        """The checked result for `arrays`, which the function cannot alter."""
+        return self.call({name: _read_only(array) for name, array in arrays.items()})
+
+    def call(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The checked result for `arrays` as they are; TransformError, caused by what it raised."""
+        if self.yields:
+            return self.whole(list(self._pieces(arrays)))
+        with self._blamed():
+            result = self.function(arrays)
+        return self._checked(result, self._rows(arrays))
+
+    def pieces(self, arrays: Arrays) -> Pieces:
+        """The checked pieces of a function that yields, made as they are asked for.
+
+        Closing the generator closes the function where it yielded last.
+        """
+        return self._pieces({name: _read_only(array) for name, array in arrays.items()})
+
+    def whole(self, pieces: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        """One result from all pieces: those of a tensor that grows side by side, else the last."""
+        if len(pieces) == 1:
+            return pieces[0]
+        axis = 1 if self.batched else 0
+        return {
+            spec.name: np.concatenate([piece[spec.name] for piece in pieces], axis=axis)
+            if spec.shape[axis : axis + 1] == (DYNAMIC,)
+            else pieces[-1][spec.name]
+            for spec in self.specs
+        }
+
+    def _pieces(self, arrays: dict[str, np.ndarray]) -> Pieces:
+        rows = self._rows(arrays)
+        empty = True
+        with closing(self.function(arrays)) as made:
+            while True:
+                with self._blamed():
+                    piece = next(made, _END)
+                if piece is _END:
+                    break
+                empty = False
+                # A copy: the function may fill the same array again for its next piece.
+                yield {name: array.copy() for name, array in self._checked(piece, rows).items()}
+        if empty:
+            self._fail("it yielded nothing")
+
+    def _rows(self, arrays: Arrays) -> int | None:
+        return next(iter(arrays.values())).shape[0] if self.batched else None
+
+    @contextmanager
+    def _blamed(self) -> Iterator[None]:
+        """What the function raises within is its fault, and how long it takes its time."""
+        began = perf_counter()
+        try:
+            yield
+        except (Exception, SystemExit) as error:
+            raise TransformError(f"{self.name} failed{_told(error, self.path)}") from error
+        finally:
+            self.spent.seconds += perf_counter() - began
+
+    def _checked(self, result: object, rows: int | None) -> dict[str, np.ndarray]:
+        if not isinstance(result, Mapping):
+            self._fail(f"it returned {type(result).__name__}, expected a dict of arrays")
+        names = [spec.name for spec in self.specs]
+        if set(result) != set(names):
+            self._fail(f"it returned the tensors {list(result)}, expected {names}")
+        for spec in self.specs:
+            if reason := _wrong_form(spec, result[spec.name], rows):
+                self._fail(reason)
+        return {name: result[name] for name in names}
+
+    def _fail(self, reason: str) -> NoReturn:
+        raise TransformError(f"{self.name}: {reason}")
+
+
+class Transform:
+    """The functions of a transform's module; one that it does not define changes nothing."""
+
+    def __init__(self, module: ModuleType, signature: Signature, model: Signature) -> None:
+        """Between the API's `signature` and the `model`'s; TransformError if that cannot be."""
+        self.before = _step(module, "preprocess", model.inputs, signature.batched)
+        self.after = _step(module, "postprocess", signature.outputs, signature.batched)
+        if self.before is None and self.after is None:
+            raise TransformError("it defines neither preprocess nor postprocess")
+        if self.before is not None and self.before.yields:
+            raise TransformError("preprocess must return its result; only postprocess may yield")
+        if self.before is None and signature.inputs != model.inputs:
+            raise TransformError("INPUTS differ from the model's, but preprocess is not defined")
+        if self.after is None and signature.outputs != model.outputs:
+            raise TransformError("OUTPUTS differ from the model's, but postprocess is not defined")
+
+    def preprocess(self, inputs: Arrays) -> dict[str, np.ndarray]:
+        """The model's inputs for `inputs`, which were checked.
+
+        A ValueError is how user code refuses rows: INVALID_INPUT with its own sentence.
+        All else that goes wrong is a TransformError.
+        """
+        if self.before is None:
+            return dict(inputs)
+        try:
+            return self.before.run(inputs)
+        except TransformError as error:
+            if isinstance(error.__cause__, ValueError):
+                reason = _sentence(error.__cause__) or "these rows are refused"
+                raise MlctlError(ErrorCode.INVALID_INPUT, reason) from error
+            raise
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """How long each function ran so far, by its name."""
+        return {step.name: step.spent.seconds for step in (self.before, self.after) if step}
+
+    @property
+    def yields(self) -> bool:
+        """Whether the answer is made in pieces."""
+        return self.after is not None and self.after.yields
+
+    def postprocess(self, outputs: Arrays) -> dict[str, np.ndarray]:
+        """The API's outputs for the model's `outputs`; TransformError if that goes wrong.
+
+        If they are made in pieces, all of them as one.
+        """
+        return dict(outputs) if self.after is None else self.after.run(outputs)
+
+    def pieces(self, outputs: Arrays) -> Pieces:
+        """The same piece by piece; a single one if it does not yield."""
+        if self.after is not None and self.after.yields:
+            yield from self.after.pieces(outputs)
+        else:
+            yield self.postprocess(outputs)
+
+    def whole(self, pieces: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        """What `postprocess` returns, from all that `pieces` yielded."""
+        return pieces[0] if self.after is None else self.after.whole(pieces)
+
+
+def _step(
+    module: ModuleType, name: str, specs: tuple[TensorSpec, ...], batched: bool
+) -> Step | None:
+    function = getattr(module, name, None)
+    if function is None:
+        return None
+    if not callable(function):
+        raise TransformError(f"{name} is not a function")
+    yields = inspect.isgeneratorfunction(function)
+    return Step(name, function, Path(str(module.__file__)), specs, batched, yields)
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def _wrong_form(spec: TensorSpec, value: object, rows: int | None) -> str | None:
+    if not isinstance(value, np.ndarray):
+        return f"tensor {spec.name!r}: it is a {type(value).__name__}, expected an array"
+    if reason := misfit(spec, value):
+        return reason
+    if rows is not None and value.shape[0] != rows:
+        return f"tensor {spec.name!r}: it has {value.shape[0]} rows, expected {rows}"
+    if spec.dtype is Datatype.BYTES and not all(type(item) is bytes for item in value.flat):
+        return f"tensor {spec.name!r}: an element is not bytes"
+    return None
+
+
+def _told(error: BaseException, path: Path) -> str:
+    """Where in the file `path`, and with which words, its code failed."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+    where = f" in line {lines[-1]}" if lines else ""
+    return f"{where}: {type(error).__name__}: {_sentence(error)}"
+
+
+def _sentence(error: BaseException) -> str:
+    return " ".join(str(error).split())[:_MAX_SENTENCE]

@@ -1,0 +1,80 @@
+"""What callers of one interface miss at another."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from bundle.interface import broken, from_document, to_document
+from bundle.tensors import Datatype, Signature, TensorSpec
+
+
+def tensor(name: str, *shape: int, dtype: Datatype = Datatype.FP32) -> TensorSpec:
+    return TensorSpec(name=name, dtype=dtype, shape=shape)
+
+
+def signature(*tensors: TensorSpec) -> Signature:
+    """Tensors named `y...` are outputs, others inputs."""
+    return Signature(
+        inputs=tuple(each for each in tensors if each.name[0] != "y"),
+        outputs=tuple(each for each in tensors if each.name[0] == "y"),
+    )
+
+
+X, Y, Y2 = tensor("x", -1, 4), tensor("y", -1, 2), tensor("y2", -1)
+BEFORE = signature(X, Y)
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        BEFORE,
+        signature(X, Y, Y2),  # callers do not read what they do not know
+        signature(tensor("x", -1, -1), Y),  # it takes what they send, and more
+    ],
+)
+def test_more_breaks_nobody(after: Signature) -> None:
+    assert broken({"m": BEFORE}, {"m": after, "other": BEFORE}) == ()
+
+
+@pytest.mark.parametrize(
+    ("after", "reason"),
+    [
+        (signature(tensor("x2", -1, 4), Y), "input 'x' is gone"),
+        (signature(X, tensor("mask", -1), Y), "input 'mask' is new, and no caller sends it"),
+        (signature(tensor("x", -1, 5), Y), "input 'x' is FP32 [-1, 5], was FP32 [-1, 4]"),
+        (signature(tensor("x", 1, 4), Y), "input 'x' is FP32 [1, 4], was FP32 [-1, 4]"),
+        (signature(tensor("x", -1, 4, 1), Y), "input 'x' is FP32 [-1, 4, 1], was FP32 [-1, 4]"),
+        (
+            signature(tensor("x", -1, 4, dtype=Datatype.INT64), Y),
+            "input 'x' is INT64 [-1, 4], was FP32 [-1, 4]",
+        ),
+        (signature(X, Y2), "output 'y' is gone"),
+        (signature(X, tensor("y", -1, 3)), "output 'y' is FP32 [-1, 3], was FP32 [-1, 2]"),
+        (signature(X, tensor("y", -1, -1)), "output 'y' is FP32 [-1, -1], was FP32 [-1, 2]"),
+        (signature(X, Y2, Y), "output 'y' has place 2, had 1"),
+    ],
+)
+def test_what_callers_send_and_read_has_to_stay(after: Signature, reason: str) -> None:
+    assert f"'m': {reason}" in broken({"m": BEFORE}, {"m": after})
+
+
+def test_an_answer_may_become_more_certain() -> None:
+    assert broken({"m": signature(X, tensor("y", -1, -1))}, {"m": BEFORE}) == ()
+
+
+def test_every_model_and_every_reason_is_told() -> None:
+    before = {"a": BEFORE, "b": BEFORE, "c": BEFORE}
+    after = {"a": BEFORE, "c": signature(tensor("x2", -1), Y2)}
+    assert broken(before, after) == (
+        "'b' is gone",
+        "'c': input 'x' is gone",
+        "'c': input 'x2' is new, and no caller sends it",
+        "'c': output 'y' is gone",
+    )
+
+
+def test_an_interface_goes_to_json_and_back() -> None:
+    interface = {"a": BEFORE, "/predict": signature(X, Y, Y2)}
+    assert from_document(json.loads(json.dumps(to_document(interface)))) == interface

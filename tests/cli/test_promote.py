@@ -1,0 +1,102 @@
+"""`mlctl promote` where callers would break: refused before anything moves, unless it is meant."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from bundle.verify import VerifiedBundle
+from cli.main import cli
+from cli.revisions import find_revision
+from cli.rollouts import event_line
+from rollout.model import Ports, RolloutSpec, Settings
+from rollout.state import places
+from rollout.state.journal import Journal
+from services.layout import pack
+from tests.support.bundles import make_bundle
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty Bento store, and an empty journal beside it."""
+    monkeypatch.setenv("MLCTL_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("BENTOML_HOME", str(tmp_path / "store"))
+    return tmp_path / "store"
+
+
+def put(store: Path, version: str, *bundles: VerifiedBundle) -> str:
+    """Lay a Bento named `shop` out by hand, as BentoML does it; its tag."""
+    place = store / "bentos" / "shop" / version
+    packed = pack(bundles, "shop" if len(bundles) > 1 else None)
+    for folder, bundle in packed.folders():
+        shutil.copytree(bundle.root, place / "src" / folder)
+    for name, text in packed.notes().items():
+        (place / "src" / name).write_bytes(text)
+    labels = {"digest": packed.digest, "model": "m", "version": "1", "source": "models:/m/1"}
+    document = {"labels": {f"mlctl.{name}": text for name, text in labels.items()}}
+    (place / "bento.yaml").write_text(json.dumps(document))
+    return f"shop:{version}"
+
+
+def serve(tag: str) -> None:
+    """A deployment of that name which is up by the record; no process runs."""
+    with Journal(places.journal()) as journal:
+        journal.create("shop", Ports(1, 2), Settings(), find_revision(tag))
+
+
+def refused(*arguments: str) -> str:
+    told = CliRunner().invoke(cli, ["promote", "shop", *arguments, "--json"])
+    assert told.exit_code == 8, told.output
+    error = json.loads(told.stdout)["error"]
+    assert error["code"] == "interface_broken"
+    assert "--allow-breaking" in error["hint"]
+    with Journal(places.journal()) as journal:
+        assert journal.rollouts("shop") == ()
+    return str(error["message"])
+
+
+def test_a_model_with_other_inputs_is_refused(store: Path, tmp_path: Path) -> None:
+    serve(put(store, "1", make_bundle(tmp_path / "a", name="shop", features=4)))
+    wider = put(store, "2", make_bundle(tmp_path / "b", name="shop", features=5))
+    told = refused(wider)
+    assert "callers of 'shop' would break with shop:2" in told
+    assert "'shop': input 'x' is FP32 [-1, 5], was FP32 [-1, 4]" in told
+    assert refused(wider, "--full") == refused(wider, "--force") == told
+
+
+def test_a_bento_without_one_of_its_models_is_refused(store: Path, tmp_path: Path) -> None:
+    one, two, three = (make_bundle(tmp_path / name, name=name) for name in ("one", "two", "three"))
+    serve(put(store, "1", one, two))
+    assert refused(put(store, "2", one, three)).endswith("would break with shop:2: 'two' is gone")
+
+
+def test_what_is_meant_goes_on_and_is_on_record(store: Path, tmp_path: Path) -> None:
+    serve(put(store, "1", make_bundle(tmp_path / "a", name="shop", features=4)))
+    wider = find_revision(put(store, "2", make_bundle(tmp_path / "b", name="shop", features=5)))
+    with Journal(places.journal()) as journal:
+        rollout = journal.begin("shop", wider, RolloutSpec(breaking=True))
+        assert journal.rollout(rollout).candidate == wider
+        (requested,) = journal.events("shop", rollout=rollout)
+    assert "callers will miss: 'shop': input 'x' is FP32 [-1, 5]" in (event_line(requested) or "")
+
+
+def test_the_same_interface_is_no_matter(store: Path, tmp_path: Path) -> None:
+    serve(put(store, "1", make_bundle(tmp_path / "a", name="shop")))
+    again = find_revision(put(store, "2", make_bundle(tmp_path / "b", name="shop", scale=3.0)))
+    with Journal(places.journal()) as journal:
+        (requested,) = journal.events("shop", rollout=journal.begin("shop", again, RolloutSpec()))
+    assert requested.body["broken"] == []
+
+
+def test_of_a_revision_from_before_nothing_is_known(store: Path, tmp_path: Path) -> None:
+    """A journal of an earlier mlctl has no interface of the live revision."""
+    live = find_revision(put(store, "1", make_bundle(tmp_path / "a", name="shop", features=4)))
+    wider = find_revision(put(store, "2", make_bundle(tmp_path / "b", name="shop", features=5)))
+    with Journal(places.journal()) as journal:
+        journal.create("shop", Ports(1, 2), Settings(), replace(live, interface={}))
+        journal.check("shop", wider, RolloutSpec())

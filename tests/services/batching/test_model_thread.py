@@ -1,0 +1,44 @@
+import asyncio
+import threading
+from functools import partial
+
+from services.batching.model_thread import ModelThread
+
+
+def test_work_is_done_in_order_elsewhere_and_told_here() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        thread = ModelThread(loop)
+        told: list[tuple[object, bool]] = []
+        end = asyncio.Event()
+
+        def done(result: int | BaseException) -> None:
+            told.append((result, threading.current_thread() is threading.main_thread()))
+            if len(told) == 3:
+                end.set()
+
+        def work(value: int) -> int:
+            assert threading.current_thread().daemon
+            return 6 // value
+
+        for value in (1, 0, 2):
+            thread.submit(partial(work, value), done)
+        await asyncio.wait_for(end.wait(), 20)
+        assert [type(result) for result, _ in told] == [int, ZeroDivisionError, int]
+        assert all(here for _, here in told)
+        thread.stop()
+
+    asyncio.run(main())
+
+
+def test_a_loop_that_has_ended_is_no_trouble() -> None:
+    gate, ended = threading.Event(), threading.Event()
+
+    async def main() -> None:
+        thread = ModelThread(asyncio.get_running_loop())
+        thread.submit(partial(gate.wait, 20), lambda _: None)
+        thread.submit(ended.set, lambda _: None)
+
+    asyncio.run(main())
+    gate.set()
+    assert ended.wait(20)  # the thread has outlived the loop

@@ -1,0 +1,77 @@
+from pathlib import Path
+
+import pytest
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.home import bento_home
+from services.bento.packaging import BuiltBento
+from services.bento.store import find_bento, list_bentos
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("BENTOML_HOME", str(tmp_path / "store"))
+    return tmp_path / "store"
+
+
+def put(home: Path, name: str, version: str, yaml: str = "labels: {a: b}") -> None:
+    folder = home / "bentos" / name / version
+    folder.mkdir(parents=True)
+    (folder / "bento.yaml").write_text(yaml)
+    (folder.parent / "latest").write_text(version)
+
+
+def test_home_is_the_variable_or_under_the_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLCTL_HOME", str(tmp_path))
+    monkeypatch.delenv("BENTOML_HOME", raising=False)
+    assert bento_home() == tmp_path / "bentoml"
+    monkeypatch.setenv("BENTOML_HOME", str(tmp_path / "own"))
+    assert bento_home() == tmp_path / "own"
+
+
+def test_a_name_means_the_newest(home: Path) -> None:
+    put(home, "digits", "aaa")
+    put(home, "digits", "bbb")
+    for tag in ("digits", "digits:latest", "digits:bbb"):
+        assert find_bento(tag).tag == "digits:bbb"
+    found = find_bento("digits:aaa")
+    assert found.path == home / "bentos" / "digits" / "aaa"
+    assert found.labels == {"a": "b"}
+    assert list_bentos() == ["digits:aaa", "digits:bbb"]
+
+
+@pytest.mark.parametrize(
+    ("tag", "near"), [("digits:zzz", "digits:aaa"), ("digit", "digits:aaa"), ("q", "none of a")]
+)
+def test_what_is_not_there_is_told_with_what_is_near(home: Path, tag: str, near: str) -> None:
+    put(home, "digits", "aaa")
+    with pytest.raises(MlctlError, match=near) as caught:
+        find_bento(tag)
+    assert caught.value.code is ErrorCode.BENTO_NOT_FOUND
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize("tag", ["../etc", "a:../b", "a:b:c", "", "A", "a:"])
+def test_what_is_no_tag_is_refused(tag: str) -> None:
+    with pytest.raises(MlctlError) as caught:
+        find_bento(tag)
+    assert caught.value.code is ErrorCode.INVALID_INPUT
+
+
+def test_a_damaged_bento_says_so(home: Path) -> None:
+    put(home, "digits", "aaa", yaml="[")
+    with pytest.raises(MlctlError, match="damaged"):
+        find_bento("digits")
+
+
+@pytest.mark.slow
+def test_bentoml_lays_its_store_out_as_we_read_it(
+    built: BuiltBento, store_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BENTOML_HOME", str(store_home))
+    found = find_bento(built.tag.partition(":")[0])
+    assert found.tag == built.tag
+    assert found.path == built.path
+    assert found.labels["mlctl.digest"] == built.digest

@@ -1,0 +1,73 @@
+"""What a client can make a server hold, or do, before it has asked for anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from h2 import events
+from h2.errors import ErrorCodes
+
+from services.grpc.server import GrpcServer
+from services.host import ModelHost
+from tests.services.lean_grpc.conftest import EMPTY, INFER, LIVE, Fields, Raw, Serve, framed, head
+from tests.services.lean_grpc.test_connection import counted
+from tests.support.listening import until
+
+WATCH = b"/grpc.health.v1.Health/Watch"
+
+
+def test_open_calls_without_a_message_take_room(serve: Serve) -> None:
+    """Whoever holds all of it keeps nobody from asking whether the server lives."""
+
+    each = (4 << 10) + sum(len(name) + len(value) for name, value in head())
+
+    async def use(server: GrpcServer, host: ModelHost) -> None:
+        raw = await Raw.open(server.port)
+        opened = [raw.ask(head(), None, end=False) for _ in range(40)]
+        refused = (await raw.trailers(opened[-1]))[b"grpc-status"]
+        assert refused == b"8"
+        assert raw.of(events.TrailersReceived, opened[0]) == []
+        assert host.inflight.used == 100_000 // each * each
+        assert (await raw.trailers(raw.ask(head(LIVE), EMPTY)))[b"grpc-status"] == b"0"
+        raw.close()
+        await until(lambda: not host.inflight.used)
+
+    registry = serve(use, max_inflight_bytes=100_000)
+    assert counted(registry, "queue_full") == 40 - 100_000 // each
+
+
+def test_probes_take_room_of_their_own(serve: Serve) -> None:
+    async def use(server: GrpcServer, host: ModelHost) -> None:
+        raw = await Raw.open(server.port)
+        for _ in range(50):
+            raw.ask(head(WATCH), EMPTY)
+        assert (await raw.trailers(raw.ask(head(LIVE), EMPTY)))[b"grpc-status"] == b"0"
+        assert host.inflight.used == 0
+        raw.close()
+
+    serve(use, max_inflight_bytes=100_000)
+
+
+def test_heads_of_very_many_fields_are_a_flood(serve: Serve) -> None:
+    async def use(server: GrpcServer, _host: ModelHost) -> None:
+        raw = await Raw.open(server.port)
+        for call in range(200):
+            fields: Fields = [(b"x-%d-%d" % (call, number), b"") for number in range(300)]
+            raw.ask(head(b"/nothing", *fields), EMPTY)
+        assert await raw.ended() in (ErrorCodes.ENHANCE_YOUR_CALM, None)
+        raw.close()
+
+    serve(use)
+
+
+def test_a_refusal_with_metadata_that_is_none_ends_its_call_alone(
+    serve: Serve, tmp_path: Path
+) -> None:
+    async def use(server: GrpcServer, _host: ModelHost) -> None:
+        raw = await Raw.open(server.port)
+        wrong = head(INFER, (b"trace-bin", b"a"))
+        assert (await raw.trailers(raw.ask(wrong, framed(b"x" * 12_000))))[b"grpc-status"] == b"8"
+        assert (await raw.trailers(raw.ask(head(LIVE), EMPTY)))[b"grpc-status"] == b"0"
+        raw.close()
+
+    serve(use, max_body_bytes=10_000, access_log=str(tmp_path / "log"))

@@ -1,0 +1,24 @@
+import pytest
+
+from bundle.errors import ErrorCode, MlctlError
+from services.runtime.installed import require_onnxruntime
+
+
+def test_one_runtime_is_fine() -> None:
+    require_onnxruntime(lambda name: name == "onnxruntime")
+    require_onnxruntime(lambda name: name == "onnxruntime-gpu")
+    require_onnxruntime()  # this environment's
+
+
+def test_no_runtime_names_both_extras() -> None:
+    with pytest.raises(MlctlError) as caught:
+        require_onnxruntime(lambda _: False)
+    assert caught.value.code is ErrorCode.RUNTIME_MISSING
+    assert "mlctl[cpu]" in caught.value.hint
+    assert "mlctl[gpu]" in caught.value.hint
+
+
+def test_two_runtimes_conflict() -> None:
+    with pytest.raises(MlctlError) as caught:
+        require_onnxruntime(lambda _: True)
+    assert caught.value.code is ErrorCode.RUNTIME_CONFLICT

@@ -1,0 +1,91 @@
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from services.batching.joining import cut, run_joined
+from services.runtime.padding import Arrays, LengthPadding, RowPaddedSession, shape_key
+from services.runtime.session import FunctionSession
+
+
+def spec(name: str, *shape: int) -> TensorSpec:
+    return TensorSpec(name=name, dtype=Datatype.INT64, shape=shape)
+
+
+TEXT = Signature(
+    inputs=(spec("ids", DYNAMIC, DYNAMIC), spec("mask", DYNAMIC, DYNAMIC), spec("kind", DYNAMIC)),
+    outputs=(spec("tags", DYNAMIC, DYNAMIC), spec("sum", DYNAMIC), spec("pair", DYNAMIC, 4)),
+)
+LENGTHS = LengthPadding(TEXT, {"ids": 7, "mask": 0})
+
+
+def text(*ids: int, rows: int = 1) -> Arrays:
+    row = np.array([ids] * rows, np.int64).reshape(rows, len(ids))
+    return {"ids": row, "mask": np.ones_like(row), "kind": np.zeros(rows, np.int64)}
+
+
+def tag(inputs: Mapping[str, np.ndarray]) -> Arrays:
+    """Doubles each id; sums those that are not masked; the pair has as many columns as ids may."""
+    ids, mask = inputs["ids"], inputs["mask"]
+    total = (ids * mask).sum(axis=1)
+    return {"tags": ids * 2, "sum": total, "pair": np.stack([total] * 4, axis=1)}
+
+
+def test_requests_share_a_bucket_of_lengths_and_what_else_is_equal() -> None:
+    assert LENGTHS.key(text(1)) == LENGTHS.key(text(*range(16)))
+    assert LENGTHS.key(text(*range(17))) == LENGTHS.key(text(*range(32)))
+    assert LENGTHS.key(text(*range(16))) != LENGTHS.key(text(*range(17)))
+    assert LENGTHS.key(text(1)) == LENGTHS.key(dict(reversed(text(2, 3).items())))
+    odd = {**text(1), "kind": np.zeros((1, 2), np.int64)}
+    assert LENGTHS.key(text(1)) != LENGTHS.key(odd)
+
+
+def test_a_request_whose_sequences_differ_in_length_is_joined_only_with_its_like() -> None:
+    odd = {**text(1, 2, 3), "mask": np.ones((1, 2), np.int64)}
+    assert LENGTHS.length(odd) is None
+    assert LENGTHS.key(odd) == shape_key(odd)
+    assert LENGTHS.widen(odd, 9) is odd
+    answers = run_joined(lambda inputs: {"n": inputs["ids"]}, [odd, odd], [1, 1], LENGTHS)
+    assert [cut(share)["n"].shape for share in answers if isinstance(share, tuple)] == [(1, 3)] * 2
+
+
+def test_each_request_gets_what_it_would_have_got_alone() -> None:
+    # Four ids are as many as `pair` has columns: only what has a dynamic length is cut.
+    requests = [text(1, 2), text(1, 2, 3, 4, rows=2), text(5)]
+    seen: list[np.ndarray] = []
+
+    def run(inputs: Arrays) -> Arrays:
+        seen.append(inputs["ids"])
+        return tag(inputs)
+
+    outcomes = run_joined(run, requests, [1, 2, 1], LENGTHS)
+    assert seen[0].tolist() == [[1, 2, 7, 7], [1, 2, 3, 4], [1, 2, 3, 4], [5, 7, 7, 7]]
+    for outcome, request in zip(outcomes, requests, strict=True):
+        assert isinstance(outcome, tuple)
+        for name, want in tag(request).items():
+            np.testing.assert_array_equal(cut(outcome)[name], want)
+
+
+def test_padding_keeps_the_datatype() -> None:
+    padded = LENGTHS.widen(text(1, 2), 3)
+    assert padded["ids"].dtype == np.int64
+    assert padded["ids"].tolist() == [[1, 2, 7]]
+    assert padded["kind"].tolist() == [0]
+
+
+@pytest.mark.parametrize(("rows", "seen"), [(1, 1), (2, 4), (4, 4), (5, 8), (9, 9)])
+def test_a_session_may_see_only_the_sizes_of_its_buckets(rows: int, seen: int) -> None:
+    sizes: list[int] = []
+
+    def run(inputs: Mapping[str, np.ndarray]) -> Arrays:
+        sizes.append(inputs["x"].shape[0])
+        return {"y": inputs["x"] * 2, "constant": np.array(3.0)}
+
+    session = RowPaddedSession(FunctionSession(run), (1, 4, 8))
+    x = np.arange(float(rows)).reshape(rows, 1)
+    outputs = session.run({"x": x})
+    np.testing.assert_array_equal(outputs["y"], x * 2)
+    assert outputs["constant"] == 3.0
+    assert sizes == [seen]
+    assert session.provider == "memory"

@@ -1,0 +1,101 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.manifest import MODEL_NAME
+from bundle.verify import VerifiedBundle
+from services.runtime.session import FunctionSession, open_session
+from services.tensorrt import probe
+from services.tensorrt.probe import Probe
+from tests.support.bundles import expected
+
+ROOT = Path(__file__).parents[3]
+
+
+def text_model(path: Path) -> None:
+    value = helper.make_tensor_value_info("t", TensorProto.STRING, [None])
+    out = helper.make_tensor_value_info("u", TensorProto.STRING, [None])
+    graph = helper.make_graph([helper.make_node("Identity", ["t"], ["u"])], "g", [value], [out])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
+    model.ir_version = 10
+    onnx.save(model, str(path))
+
+
+def test_runs_the_model(bundle: VerifiedBundle) -> None:
+    session = open_session(bundle.path(MODEL_NAME))
+    x = np.array([[1, 2, 3, 4]], dtype=np.float32)
+    assert session.provider == "cpu"
+    np.testing.assert_allclose(session.run({"x": x})["y"], expected(x))
+
+
+def test_unknown_and_absent_providers_are_refused(bundle: VerifiedBundle) -> None:
+    with pytest.raises(MlctlError, match="unknown") as caught:
+        open_session(bundle.path(MODEL_NAME), "tpu")
+    assert caught.value.code is ErrorCode.PROVIDER_UNAVAILABLE
+    with pytest.raises(MlctlError, match="CUDAExecutionProvider"):
+        open_session(bundle.path(MODEL_NAME), "cuda")
+
+
+@pytest.mark.parametrize("provider", ["tensorrt", "tensorrt-raw"])
+def test_an_absent_tensorrt_is_refused_with_the_extra_to_install(
+    bundle: VerifiedBundle, provider: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reason = "the Python package tensorrt is not installed"
+    monkeypatch.setattr(probe, "probe_device", lambda: Probe(None, reason))
+    with pytest.raises(MlctlError, match=f"{provider!r} was asked for") as caught:
+        open_session(bundle.path(MODEL_NAME), provider)
+    assert caught.value.code is ErrorCode.PROVIDER_UNAVAILABLE
+    assert {"tensorrt": "mlctl[trt-ep]", "tensorrt-raw": "mlctl[trt]"}[provider] in (
+        caught.value.hint
+    )
+
+
+def test_a_graph_that_is_not_whole_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MlctlError) as caught:
+        open_session(tmp_path / MODEL_NAME)
+    assert caught.value.code is ErrorCode.FILE_MISSING
+
+
+def test_text_is_bytes_on_our_side(tmp_path: Path) -> None:
+    text_model(tmp_path / MODEL_NAME)
+    session = open_session(tmp_path / MODEL_NAME)
+    words = np.array(["grün".encode(), b""], dtype=object)
+    assert session.run({"t": words})["u"].tolist() == ["grün".encode(), b""]
+    with pytest.raises(MlctlError, match="UTF-8"):
+        session.run({"t": np.array([b"\xff"], dtype=object)})
+
+
+def test_the_twin_runs_a_function() -> None:
+    session = FunctionSession(lambda inputs: {"y": inputs["x"] + 1})
+    assert session.run({"x": np.ones(2)})["y"].tolist() == [2, 2]
+
+
+def test_the_address_of_an_input_does_not_change_the_answer(bundle: VerifiedBundle) -> None:
+    session = open_session(bundle.path(MODEL_NAME))
+    for rows in (8, 2000):
+        x = np.random.default_rng(3).normal(size=(rows, 4)).astype(np.float32)
+        want = session.run({"x": x})["y"]
+        for offset in range(1, 17):
+            body = memoryview(b"-" * offset + x.tobytes())
+            moved = np.frombuffer(body[offset:], np.float32).reshape(x.shape)
+            assert session.run({"x": moved})["y"].tobytes() == want.tobytes()
+
+
+def test_the_runtime_reports_nothing_of_its_use(bundle: VerifiedBundle, tmp_path: Path) -> None:
+    """Its wheels keep an identifier of the device in the home of whoever they report on."""
+    script = (
+        "import sys; from pathlib import Path; from services.runtime.session import open_session; "
+        "open_session(Path(sys.argv[1]))"
+    )
+    home = tmp_path / "home"
+    home.mkdir()
+    command = [sys.executable, "-c", script, str(bundle.path(MODEL_NAME))]
+    # Nothing else of ours: the runtime is also silent where a variable says that it is tested.
+    subprocess.run(command, cwd=ROOT, env={"HOME": str(home)}, check=True, timeout=60)
+    assert not list(home.iterdir())
