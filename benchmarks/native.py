@@ -77,8 +77,9 @@ def run_open(
 ) -> Offered:
     """Ask `port` by `kind` at random moments, `rate` times a second, whatever was answered.
 
-    From the first to the second of `connections` are made, the first ones before. A refusal is told by what its headers or trailers
-    have; so is, by the second of the two, that it says when to ask again.
+    From the first to the second of `connections` are made, the first ones before. A refusal is
+    told by what its headers or trailers have, and by the second of `refusal` one that says when
+    to ask again.
     """
     files = [request.with_name(name) for name in ("refusal", "hint")]
     for file, content in zip(files, refusal, strict=True):

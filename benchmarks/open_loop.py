@@ -1,4 +1,4 @@
-"""A real server at three times what it can do: `python -m benchmarks.overload --server`.
+"""A real server at three times what it can do: `python -m benchmarks.open_loop`.
 
 The server and all its processes have one core, the client the other; the dense net, 20 MFLOP a
 row. What 64 clients in a closed loop get is the capacity. Then an open loop, in which a request

@@ -88,7 +88,8 @@ ERROR_TABLE: Mapping[ErrorCode, ErrorSpec] = MappingProxyType(
         ),
         ErrorCode.BENTO_NOT_FOUND: ErrorSpec(
             "The Bento store has no such Bento.",
-            "`bentoml list` shows what was built; `mlctl build NAME` builds one.",
+            "`mlctl build NAME` builds one; `bentoml list` shows what there is, with the "
+            "BENTOML_HOME that `mlctl doctor` names.",
             3,
             404,
             "NOT_FOUND",

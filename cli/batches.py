@@ -75,7 +75,7 @@ def stopping(output: Output) -> Iterator[threading.Event]:
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
-        output.note("Stopping once what was begun is committed; again to stop at once.")
+        output.aside("Stopping once what was begun is committed; again to stop at once.")
 
     before = {each: signal.signal(each, ask) for each in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -80,6 +80,13 @@ class Output:
         if not self.as_json:
             self.stderr.print(printable(text), markup=False, style="dim")
 
+    def aside(self, text: str) -> None:
+        """As `note`, for a signal handler: it may interrupt an import of rich, or printing."""
+        if not self.as_json:
+            start = "\n" if sys.stderr.isatty() else ""
+            with contextlib.suppress(OSError):  # nobody listens any more
+                os.write(2, f"{start}{printable(text)}\n".encode())
+
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> None:
         """Print a table; columns whose name ends in ">" are right-aligned."""
         from rich.table import Table

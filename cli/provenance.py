@@ -56,14 +56,19 @@ def known() -> Known:
     return Known(bentos, MlflowCatalog().list_models(), rollouts, deployments)
 
 
-def full_digest(text: str, digests: Iterable[str]) -> str:
-    """The one digest that begins with `text`; INVALID_INPUT or NOT_FOUND."""
+def require_digest(text: str) -> None:
+    """INVALID_INPUT for what is neither a digest nor six digits of its start or more."""
     if not _PREFIX.fullmatch(text):
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
             f"{text!r} is not a digest, nor at least six digits of its start",
             "`mlctl models` and `mlctl status` show digests.",
         )
+
+
+def full_digest(text: str, digests: Iterable[str]) -> str:
+    """The one digest that begins with `text`; INVALID_INPUT or NOT_FOUND."""
+    require_digest(text)
     found = sorted(digest for digest in digests if digest.startswith(text))
     if not found:
         raise MlctlError(

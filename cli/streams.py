@@ -39,7 +39,7 @@ def watching(output: Output) -> Iterator[Shown]:
             yield Shown(output, seldom, stream)
         return
     with only_results_on_stdout(), output.working() as show:
-        note = _Seldom(_PERIOD, lambda event: output.note(told(event)))
+        note = _Seldom(_PERIOD, _Changes(output.note))
 
         def watch(event: Event) -> None:
             show(told(event))
@@ -94,6 +94,20 @@ class _Seldom:
                 return
             self._next = event.seconds + self._period
         self._show(event)
+
+
+class _Changes:
+    """Tells an event unless nothing moved since the last: an idle run says so once."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._last: tuple[object, ...] | None = None
+
+    def __call__(self, event: Event) -> None:
+        here = (event.phase, event.totals, event.lag, event.detail)
+        if here != self._last:
+            self._say(told(event))
+        self._last = here
 
 
 def told(event: Event) -> str:

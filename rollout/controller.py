@@ -340,9 +340,8 @@ def _comparison(rollout: Rollout, world: World) -> ShadowWatch | None:
     """What compares the two revisions' answers, where the servers can be told to record them."""
     if world.samples is None or not rollout.spec.shadows:
         return None
-    # Of several models the answers of the first are recorded.
     sides = {Side.LIVE: rollout.live, Side.CANDIDATE: rollout.candidate}
-    digests = {side: revision.digests[0] for side, revision in sides.items()}
+    digests = {side: revision.recorded for side, revision in sides.items()}
     parties = Parties(rollout.colour, digests)
     return ShadowWatch(world.samples, parties, rollout.spec, rollout.id, world.clock)
 

@@ -10,12 +10,12 @@ import itertools
 import json
 import math
 import re
-import sys
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, Self
 
 from bundle.errors import ErrorCode, MlctlError
+from rollout.commands import bento_command, champion_command, runs_command
 from rollout.kubernetes.target import Target
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
@@ -95,6 +95,11 @@ class Revision:
     def digests(self) -> tuple[str, ...]:
         """Those of its models, by which their answers and the registry know them."""
         return self.models or (self.digest,)
+
+    @property
+    def recorded(self) -> frozenset[str]:
+        """Those that recorded answers may bear: the first model's, or a pipeline's, its Bento's."""
+        return frozenset((self.digests[0], self.digest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,24 +254,6 @@ class Endpoint:
 
     http: int
     grpc: int
-
-
-def bento_command() -> tuple[str, ...]:
-    """How a Bento is served: `{bento}` and `{port}` are filled in by the launcher."""
-    return (
-        *(sys.executable, "-m", "bentoml", "serve", "{bento}"),
-        *("--host", "127.0.0.1", "--port", "{port}"),
-    )
-
-
-def champion_command() -> tuple[str, ...]:
-    """How the alias is written; the revision is given as JSON on standard input."""
-    return (sys.executable, "-P", "-m", "rollout.champion")
-
-
-def runs_command() -> tuple[str, ...]:
-    """How rollouts are told to MLflow; the deployment's name is added."""
-    return (sys.executable, "-P", "-m", "rollout.seen.runs")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from bundle.errors import ErrorCode, MlctlError
 
+# HTTP's header and gRPC's metadata that name a lane; they win over what the body says.
+LANE_HEADER = "mlctl-priority"
 # So many batches in a row may be led by the high lane while a normal request waits.
 TURNS = 4
 

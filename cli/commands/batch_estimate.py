@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -60,12 +61,13 @@ def estimate(
 
 def _show(output: Output, found: Estimate) -> None:
     where = "from all over the input" if found.spread else "from the beginning of the input"
-    output.line(f"Sample: {found.rows:,} rows in {found.units} units {where}, {found.bad:,} bad")
+    units = "1 unit" if found.units == 1 else f"{found.units:,} units"
+    output.line(f"Sample: {found.rows:,} rows in {units} {where}, {found.bad:,} bad")
     output.line(
         f"A million rows: {_range(found.seconds)} s with {found.threads} threads, "
-        f"{found.cpu_seconds:,.3g} CPU-seconds"
+        f"{written(found.cpu_seconds)} CPU-seconds"
     )
-    parts = ", ".join(f"{name} {each.middle:,.3g} s" for name, each in found.stages.items())
+    parts = ", ".join(f"{name} {written(each.middle)} s" for name, each in found.stages.items())
     output.line(f"Stages, at once: {parts}")
     if found.job_seconds is not None:
         output.line(
@@ -76,11 +78,19 @@ def _show(output: Output, found: Estimate) -> None:
         all_of_it = "" if found.job_cost is None else f"; all of it {_range(found.job_cost)}"
         output.line(f"Cost of a million rows in a batch: {_range(found.batch_cost)}{all_of_it}")
     if found.online_cost is not None:
-        output.line(f"Cost of a million rows online, never idle: {found.online_cost:,.3g}")
+        output.line(f"Cost of a million rows online, never idle: {written(found.online_cost)}")
     output.note("Writing is to a temporary folder of this machine; another place may be slower.")
 
 
 def _range(found: Range) -> str:
     if found.low is None or found.high is None:
-        return f"{found.middle:,.3g} (one measurement: no interval)"
-    return f"{found.middle:,.3g} ({found.low:,.3g} to {found.high:,.3g})"
+        return f"{written(found.middle)} (one measurement: no interval)"
+    return f"{written(found.middle)} ({written(found.low)} to {written(found.high)})"
+
+
+def written(value: float) -> str:
+    """Three digits, written out: 1,750 and 0.0000126 rather than powers of ten."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    places = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{places}f}"

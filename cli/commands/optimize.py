@@ -89,7 +89,8 @@ def _check_paths(data: str, report: Path | None) -> None:
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
             f"--data: there is no file {data}",
-            "Give an .npz or .parquet file, or a function as package.module:function.",
+            "Give an .npz or .parquet file, a folder of .parquet files, or a function as "
+            "package.module:function.",
         )
     if report is not None and not report.absolute().parent.is_dir():
         raise MlctlError(

@@ -20,6 +20,7 @@ def why(output: Output, digest: str) -> None:
     """
     from cli import provenance
 
+    provenance.require_digest(digest)
     known = provenance.known()
     chain = provenance.chain(provenance.full_digest(digest, known.digests()), known)
     if output.as_json:

@@ -34,10 +34,10 @@ _LEASE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Parties:
-    """Who is compared: the candidate's colour, and the digests that both sides must name."""
+    """Who is compared: the candidate's colour, and the digests of which both sides name one."""
 
     candidate: Colour
-    digests: Mapping[Side, str]
+    digests: Mapping[Side, frozenset[str]]
 
     def colour(self, side: Side) -> Colour:
         return self.candidate if side is Side.CANDIDATE else self.candidate.other
@@ -96,7 +96,7 @@ class ShadowWatch:
                 (
                     row
                     for row in self._segments[side].new()
-                    if row.digest == self._parties.digests[side] and row.answer
+                    if row.digest in self._parties.digests[side] and row.answer
                 ),
                 now,
             )

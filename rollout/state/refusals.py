@@ -69,7 +69,11 @@ def under_way(name: str, active: Rollout | None) -> MlctlError:
             f"the rollout of {name!r} to {to} was proved and is being finished",
             "Try again in a few seconds; `mlctl status` shows when it has ended.",
         )
-    return MlctlError(ErrorCode.ROLLOUT_ACTIVE, f"a rollout of {name!r} to {to} is under way")
+    return MlctlError(
+        ErrorCode.ROLLOUT_ACTIVE,
+        f"a rollout of {name!r} to {to} is under way",
+        f"Follow it with `mlctl status {name}`, or end it with `mlctl rollback {name}`.",
+    )
 
 
 def nothing_under_way(name: str, active: Rollout | None, rollouts: Iterable[Rollout]) -> MlctlError:

@@ -1,4 +1,4 @@
-"""Which errors of a remote file system may pass by themselves."""
+"""Which errors of a remote file system may pass by themselves, and what the others mean."""
 
 from __future__ import annotations
 
@@ -15,6 +15,15 @@ _AWAY = frozenset(
         ("botocore", "HTTPClientError"),
     }
 )
+# A place that wants to know who asks, and was told nothing.
+_NAMELESS = frozenset(
+    {
+        ("azure", "ClientAuthenticationError"),
+        ("botocore", "NoCredentialsError"),
+        ("botocore", "PartialCredentialsError"),
+        ("google", "DefaultCredentialsError"),
+    }
+)
 _LASTING = (
     FileExistsError,
     FileNotFoundError,
@@ -25,6 +34,8 @@ _LASTING = (
 _WRONG = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENAMETOOLONG})
 # Too slow, too early, too many requests.
 _BUSY = frozenset({408, 425, 429})
+_GONE = frozenset({404, 410})
+_FORBIDDEN = frozenset({401, 403})
 
 
 def is_away(error: BaseException) -> bool:
@@ -38,8 +49,18 @@ def is_away(error: BaseException) -> bool:
         # One without a number and a class of its own is Arrow's, of what a file holds.
         known = error.errno is not None or type(error) is not OSError
         return known and error.errno not in _WRONG and not isinstance(error, _LASTING)
-    kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(error).__mro__}
-    return not _AWAY.isdisjoint(kinds)
+    return not _AWAY.isdisjoint(_kinds(error))
+
+
+def refusal(error: BaseException) -> str | None:
+    """What a place that answered lacks or forbids, in a few words; None for any other error."""
+    if isinstance(error, PermissionError) or _status(error) in _FORBIDDEN:
+        return "it may not be read with these credentials"
+    if isinstance(error, FileNotFoundError):  # fsspec says so of each error of HTTP
+        return (error.__cause__ and refusal(error.__cause__)) or "it does not exist"
+    if _status(error) in _GONE:
+        return "it does not exist"
+    return None if _NAMELESS.isdisjoint(_kinds(error)) else "there are no credentials for it"
 
 
 def cause(error: BaseException) -> str:
@@ -51,6 +72,11 @@ def cause(error: BaseException) -> str:
         return cause(error.__cause__)
     told = error.strerror if isinstance(error, OSError) and error.errno is not None else None
     return told or type(error).__name__
+
+
+def _kinds(error: BaseException) -> set[tuple[str, str]]:
+    """The packages and names of its classes."""
+    return {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(error).__mro__}
 
 
 def _status(error: BaseException) -> int | None:

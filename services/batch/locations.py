@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from bundle.errors import ErrorCode, MlctlError
-from services.batch.absence import cause, is_away
+from services.batch.absence import cause, is_away, refusal
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 _GLOB = re.compile(r"[*?\[]")
@@ -151,14 +151,23 @@ def _file_info(system: Any, path: str) -> Mapping[str, Any] | None:
 
 @contextlib.contextmanager
 def reached(place: str) -> Iterator[None]:
-    """SOURCE_UNAVAILABLE for errors of a remote file system that may pass by themselves."""
+    """SOURCE_UNAVAILABLE for errors of a remote file system that may pass by themselves.
+
+    INVALID_INPUT for what is not there, or not for who asks.
+    """
     try:
         yield
     except Exception as error:  # each file system has its own
-        if not is_away(error):
+        if is_away(error):
+            raise MlctlError(
+                ErrorCode.SOURCE_UNAVAILABLE, f"{place} cannot be reached: {cause(error)}"
+            ) from error
+        if (reason := refusal(error)) is None:
             raise
         raise MlctlError(
-            ErrorCode.SOURCE_UNAVAILABLE, f"{place} cannot be reached: {cause(error)}"
+            ErrorCode.INVALID_INPUT,
+            f"{place} cannot be read: {reason}",
+            "Check the address, and the credentials that its file system takes.",
         ) from error
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from bundle.clock import Clock
 from bundle.errors import ErrorCode, MlctlError
+from services.batching.admission import QueueFullError
 from services.batching.batcher import Batcher, Limits, Priority, Ticket, deadline_exceeded
 from services.batching.costs import BatchCosts
 from services.batching.desks import Caller, Desk, Told
@@ -44,6 +45,14 @@ class BatchMeter(Protocol):
     def batch(self, stats: BatchStats) -> None: ...
 
     def queue_rows(self, rows: int) -> None: ...
+
+
+class _Policy(Batcher):
+    """The policy, told as well of what is refused without being asked about."""
+
+    def offered(self, rows: int, now: float) -> None:
+        """A request of `rows` rows came that is refused as one before it was."""
+        self._forecast.offered(rows, now)
 
 
 class _Job(NamedTuple):
@@ -76,7 +85,7 @@ class Batching:
         stepwise: Stepwise | None = None,
     ) -> None:
         self._model = model
-        self._policy = Batcher(limits, costs)
+        self._policy = _Policy(limits, costs)
         self._clock = clock
         self._meter = meter
         self._inline = inline
@@ -155,19 +164,31 @@ class Batching:
     def submit_all(self, callers: Sequence[Caller], desk: Desk) -> None:
         """Queue what `callers` ask, for whom `desk` answers, and look at once what is to run.
 
-        Each is told by its `set_exception` what `submit` would raise.
+        Each is told by its `set_exception` what `submit` would raise; those that are alike
+        are told the same.
         """
         now = self._clock.monotonic()
         jobs, offer = self._jobs, self._policy.offer
+        full: QueueFullError | None = None
+        refused: tuple[int, float, Priority] | None = None
+        accepted = False
         for caller in callers:
+            alike = caller.rows, caller.timeout, caller.priority
+            if full is not None and alike == refused:
+                self._policy.offered(caller.rows, now)
+                caller.set_exception(full)
+                continue
             try:
                 ticket = offer(caller.rows, caller.key, now, now + caller.timeout, caller.priority)
             except MlctlError as error:
+                if isinstance(error, QueueFullError):
+                    full, refused = error, alike  # in this turn the queue only grows
                 caller.set_exception(error)
                 continue
             number = caller.number = ticket.number
             jobs[number] = _Job(ticket, caller, caller, desk)
-        if jobs:
+            accepted = True
+        if accepted:
             self._answered.clear()
             self._empty.clear()
             self._pump()

@@ -12,6 +12,7 @@ import filecmp
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -35,6 +36,8 @@ from services.runtime.requirements import Flavour, pinned
 __all__ = ["MODEL_FOLDER", "BuiltBento", "bento_tag", "build_bento"]
 
 SERVICE = "services.service:service"
+_LINES_TOLD = 20
+_REASON = re.compile(r"[\w.]*(Error|Exception)\b")
 _SOURCES = ("*.py", "*.proto", "*.binpb", "py.typed")
 
 
@@ -207,8 +210,14 @@ def _run_bentoml(stage: Path, home: Path, version: str) -> None:
         command, cwd=stage, env=environment, capture_output=True, text=True, check=False
     )
     if done.returncode != 0:
-        words = (done.stderr or done.stdout).strip()[-2000:]
-        raise MlctlError(ErrorCode.INTERNAL, f"BentoML could not build the Bento: {words}")
+        said = (done.stderr or done.stdout).strip().splitlines() or ["it said nothing"]
+        # Advice of its own may follow the error.
+        reason = next((line for line in reversed(said) if _REASON.match(line)), said[-1])
+        raise MlctlError(
+            ErrorCode.INTERNAL,
+            f"BentoML could not build the Bento: {reason}",
+            "\n".join(["The end of what it said:", *said[-_LINES_TOLD:]]),
+        )
 
 
 def _move_in(home: Path, tag: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import bentoml
 import click
-from uvicorn.config import HTTP_PROTOCOLS
+from uvicorn.config import HTTP_PROTOCOLS, LOOP_FACTORIES
 
 from bundle.errors import MlctlError
 from bundle.verify import VerifiedBundle
@@ -34,6 +34,7 @@ from services.http.predict import make_predict, predict_routes
 from services.http.responses import Response
 from services.inference import Inference
 from services.layout import Packed
+from services.lean import accepting
 from services.lean.protocol import lean_protocol
 from services.lean.stock import StockProtocol
 from services.observe.predict_calls import PredictCalls
@@ -44,6 +45,8 @@ from services.workers import forget_dead_workers, prepare_server
 # What the model was asked is answered within its deadline first; this is for calls of
 # other kinds, and for bodies that are still on their way.
 _GRPC_GRACE_SECONDS = 5.0
+# Most clients leave at once. One that does not is told a second time within this.
+_GRPC_FAREWELL_SECONDS = 2.0
 logger = logging.getLogger("mlctl.service")
 
 
@@ -104,13 +107,14 @@ def gated(app: App, inference: Inference, host: Serving) -> App:
 
 
 def serve_http(settings: Settings, inference: Inference, *others: Inference) -> None:
-    """Choose the HTTP protocol of the server that this process starts next.
+    """Choose the HTTP protocol, and the loop, of the server that this process starts next.
 
-    BentoML makes uvicorn's configuration after the application and names no protocol,
-    so uvicorn takes the one that its table has for "auto"; a test holds both to that.
+    BentoML makes uvicorn's configuration after the application and names neither,
+    so uvicorn takes those that its tables have for "auto"; a test holds both to that.
     """
     protocols: dict[str, Any] = HTTP_PROTOCOLS
     limited = lean_protocol(inference, *others) if settings.lean_http else StockProtocol
+    LOOP_FACTORIES["auto"] = f"{accepting.__name__}:{accepting.loop_factory.__name__}"
     protocols["auto"] = type(
         limited.__name__, (limited,), {"max_connections": settings.max_connections}
     )
@@ -164,8 +168,10 @@ class Worker:
 
     @bentoml.on_shutdown
     async def stop(self) -> None:
+        self.host.drain(on=True)
         if self._grpc is not None:
             self._grpc.announce_stop()
+            await self._grpc.drain(_GRPC_FAREWELL_SECONDS)
         await self.host.stop()
         if self._grpc is not None:
             await self._grpc.stop(_GRPC_GRACE_SECONDS)

@@ -20,6 +20,7 @@ DIGEST_LABEL = "mlctl.digest"
 CONTENT_LABEL = "mlctl.content"
 MODELS_LABEL = "mlctl.models"
 LATEST = "latest"
+_FEWEST = 4  # Characters of a version's start that name it.
 _TAG = re.compile(r"([a-z0-9](?:[a-z0-9._-]*[a-z0-9])?)(?::([a-z0-9](?:[a-z0-9._-]*[a-z0-9])?))?")
 
 
@@ -44,7 +45,8 @@ class BentoInfo:
 
 
 def find_bento(tag: str) -> BentoInfo:
-    """The Bento that NAME:VERSION, NAME:latest or NAME means.
+    """The Bento that NAME:VERSION, NAME:latest or NAME means; at least 4 characters of the
+    version are enough where only one begins with them.
 
     BENTO_NOT_FOUND names what is near; INVALID_INPUT if `tag` is not of that form.
     """
@@ -57,6 +59,8 @@ def find_bento(tag: str) -> BentoInfo:
     version = match[2] or LATEST
     if version == LATEST:
         version = _read_latest(folder / LATEST)
+    elif not (folder / version).exists():
+        version = _begun(match[1], version)
     path = folder / version
     if not version or not (path / "bento.yaml").is_file():
         raise _not_found(tag, match[1])
@@ -71,6 +75,30 @@ def list_bentos() -> list[str]:
 
 def _bentos() -> Path:
     return bento_home() / "bentos"
+
+
+def _begun(name: str, start: str) -> str:
+    """The one version of `name` that begins with `start`; empty if there is none.
+
+    A flavour (VERSION-FLAVOUR) is another Bento of the same bundle: it is meant where it is said.
+    """
+    digits, _, flavour = start.partition("-")
+    found = [
+        version
+        for version in (
+            tag.partition(":")[2] for tag in list_bentos() if tag.startswith(f"{name}:")
+        )
+        if version.startswith(digits) and version.partition("-")[2] == flavour
+    ]
+    if len(digits) < _FEWEST or not found:
+        return ""
+    if len(found) > 1:
+        raise MlctlError(
+            ErrorCode.BENTO_NOT_FOUND,
+            f"'{name}:{start}' may be any of {', '.join(found)}",
+            "Write more of its version.",
+        )
+    return found[0]
 
 
 def _read_latest(path: Path) -> str:

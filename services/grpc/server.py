@@ -77,6 +77,14 @@ class GrpcServer:
         """Tell those who watch the health that it ends, before `stop` ends it."""
         self._health.stop()
 
+    async def drain(self, seconds: float) -> None:
+        """Send clients elsewhere while the models still answer what is on its way; `stop` follows.
+
+        gRPC's own server cannot do one without the other.
+        """
+        if isinstance(self._server, LeanServer):
+            await self._server.drain(seconds)
+
     async def stop(self, grace: float) -> None:
         """Announce it, accept no more calls and cancel those still open after `grace` seconds."""
         self.announce_stop()

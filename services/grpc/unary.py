@@ -14,6 +14,7 @@ from services.batching.budget import Hold
 from services.batching.shell import Answer
 from services.grpc.models import Asking, GrpcModel, GrpcModels
 from services.grpc.status import abort
+from services.lanes import LANE_HEADER, Priority, parse_priority
 from services.observe.calls import Stages
 from services.secure.public import failed, is_public
 from services.v2.wire import InferRequest
@@ -76,7 +77,8 @@ async def ask(
     """The message of the model's answer to `request`, which took `parse` seconds to read."""
     host, seen = model.host, asking.seen
     limits = [limit for limit in (context.time_remaining(), request.timeout) if limit is not None]
-    answer = await host.ask(request, min(limits, default=None), request.priority)
+    priority = _lane(context) or request.priority
+    answer = await host.ask(request, min(limits, default=None), priority)
     start = perf_counter()
     response = encode(answer)
     serialize = perf_counter() - start
@@ -85,3 +87,10 @@ async def ask(
         stages = Stages(parse, answer.queue_seconds, answer.infer_seconds, serialize)
         host.observer.answered(seen, stages, request.inputs, answer, response.ByteSize())
     return response
+
+
+def _lane(context: Any) -> Priority | None:
+    for name, value in context.invocation_metadata() or ():
+        if name == LANE_HEADER:
+            return parse_priority(value)
+    return None

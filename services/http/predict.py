@@ -22,6 +22,7 @@ from bundle.errors import MlctlError
 from bundle.tensors import Datatype, Signature, TensorSpec
 from services.host import ModelHost
 from services.hosts import Serving
+from services.lanes import LANE_HEADER, Priority, parse_priority
 from services.observe.calls import Stages
 from services.observe.predict_calls import take
 from services.secure.public import failed, is_public
@@ -87,7 +88,9 @@ async def _predict(
     seen = take(host, {} if context is None else context.request.scope)
     try:
         inputs = {name: arguments[plain] for name, plain in names.items()}
-        answer = await host.infer(inputs)
+        lane = None if context is None else context.request.headers.get(LANE_HEADER)
+        priority = Priority.NORMAL if lane is None else parse_priority(lane)
+        answer = await host.infer(inputs, priority=priority)
         shaped = _shape_answer(host.signature, output, answer.outputs)
         if seen is not None and host.observer is not None:
             stages = Stages(None, answer.queue_seconds, answer.infer_seconds, None)

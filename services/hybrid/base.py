@@ -134,7 +134,11 @@ def surplus(generations: Sequence[Generation]) -> list[Generation]:
 def require_sealed(generation: int, sealed: bool | None) -> None:
     """NOT_FOUND where `sealed` is None as nothing is there, NOT_READY where it is false."""
     if sealed is None:
-        raise MlctlError(ErrorCode.NOT_FOUND, f"there is no generation {generation}")
+        raise MlctlError(
+            ErrorCode.NOT_FOUND,
+            f"there is no generation {generation}",
+            "`mlctl hybrid show NAME` lists what there is.",
+        )
     if not sealed:
         raise MlctlError(
             ErrorCode.NOT_READY,

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from services.batching.admission import QueueFullError
-from services.inference import Inference
 from services.http.responses import error_response, to_wire
+from services.inference import Inference
 
 if TYPE_CHECKING:
     from services.lean.repeat import RepeatCycle

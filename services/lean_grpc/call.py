@@ -25,8 +25,8 @@ from services.lean_grpc.outbox import Outbox
 from services.secure.public import failed
 from services.v2.wire import invalid
 
-# What a call takes that only waits, beside its headers.
-_CALL_BYTES = 4 << 10
+# What a call takes that only waits, beside its headers: 2.5 to 7 KB, by its kind.
+_CALL_BYTES = 8 << 10
 # To inflate what is larger may take milliseconds.
 _HEAVY_BYTES = 64 << 10
 logger = logging.getLogger("mlctl.grpc")
@@ -49,8 +49,8 @@ class Call:
     """One stream of one connection, which may have ended with its headers.
 
     A message has at most `limit` bytes and `seconds` to come, and so has what is written to be
-    taken. `refused` is told of what is refused before a handler has seen it. What the call
-    itself takes counts in `inflight` until it is answered, its messages until they are read.
+    taken. `refused` is told of what is refused before a handler has seen it. Messages count in
+    `inflight` until they are read, the call itself in `room` until it is answered.
     """
 
     __slots__ = (
@@ -67,6 +67,7 @@ class Call:
         *,
         limit: int,
         inflight: Inflight,
+        room: Inflight,
         seconds: float,
         ended: bool,
         refused: Callable[[MlctlError, Any], None],
@@ -78,7 +79,7 @@ class Call:
         self._limit = limit
         self._seconds = seconds
         self._refused = refused
-        self._hold = Hold(inflight)
+        self._hold = Hold(room)
         self._assembler = Assembler(limit, Hold(inflight))
         self._handler: Any = None
         self._untaken = 0

@@ -12,6 +12,7 @@ from functools import lru_cache
 from urllib.parse import quote_from_bytes
 
 from services.grpc.status import Trailer
+from services.lanes import LANE_HEADER
 from services.lean_grpc.messages import CODINGS
 from services.v2.wire import invalid
 
@@ -36,6 +37,9 @@ _OWN = frozenset({b"te", b"content-type", b"grpc-timeout", b"grpc-encoding"}) | 
 _NAME = re.compile(rb"[0-9a-z_.!#$%&'*+^`|~-]+")
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+_LANE = LANE_HEADER.encode()
+# What a field takes beside its bytes.
+_FIELD_BYTES = 160
 # grpc-message is printable ASCII but for the percent sign.
 _PLAIN = bytes(set(range(0x20, 0x7F)) - {0x25}).decode()
 
@@ -46,9 +50,9 @@ class MalformedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A call's headers, of `size` bytes. `timeout_text` is as the caller wrote it.
+    """A call's headers, `size` bytes of memory. `timeout_text` is as the caller wrote it.
 
-    It is `plain` if all of them are right for a message that is not packed.
+    It is `plain` if all of them are right for a message that is not packed, and ask for no lane.
     """
 
     method: bytes
@@ -111,7 +115,7 @@ def parse_head(fields: Fields) -> Head:
         seen.get(b"grpc-encoding", b"identity"),
         seen.get(b"authorization"),
         fields,
-        sum(len(name) + len(value) for name, value in fields),
+        sum(len(name) + len(value) + _FIELD_BYTES for name, value in fields),
     )
     return replace(head, plain=_is_plain(head))
 
@@ -119,7 +123,8 @@ def parse_head(fields: Fields) -> Head:
 def _is_plain(head: Head) -> bool:
     text = head.timeout_text
     timed = text is None or _TIMEOUT.fullmatch(text) is not None
-    return head.method == b"POST" and head.is_grpc and head.encoding in CODINGS and timed
+    usual = timed and all(name != _LANE for name, _ in head.fields)
+    return head.method == b"POST" and head.is_grpc and head.encoding in CODINGS and usual
 
 
 def make_trailers(number: int, message: str, metadata: Iterable[Trailer] = ()) -> Fields:

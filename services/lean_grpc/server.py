@@ -25,8 +25,10 @@ from services.secure.grpc_gate import is_admitted, is_probe, message_limit
 from services.secure.tokens import unauthenticated
 
 _BACKLOG = 1024
-# Of all probes together: anybody may send them, so they take nothing from other calls.
-_PROBES_BYTES = 32 << 20
+# What all open calls may take beside their messages.
+_CALLS_BYTES = 256 << 20
+# The same of probes, with their messages. Anybody may send them: they take of nothing else.
+_PROBES_BYTES = 64 << 20
 _UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED
 
 
@@ -46,6 +48,7 @@ class LeanServer(grpc.aio.Server):
     def __init__(self, host: Serving, times: Times | None = None) -> None:
         self._host = host
         self._calls = GrpcCalls(host.hosts[0])
+        self._room = Inflight(_CALLS_BYTES)
         self._probes = Inflight(_PROBES_BYTES)
         self._times = times or Times()
         self._generic: list[Any] = []
@@ -89,8 +92,11 @@ class LeanServer(grpc.aio.Server):
             )
             self._servers.append(server)
 
-    async def stop(self, grace: float | None) -> None:
-        """Take no more connections or calls; end those still open after `grace` seconds."""
+    async def drain(self, seconds: float) -> None:
+        """Take no more connections, and send clients elsewhere; return when all have gone.
+
+        For up to `seconds` that is. What they asked before they knew of it is answered.
+        """
         for server in self._servers:
             server.close()
         for listener, _ in self._listeners:
@@ -98,8 +104,12 @@ class LeanServer(grpc.aio.Server):
         for connection in list(self._connections):
             connection.drain()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(grace or 0):
+            async with asyncio.timeout(seconds):
                 await self._all_gone()
+
+    async def stop(self, grace: float | None) -> None:
+        """Take no more connections or calls; end those still open after `grace` seconds."""
+        await self.drain(grace or 0)
         for connection in list(self._connections):
             connection.stop(stopping())
         self._stopped.set()
@@ -130,12 +140,14 @@ class LeanServer(grpc.aio.Server):
     def _open(self, connection: Connection, stream: int, head: Head, ended: bool) -> Call:
         """The call of a new stream, which has begun or is answered."""
         settings = self._host.settings
+        probes = self._probes if is_probe(head.path) else None
         call = Call(
             connection,
             stream,
             head,
             limit=message_limit(head.path, settings.max_body_bytes),
-            inflight=self._probes if is_probe(head.path) else self._host.inflight,
+            inflight=probes or self._host.inflight,
+            room=probes or self._room,
             seconds=settings.deadline_ms / 1000,
             ended=ended,
             refused=self._calls.refused,

@@ -321,7 +321,7 @@ class Pump:
         quiet = self.clock.monotonic() - self._heard
         if quiet < _IDLE_WAIT:
             return False
-        lag = self._patiently(self.link.lag)
+        lag = self._lag = self._patiently(self.link.lag)
         left = sum(lag.values())
         enough = self._quiet_enough
         if left and quiet >= max(enough, self.settings.patience):

@@ -1,17 +1,30 @@
-"""The load client in C, against real servers."""
+"""The load clients in C, against real servers."""
 
+import itertools
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import grpc as typed_grpc
+import numpy as np
 import pytest
 
-from benchmarks.native import build, grpc_call, run_load
+from benchmarks.native import (
+    ANSWERED,
+    FAILED,
+    HINTED,
+    REFUSED,
+    build,
+    grpc_call,
+    run_load,
+    run_open,
+)
 from rollout.local.launcher import free_ports
 from services.bench.inputs import post
 from tests.support.wait import wait_until
@@ -31,6 +44,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def loadgen(folder: Path) -> Path:
     return build("loadgen", folder)
+
+
+@pytest.fixture(scope="module")
+def open_loop(folder: Path) -> Path:
+    return build("open", folder)
 
 
 @pytest.fixture
@@ -103,3 +121,72 @@ def test_a_grpc_refusal_is_no_answer(loadgen: Path, tmp_path: Path) -> None:
         load = run_load(loadgen, "grpc", port, request, 2, 0.1)
     assert load.answered == 0
     assert load.failed >= 2
+
+
+FIRST = 3
+REFUSAL = (b" 503 ", b"\r\nRetry-After: ")
+
+
+@contextmanager
+def busy_port() -> Iterator[int]:
+    """Answers the first requests, then refuses with a hint, refuses without, and fails, in turn."""
+    numbers = itertools.count()
+
+    class Busy(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            number = next(numbers) - FIRST
+            self.send_response(200 if number < 0 else (503, 503, 400)[number % 3])
+            if number % 3 == 0:
+                self.send_header("Retry-After", "1")
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"no")
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing is of interest."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Busy) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+def test_an_open_loop_asks_when_it_is_time(
+    open_loop: Path, loadgen: Path, echo_port: int, tmp_path: Path
+) -> None:
+    request = tmp_path / "request"
+    request.write_bytes(post("/", b"short", {"Host": "test"}))
+    wait_until(lambda: is_open(loadgen, echo_port, request))
+    found = run_open(open_loop, "http", echo_port, request, 400, 0.5, REFUSAL, (FIRST, 50))
+    assert set(found.outcome) == {ANSWERED}
+    # A Poisson process of 200: the seed is always the same.
+    assert 150 < len(found.due) < 250
+    assert 0 < found.due.min() < found.due.max() < 0.5
+    assert np.all((found.late >= 0) & (found.latency > found.late))
+    assert FIRST <= found.connections <= 50
+
+
+def test_an_open_loop_tells_refusals_from_failures(open_loop: Path, tmp_path: Path) -> None:
+    request = tmp_path / "request"
+    request.write_bytes(post("/", b"short", {"Host": "test"}))
+    with busy_port() as port:
+        found = run_open(open_loop, "http", port, request, 100, 0.6, REFUSAL, (FIRST, 3))
+    kinds, counts = np.unique(found.outcome, return_counts=True)
+    assert list(kinds) == [HINTED, REFUSED, FAILED]
+    assert counts.max() - counts.min() <= 1
+    assert found.connections == 3
+
+
+def test_an_open_loop_of_grpc(open_loop: Path, tmp_path: Path) -> None:
+    request = tmp_path / "request"
+    request.write_bytes(grpc_call(METHOD, b"short"))
+    with grpc_port() as port:
+        found = run_open(open_loop, "grpc", port, request, 100, 0.5, (b"no", b"hint"), (FIRST, 50))
+    assert set(found.outcome) == {ANSWERED}
+    assert len(found.due) > 25

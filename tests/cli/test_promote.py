@@ -17,6 +17,7 @@ from cli.rollouts import event_line
 from rollout.model import Ports, RolloutSpec, Settings
 from rollout.state import places
 from rollout.state.journal import Journal
+from rollout.traffic import broken_by
 from services.layout import pack
 from tests.support.bundles import make_bundle
 
@@ -67,6 +68,8 @@ def test_a_model_with_other_inputs_is_refused(store: Path, tmp_path: Path) -> No
     assert "callers of 'shop' would break with shop:2" in told
     assert "'shop': input 'x' is FP32 [-1, 5], was FP32 [-1, 4]" in told
     assert refused(wider, "--full") == refused(wider, "--force") == told
+    for reason in broken_by("shop", find_revision(wider)):
+        assert reason in told
 
 
 def test_a_bento_without_one_of_its_models_is_refused(store: Path, tmp_path: Path) -> None:

@@ -13,9 +13,10 @@ from bundle.clock import ManualClock
 from bundle.errors import MlctlError
 from cli.rollouts import event_line
 from rollout.champion import ChampionKeeper, ProcessChampions, main
+from rollout.commands import champion_command
 from rollout.machine import Phase, Progress
 from rollout.memory import MemoryChampions
-from rollout.model import Outcome, Ports, RolloutSpec, Settings, champion_command
+from rollout.model import Outcome, Ports, RolloutSpec, Settings
 from rollout.state.journal import Journal
 from rollout.state.records import Deployment, dumps
 from tests.support.rollouts import revision

@@ -22,12 +22,19 @@ from rollout.local.launcher import free_ports
 from services.bento.service_bundle import find_bundles
 from services.host import ModelHost
 from services.layout import digest_file
+from services.lean.accepting import AcceptingLoop
 from services.lean.protocol import LeanProtocol
+from services.lean_grpc.frames import ACK, HEADERS, PING, frame
+from services.lean_grpc.head import OK_TRAILERS
+from services.lean_grpc.hpack import encode
 from services.runtime.scorer import Scorer
 from services.settings import Settings
 from services.v2.messages import SERVICE, methods
+from tests.services.lean_grpc.conftest import Raw, framed, head
+from tests.support.wait import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[2]
+OK = encode(OK_TRAILERS)
 # BentoML's own code calls what its dependencies have deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -84,13 +91,15 @@ def test_our_application_and_protocol_are_in_front(
 ) -> None:
     stock = uvicorn.config.HTTP_PROTOCOLS["auto"]
     monkeypatch.setitem(uvicorn.config.HTTP_PROTOCOLS, "auto", stock)  # put back afterwards
+    monkeypatch.setitem(uvicorn.config.LOOP_FACTORIES, "auto", None)
     app = seam.build_service(bundle, Settings(lean_http=lean)).to_asgi()
     assert isinstance(app, seam.Front)
-    # This is how BentoML makes it: after `to_asgi`, and without naming a protocol.
+    # This is how BentoML makes it: after `to_asgi`, and without naming a protocol or a loop.
     config = uvicorn.Config(app, log_config=None)
     config.load()
     protocol: Any = config.http_protocol_class
     assert issubclass(protocol, LeanProtocol) is lean
+    assert config.get_loop_factory() is AcceptingLoop
     if lean:
         assert f"/v2/models/tiny/versions/{bundle.digest}/infer".encode() in protocol.routes
 
@@ -130,6 +139,41 @@ def test_a_stop_lets_grpc_calls_have_their_answers(
             gate.set()
             assert await call
             await stopping
+
+    (port,) = free_ports(1)
+    asyncio.run(main())
+
+
+def test_a_stop_answers_grpc_clients_that_go_on_asking(seam: Any, bundle: VerifiedBundle) -> None:
+    """Until they know of it, whatever they ask is answered."""
+    request = methods()["ModelInfer"].request(model_name="tiny")
+    request.inputs.add(name="x", datatype="FP32", shape=[1, 4])
+    request.raw_input_contents.append(bytes(16))
+
+    async def main() -> None:
+        class Model(seam.Worker):  # type: ignore[misc]
+            host = ModelHost(bundle, Settings(grpc_port=port), registry=CollectorRegistry())
+
+        worker = Model()
+        await worker.start()
+        raw = await Raw.open(port)
+        body = framed(request.SerializeToString())
+        assert (await raw.trailers(raw.ask(head(), body)))[b"grpc-status"] == b"0"
+        stopping = asyncio.create_task(worker.stop())
+        await asyncio.sleep(0)
+        assert not worker.host.ready
+        # Asked when the stop has begun, of which this client has not read yet.
+        asked = [raw.ask(head(), body) for _ in range(3)]
+        data, farewell = b"", frame(PING, 0, 0, b"mlctlend")
+        while chunk := await asyncio.wait_for(raw.reader.read(1 << 16), PATIENCE_SECONDS):
+            data += chunk
+            if farewell in data:
+                raw.writer.write(frame(PING, ACK, 0, b"mlctlend"))
+                data = data.replace(farewell, b"")
+        for stream in asked:
+            assert frame(HEADERS, 5, stream, OK)[3:] in data
+        await stopping
+        raw.close()
 
     (port,) = free_ports(1)
     asyncio.run(main())

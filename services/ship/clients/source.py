@@ -6,7 +6,7 @@ import asyncio
 import re
 from urllib.parse import urlsplit, urlunsplit
 
-from services.batch.model import find_model
+from services.batch.model import find_scorable
 from services.bench.target import ask_http, parse_url
 from services.ship.clients.base import Model, describe
 from services.v2.wire import invalid, shown
@@ -18,11 +18,11 @@ def find_source(reference: str, token: str | None = None) -> Model:
     """The model of a Bento's tag, a Bento's or bundle's folder, or a server's URL.
 
     TAG/NAME and URL/NAME say which one where there are several. `token` is for the server.
-    Raises what `find_model` and `ask_http` do.
+    Of a pipeline it is the whole. Raises what `find_scorable` and `ask_http` do.
     """
     if "://" not in reference:
-        bundle = find_model(reference)
-        return describe(bundle.manifest.name, bundle.digest, bundle.manifest.signature)
+        model = find_scorable(reference)
+        return describe(model.name, model.digest, model.signature)
     parts = urlsplit(reference)
     address = parse_url(urlunsplit(parts._replace(path="", query="", fragment="")), token)
     found = asyncio.run(ask_http(address, parts.path.strip("/") or None))

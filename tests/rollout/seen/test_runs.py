@@ -13,8 +13,8 @@ import pytest
 
 from bundle.clock import ManualClock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
+from rollout.commands import runs_command
 from rollout.machine import Phase
-from rollout.model import runs_command
 from rollout.seen import runs
 from rollout.seen.links import links
 from rollout.seen.runs import RunKeeper

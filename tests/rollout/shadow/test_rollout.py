@@ -62,13 +62,17 @@ class Shop:
     failing: int = 0
     deaf: bool = False
     foreign: bool = False
+    models: tuple[str, ...] = ()
+    pipeline: bool = False
     requests: int = 0
     recorders: dict[Colour, Recorder] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.folder = SampleFolder(self.root)
         self.plane = MemoryPlane(EDGES)
-        live, candidate = revision("tiny:aa"), revision("tiny:bb")
+        live, candidate = (
+            replace(revision(tag), models=self.models) for tag in ("tiny:aa", "tiny:bb")
+        )
         self.journal.create("shop", Ports(1, 2), Settings(drain_seconds=5), live)
         rollout = self.journal.begin("shop", candidate, self.spec)
         settings = self.journal.deployment("shop").settings
@@ -81,7 +85,8 @@ class Shop:
             self.recorders[colour] = self._recorder(colour, each)
 
     def _recorder(self, colour: Colour, served: Revision) -> Recorder:
-        writer = SegmentWriter(self.folder.segments(colour), SIGNATURE, served.digest)
+        digest = served.digest if self.pipeline else served.digests[0]
+        writer = SegmentWriter(self.folder.segments(colour), SIGNATURE, digest)
         return Recorder(writer, Control(Sampling(), self.folder.control), self.clock)
 
     def tick(self) -> None:
@@ -135,6 +140,16 @@ class Shop:
 @pytest.fixture
 def shop(tmp_path: Path, journal: Journal, clock: ManualClock) -> Shop:
     return Shop(tmp_path, journal, clock)
+
+
+@pytest.mark.parametrize("pipeline", [False, True])
+def test_answers_of_several_models_are_compared(
+    tmp_path: Path, journal: Journal, clock: ManualClock, pipeline: bool
+) -> None:
+    models = ("1" * 64, "2" * 64)
+    shop = Shop(tmp_path, journal, clock, broken=True, models=models, pipeline=pipeline)
+    assert shop.until_done() is Outcome.ROLLED_BACK
+    assert 50 not in shop.plane.history
 
 
 def test_a_candidate_that_answers_alike_is_promoted_and_nothing_is_left(shop: Shop) -> None:

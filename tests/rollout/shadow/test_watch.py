@@ -43,7 +43,7 @@ class Shop:
 
     def __post_init__(self) -> None:
         self.folder = SampleFolder(self.root)
-        parties = Parties(Colour.GREEN, DIGESTS)
+        parties = Parties(Colour.GREEN, {side: frozenset([each]) for side, each in DIGESTS.items()})
         self.watch = ShadowWatch(self.folder, parties, SPEC, 7, self.clock)
         for colour, side in ((Colour.BLUE, Side.LIVE), (Colour.GREEN, Side.CANDIDATE)):
             writer = SegmentWriter(self.folder.segments(colour), SIGNATURE, DIGESTS[side])

@@ -234,12 +234,12 @@ import sys
 from pathlib import Path
 from bundle.errors import MlctlError
 from rollout.state.journal import Journal
-from rollout.model import RolloutSpec
-from tests.support.rollouts import revision
+from rollout.model import Revision, RolloutSpec
+green = Revision("tiny:bb", "bb".ljust(64, "0"), "tiny-optimized", "1", "models:/tiny/1")
 with Journal(Path(sys.argv[1])) as journal:
     sys.stdin.read()
     try:
-        journal.begin("shop", revision("tiny:bb"), RolloutSpec())
+        journal.begin("shop", green, RolloutSpec())
         print("begun")
     except MlctlError as error:
         print(error.code)

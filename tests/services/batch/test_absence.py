@@ -21,7 +21,7 @@ import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
-from services.batch.absence import is_away
+from services.batch.absence import is_away, refusal
 from services.batch.base import SinkRequest, SourceRequest
 from services.batch.databases import reading
 from services.batch.engine import Event, Phase
@@ -258,3 +258,18 @@ def test_what_may_pass_by_itself(error: Exception, *, away: bool) -> None:
     told = FileNotFoundError("http://a")
     told.__cause__ = error
     assert is_away(told) is away
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [(404, "does not exist"), (410, "does not exist"), (401, "may not"), (403, "may not")],
+)
+def test_what_a_server_of_files_lacks_or_forbids_is_told(status: int, said: str) -> None:
+    error = aiohttp.ClientResponseError(None, (), status=status)  # type: ignore[arg-type]
+    told = FileNotFoundError("http://a")
+    told.__cause__ = error
+    assert said in (refusal(error) or "")
+    assert said in (refusal(told) or "")
+    assert refusal(FileNotFoundError("a")) == "it does not exist"
+    assert "may not" in (refusal(PermissionError("a")) or "")
+    assert refusal(ValueError("of ours")) is None

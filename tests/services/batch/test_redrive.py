@@ -56,6 +56,13 @@ def test_the_same_model_refuses_the_same_rows(scored: Path) -> None:
     assert tables.answers(scored).num_rows == 1997
 
 
+def test_a_folder_that_is_not_there_is_told_and_not_made(tmp_path: Path) -> None:
+    with pytest.raises(MlctlError, match="there is no folder") as caught:
+        again(tmp_path / "typo")
+    assert caught.value.code is ErrorCode.NOT_FOUND
+    assert not (tmp_path / "typo").exists()
+
+
 def test_a_mended_model_answers_them_once(scored: Path, tmp_path: Path) -> None:
     new = lenient(tmp_path / "new")
     done = again(scored, str(new.root))

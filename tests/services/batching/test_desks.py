@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable
+from typing import Any
 
 import numpy as np
 
@@ -154,5 +155,27 @@ def test_only_what_may_be_joined_has_a_key() -> None:
     async def scene(batching: Batching, *_: object) -> None:
         assert batching.join_key(x(1)) == shape_key(x(2))
         assert batching.join_key({"x": np.zeros((1, 2))}) != shape_key(x(2))
+
+    play(scene)
+
+
+def test_those_who_are_refused_alike_count_and_hear_it() -> None:
+    async def scene(batching: Batching, model: GatedModel, _: ManualClock) -> None:
+        model.gate.clear()
+        running = Asker(0)
+        ask(batching, running)
+        await until(lambda: model.started)
+        load: Any = batching._policy._forecast._load
+        before = load._units
+        askers = [Asker(value) for value in range(LIMITS.max_queue_rows + 5)]
+        hurried = Asker(1, timeout=1.0)  # looked at by itself
+        ask(batching, *askers, hurried)
+        full = [each for each in (*askers, hurried) if each.heard]
+        assert full == [*askers[LIMITS.max_queue_rows :], hurried]
+        assert all(each.heard == [ErrorCode.QUEUE_FULL] for each in full)
+        assert load._units == before + len(askers) + 1
+        model.gate.set()
+        assert await batching.drain(10)
+        assert [len(each.heard) for each in askers] == [1] * len(askers)
 
     play(scene)

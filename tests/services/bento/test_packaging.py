@@ -95,6 +95,8 @@ def test_a_build_that_fails_leaves_what_was_there(
     with pytest.raises(MlctlError, match="BentoML could not build") as caught:
         build_bento(shared_bundle, {}, force=True)
     assert caught.value.code is ErrorCode.INTERNAL
+    assert "services.nothing" in caught.value.message
+    assert "\n" not in caught.value.message
     assert build_bento(shared_bundle, {}).reused
     assert (built.path / "bento.yaml").stat().st_mtime_ns == made
     assert not list(bento_home().glob(".mlctl-*"))

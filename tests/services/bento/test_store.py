@@ -42,6 +42,33 @@ def test_a_name_means_the_newest(home: Path) -> None:
     assert list_bentos() == ["digits:aaa", "digits:bbb"]
 
 
+def test_the_start_of_a_version_is_enough_where_one_begins_so(home: Path) -> None:
+    for name, version in [
+        ("digits", "3f2a61c0b7de"),
+        ("digits", "3f2a61c0b7de-gpu"),
+        ("digits", "3f2b00000000"),
+        ("digits", "77b100000000-gpu"),
+        ("digits-wide", "3f2a99999999"),
+    ]:
+        put(home, name, version)
+    assert find_bento("digits:3f2a").tag == "digits:3f2a61c0b7de"
+    assert find_bento("digits:3f2a-gpu").tag == "digits:3f2a61c0b7de-gpu"
+    # Too short, another flavour, or a whole version that is gone: none is taken for another.
+    for tag in ("digits:3f2", "digits:77b1", "digits:77b100000000", "digits:3f2a-trt"):
+        with pytest.raises(MlctlError, match="no Bento") as caught:
+            find_bento(tag)
+        assert caught.value.code is ErrorCode.BENTO_NOT_FOUND
+
+
+def test_a_start_that_several_versions_have_names_them(home: Path) -> None:
+    put(home, "digits", "3f2a61c0b7de")
+    put(home, "digits", "3f2a61c0ffff")
+    with pytest.raises(MlctlError, match=r"3f2a61c0b7de, 3f2a61c0ffff") as caught:
+        find_bento("digits:3f2a")
+    assert caught.value.code is ErrorCode.BENTO_NOT_FOUND
+    assert find_bento("digits:3f2a61c0f").tag == "digits:3f2a61c0ffff"
+
+
 @pytest.mark.parametrize(
     ("tag", "near"), [("digits:zzz", "digits:aaa"), ("digit", "digits:aaa"), ("q", "none of a")]
 )

@@ -243,14 +243,19 @@ def test_deadlines_and_priorities_reach_the_model(
         message.parameters["timeout"].int64_param = 2_000_000
         message.parameters["priority"].uint64_param = 1
         await call("ModelInfer", message, timeout=9)
+        for lane in ("normal", "High"):
+            await call("ModelInfer", message, metadata=(("mlctl-priority", lane),))
+        unknown = await refused(call("ModelInfer", message, metadata=(("mlctl-priority", "x"),)))
+        assert unknown.code() is grpc.StatusCode.INVALID_ARGUMENT
         message.parameters["timeout"].string_param = "soon"
         wrong = await refused(call("ModelInfer", message))
         assert wrong.code() is grpc.StatusCode.INVALID_ARGUMENT
 
     with_server(bundle, use)
-    (usual, normal), (short, high) = asked
+    (usual, normal), (short, high), (_, told), (_, as_before) = asked
     assert 2 < usual < 10  # on the way it is rounded up
     assert (short, normal, high) == (2.0, Priority.NORMAL, Priority.HIGH)
+    assert (told, as_before) == (Priority.NORMAL, Priority.HIGH)
 
 
 def test_health_follows_the_servers_life(bundle: VerifiedBundle) -> None:

@@ -4,11 +4,13 @@ import asyncio
 import importlib
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
+from starlette.requests import Request
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import Manifest
@@ -17,6 +19,7 @@ from bundle.verify import VerifiedBundle
 from services.batching.shell import Answer
 from services.host import ModelHost
 from services.http.predict import argument_names, make_predict, to_array
+from services.lanes import Priority
 from services.settings import Settings
 
 
@@ -82,8 +85,10 @@ def ask(api: Any, **arguments: Any) -> Any:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_text_and_several_outputs(host: ModelHost, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, np.ndarray]] = []
+    lanes: list[Priority] = []
 
-    def answer(inputs: dict[str, np.ndarray]) -> asyncio.Future[Answer]:
+    def answer(inputs: dict[str, np.ndarray], *, priority: Priority) -> asyncio.Future[Answer]:
+        lanes.append(priority)
         asked.append(inputs)
         future = asyncio.get_running_loop().create_future()
         outputs = {"a.b": np.ones(1, np.float32), "text": np.array([b"yes"], dtype=object)}
@@ -96,6 +101,10 @@ def test_text_and_several_outputs(host: ModelHost, monkeypatch: pytest.MonkeyPat
     assert asked[0]["n"].dtype == np.int64
     assert found.a_b.tolist() == [1]
     assert found.text == ["yes"]
+    scope = {"type": "http", "path": "/predict", "headers": [(b"mlctl-priority", b"high")]}
+    context = SimpleNamespace(request=Request(scope))
+    asyncio.run(make_predict(host).func(None, the_words=["hi"], n=[3], ctx=context))
+    assert lanes == [Priority.NORMAL, Priority.HIGH]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

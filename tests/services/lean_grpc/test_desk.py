@@ -130,6 +130,7 @@ def test_what_is_not_known_goes_the_long_way(serve: Serve, taken: list[InferCall
             (head(), b"\1" + BODY[1:], b"3"),
             (head(INFER, (b"grpc-encoding", b"snappy")), BODY, b"12"),
             (head(INFER, (b"grpc-timeout", b"soon")), BODY, b"3"),
+            (head(INFER, (b"mlctl-priority", b"high")), BODY, b"0"),
             (head(b"/inference.GRPCInferenceService/ServerLive"), BODY, b"0"),
         ]
         for headers, data, status in cases:
@@ -218,18 +219,24 @@ def test_a_full_queue_says_when_to_come_again(
 ) -> None:
     async def use(server: GrpcServer, host: ModelHost) -> None:
         raw = await learned(server)
+        policy: Any = host._batching._policy  # type: ignore[union-attr]
+        for count, seconds in enumerate((2.3, 2.3, 7.1), 1):
 
-        def full(*_arguments: Any) -> None:
-            raise QueueFullError(8, 8, 2.3)
+            def full(*_: Any, seconds: float = seconds) -> None:
+                raise QueueFullError(8, 8, seconds, wait=seconds)
 
-        monkeypatch.setattr(host, "submit_all", full)
-        found = await raw.trailers(raw.ask(head(), BODY))
-        assert (found[b"grpc-status"], found[b"retry-after"]) == (b"8", b"3")
-        assert b"grpc-status-details-bin" in found
-        assert len(taken) == 1
+            monkeypatch.setattr(policy, "offer", full)
+            found = await raw.trailers(raw.ask(head(), BODY))
+            assert len(taken) == count
+            # An id is no part of what is known: this one goes the long way.
+            assert found == await raw.trailers(raw.ask(head(), body(1, id="new")))
+            assert len(taken) == count
+            assert (found[b"grpc-status"], found[b"retry-after"]) == (b"8", b"%d" % (seconds + 1))
+            assert f"{seconds:.3g} s".encode() in found[b"grpc-message"]
+            assert b"grpc-status-details-bin" in found
         raw.close()
 
-    assert counted(serve(use), "queue_full") == 1
+    assert counted(serve(use), "queue_full") == 6
 
 
 def test_no_room_and_no_token(serve: Serve, taken: list[InferCall]) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from h2 import events
 from h2.errors import ErrorCodes
 
+from services.batching.budget import Inflight
 from services.grpc.server import GrpcServer
 from services.host import ModelHost
+from services.lean_grpc.head import parse_head
 from tests.services.lean_grpc.conftest import EMPTY, INFER, LIVE, Fields, Raw, Serve, framed, head
 from tests.services.lean_grpc.test_connection import counted
 from tests.support.listening import until
@@ -19,21 +22,22 @@ WATCH = b"/grpc.health.v1.Health/Watch"
 def test_open_calls_without_a_message_take_room(serve: Serve) -> None:
     """Whoever holds all of it keeps nobody from asking whether the server lives."""
 
-    each = (4 << 10) + sum(len(name) + len(value) for name, value in head())
+    each = (8 << 10) + parse_head(tuple(head())).size
 
-    async def use(server: GrpcServer, host: ModelHost) -> None:
+    async def use(server: GrpcServer, _host: ModelHost) -> None:
+        lean: Any = server._server
+        room = lean._room = Inflight(200_000)
         raw = await Raw.open(server.port)
         opened = [raw.ask(head(), None, end=False) for _ in range(40)]
         refused = (await raw.trailers(opened[-1]))[b"grpc-status"]
         assert refused == b"8"
         assert raw.of(events.TrailersReceived, opened[0]) == []
-        assert host.inflight.used == 100_000 // each * each
+        assert room.used == 200_000 // each * each
         assert (await raw.trailers(raw.ask(head(LIVE), EMPTY)))[b"grpc-status"] == b"0"
         raw.close()
-        await until(lambda: not host.inflight.used)
+        await until(lambda: not room.used)
 
-    registry = serve(use, max_inflight_bytes=100_000)
-    assert counted(registry, "queue_full") == 40 - 100_000 // each
+    assert counted(serve(use), "queue_full") == 40 - 200_000 // each
 
 
 def test_probes_take_room_of_their_own(serve: Serve) -> None:
@@ -42,10 +46,13 @@ def test_probes_take_room_of_their_own(serve: Serve) -> None:
         for _ in range(50):
             raw.ask(head(WATCH), EMPTY)
         assert (await raw.trailers(raw.ask(head(LIVE), EMPTY)))[b"grpc-status"] == b"0"
-        assert host.inflight.used == 0
+        lean: Any = server._server
+        assert lean._room.used == host.inflight.used == 0
+        assert lean._probes.used > 50 << 13
         raw.close()
+        await until(lambda: not lean._probes.used)
 
-    serve(use, max_inflight_bytes=100_000)
+    serve(use)
 
 
 def test_heads_of_very_many_fields_are_a_flood(serve: Serve) -> None:

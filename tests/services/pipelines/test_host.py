@@ -26,6 +26,7 @@ from services.layout import MODELS_FILE, Packed, pack, unpack
 from services.lean.protocol import lean_protocol
 from services.lean.stock import StockProtocol
 from services.settings import Settings
+from services.ship.clients.source import find_source
 from tests.services.test_hosts import answered, call, request, rows, serve
 from tests.services.test_layout import lay_out
 from tests.support.bundles import expected, make_bundle
@@ -184,6 +185,10 @@ def test_the_bento_says_how_they_are_put_together(packed: Packed, tmp_path: Path
         find_model(str(tmp_path))
     assert caught.value.code is ErrorCode.UNSUPPORTED_MODEL
     assert find_model(str(source / "models" / "triple")).manifest.name == "triple"
+    client = find_source(str(tmp_path))
+    assert (client.name, client.digest) == ("both", packed.digest)
+    assert [each.name for each in client.inputs + client.outputs] == ["x", "y"]
+    assert find_source(str(source / "models" / "triple")).name == "triple"
     notes = source / MODELS_FILE
     notes.write_bytes(notes.read_bytes().replace(b'["double","y"]', b'["double","q"]'))
     with pytest.raises(MlctlError, match="stage 'double' has no output 'q'") as caught:

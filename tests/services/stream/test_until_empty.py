@@ -13,6 +13,7 @@ from bundle.errors import ErrorCode, MlctlError
 from services.stream.base import LinkRequest, Message, Place, TakingOver
 from services.stream.bridge import connect
 from services.stream.engine import Report
+from services.stream.events import Phase
 from tests.services.stream.test_engine import AWAY, Hasty, MemoryLink, plain, pump_of, stream_of
 
 
@@ -51,6 +52,19 @@ def test_the_end_is_not_there_while_a_killed_member_holds_messages() -> None:
     link = SilentLink(stream_of(plain(5)), silent_s=40.0)
     report = ran_silently(link)
     assert (report.totals.answers, report.complete) == (5, True)
+
+
+def test_the_end_tells_what_is_left_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    left = iter([4])  # when it is first asked, and nothing later
+    link = SilentLink(stream_of(plain(6)), step_s=0.1)
+    monkeypatch.setattr(SilentLink, "lag", lambda _link: {"0": next(left, 0)})
+    pump, events = pump_of(link)
+    pump.clock, pump.stop = link.clock, Hasty()
+    pump._began = pump._heard = link.clock.monotonic()
+    pump.run()
+    told = [(event.phase, event.lag) for event in events]
+    assert (Phase.COMMITTED, {"0": 4}) in told
+    assert told[-1] == (Phase.FINISHED, {"0": 0})
 
 
 def test_messages_that_nobody_gives_are_no_end() -> None:

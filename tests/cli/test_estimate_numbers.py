@@ -1,0 +1,20 @@
+"""How `mlctl batch estimate` writes seconds and costs."""
+
+import pytest
+
+from cli.commands.batch_estimate import written
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1750.4, "1,750"),
+        (944.3, "944"),
+        (20.44, "20.4"),
+        (0.566, "0.566"),
+        (0.0000126, "0.0000126"),
+        (0.0, "0"),
+    ],
+)
+def test_numbers_have_three_digits_and_no_exponent(value: float, text: str) -> None:
+    assert written(value) == text
