@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _PREFIX = re.compile(r"[0-9a-f]{6,64}")
 _DIGEST_LABEL = "mlctl.digest"
+_ORIGIN = ("source", "optimized", "variant", "evidence")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +87,20 @@ def full_digest(text: str, digests: Iterable[str]) -> str:
 
 
 def chain(digest: str, known: Known) -> dict[str, Any]:
-    """The chain as --json shows it; what is not known any more is null."""
-    published = _published(digest, known.rows)
+    """The chain as --json shows it; what is not known any more is null.
+
+    Where the digest is that of a Bento with several models, `models` has the origin of each.
+    """
     bento = next((each for each in known.bentos if _holds(each, digest)), None)
-    manifest = _manifest(bento, digest)
+    inside = bento.digests if bento and digest == bento.labels.get(_DIGEST_LABEL) else {}
+    origin = dict.fromkeys(_ORIGIN) if inside else _origin(digest, bento, known)
     return {
         "digest": digest,
-        "source": _source(manifest, published, known.rows),
-        "optimized": _optimized(published, known.rows),
-        "variant": manifest.variant.model_dump() if manifest else None,
-        "evidence": manifest.evidence.model_dump() if manifest else None,
+        **origin,
+        "models": [
+            {"name": name, "digest": each, **_origin(each, bento, known)}
+            for name, each in inside.items()
+        ],
         "bento": bento.tag if bento else None,
         "rollouts": [_rollout(each) for each in reversed(known.rollouts) if _bears(each, digest)],
         "serves": [
@@ -105,6 +110,19 @@ def chain(digest: str, known: Known) -> dict[str, Any]:
         ],
         "champion_of": [each.name for each in known.deployments if each.champion == digest],
     }
+
+
+def _origin(digest: str, bento: BentoInfo | None, known: Known) -> dict[str, Any]:
+    """Where one model is from, and what was proved of it."""
+    published = _published(digest, known.rows)
+    manifest = _manifest(bento, digest)
+    found = (
+        _source(manifest, published, known.rows),
+        _optimized(published, known.rows),
+        manifest.variant.model_dump() if manifest else None,
+        manifest.evidence.model_dump() if manifest else None,
+    )
+    return dict(zip(_ORIGIN, found, strict=True))
 
 
 def _published(digest: str, rows: Sequence[ModelRow]) -> PublishedModel | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -37,6 +38,19 @@ def status(output: Output, name: str | None, *, watched: bool) -> None:
     else:
         for each in found:
             _show(output, each)
+
+
+def running_line(running: Mapping[str, bool]) -> str:
+    """Which of the processes, by their roles, do not run; or that all do, or none is needed."""
+    from rollout.local.supervisor import ACTIVATOR
+
+    down = sorted(role for role, runs in running.items() if not runs)
+    if down:
+        return f"not: {', '.join(down)}"
+    replicas = [role for role in running if "/" in role]
+    if ACTIVATOR in running and not replicas:
+        return "no replica: it sleeps, and the next request wakes it"
+    return "all processes"
 
 
 def _watch(output: Output, name: str | None) -> None:
@@ -94,8 +108,7 @@ def _show(output: Output, status: Status) -> None:
     else:
         shares = ", ".join(f"{colour.value} {weight} %" for colour, weight in weights.items())
         output.line(f"  traffic  {shares}")
-    down = sorted(role for role, running in status.running.items() if not running)
-    output.line(f"  running  {'all processes' if not down else 'not: ' + ', '.join(down)}")
+    output.line(f"  running  {running_line(status.running)}")
     rollout_id = status.rollout.id if status.rollout else None
     show_links(output, links(deployment.name), rollout_id)
     if status.rollout is None:

@@ -33,10 +33,11 @@ def _show(output: Output, chain: dict[str, Any]) -> None:
     from cli.rollouts import local_time, verdict_text
 
     output.line(f"digest     {chain['digest']}")
-    for part in ("source", "optimized"):
-        output.line(f"{part:<10} {_version(chain[part])}")
-    output.line(f"variant    {_pairs(chain['variant'])}")
-    output.line(f"evidence   {_pairs(chain['evidence'])}")
+    if not chain["models"]:
+        _show_origin(output, chain)
+    for model in chain["models"]:
+        output.line(f"model      {model['name']}, digest {model['digest']}")
+        _show_origin(output, model)
     output.line(f"bento      {chain['bento'] or 'not in the store'}")
     for each in chain["rollouts"]:
         outcome = each["outcome"] or f"under way ({each['phase']})"
@@ -49,6 +50,13 @@ def _show(output: Output, chain: dict[str, Any]) -> None:
     if not chain["rollouts"]:
         output.line("rollout    none")
     output.line(f"serves     {', '.join(chain['serves']) or 'nothing now'}")
+
+
+def _show_origin(output: Output, model: dict[str, Any]) -> None:
+    for part in ("source", "optimized"):
+        output.line(f"{part:<10} {_version(model[part])}")
+    output.line(f"variant    {_pairs(model['variant'])}")
+    output.line(f"evidence   {_pairs(model['evidence'])}")
 
 
 def _version(part: dict[str, Any] | None) -> str:

@@ -15,12 +15,29 @@ from rollout.judging.counts import Totals
 # Pairs of an edge in milliseconds and how many fell under it but not under the one before;
 # None stands for what is beyond every edge.
 Sparse = Sequence[tuple[float | None, int]]
+MOST = 48  # finite edges of one colour in one look
 
 
 def sparse(totals: Totals, edges: Sequence[float]) -> list[tuple[float | None, int]]:
-    """The latencies of `totals`, counted at `edges`, without what is empty."""
+    """The latencies of `totals`, counted at `edges`, without what is empty.
+
+    Of many edges neighbours are put together, under the later one: a look stays small in the
+    record whatever the traffic, and what is told of it still holds as "at most".
+    """
     counts = (later - earlier for earlier, later in pairwise((0, *totals.within, totals.timed)))
-    return [(edge, n) for edge, n in zip((*edges, None), counts, strict=False) if n]
+    found = [(edge, n) for edge, n in zip((*edges, None), counts, strict=False) if n]
+    beyond = found[-1:] if found and found[-1][0] is None else []
+    kept = found[: len(found) - len(beyond)]
+    while len(kept) > MOST:
+        kept = _halved(kept)
+    return [*kept, *beyond]
+
+
+def _halved(pairs: Sequence[tuple[float | None, int]]) -> list[tuple[float | None, int]]:
+    """Half as many, the last edge among them."""
+    last = len(pairs) - 1
+    places = reversed(range(last, -1, -2))
+    return [(pairs[at][0], sum(n for _, n in pairs[max(at - 1, 0) : at + 1])) for at in places]
 
 
 def joined(parts: Iterable[Sparse]) -> Counter[float]:

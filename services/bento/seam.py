@@ -46,7 +46,7 @@ from services.workers import forget_dead_workers, prepare_server
 # other kinds, and for bodies that are still on their way.
 _GRPC_GRACE_SECONDS = 5.0
 # Most clients leave at once. One that does not is told a second time within this.
-_GRPC_FAREWELL_SECONDS = 2.0
+_GRPC_FAREWELL_SECONDS = 1.5
 logger = logging.getLogger("mlctl.service")
 
 

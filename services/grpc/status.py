@@ -8,6 +8,7 @@ read no details find the same in the trailers `mlctl-code` and `retry-after`.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any, NoReturn
 
 import grpc
@@ -44,16 +45,15 @@ def status_of(error: MlctlError) -> tuple[int, str]:
 def trailers(error: MlctlError) -> tuple[Trailer, ...]:
     """The trailing metadata that tells of `error`."""
     seconds = _retry_seconds(error)
-    reason = error.code.value.upper()
-    details: list[Any] = [ErrorInfo(reason=reason, domain=_DOMAIN, metadata={"hint": error.hint})]
+    details = [_info(error.code, error.hint)]
     found: list[Trailer] = [("mlctl-code", error.code.value)]
     if seconds is not None:
-        delay = Duration()
-        delay.FromMilliseconds(max(1, math.ceil(seconds * 1000)))
-        details.append(RetryInfo(retry_delay=delay))
+        whole, rest = divmod(max(1, math.ceil(seconds * 1000)), 1000)
+        delay = Duration(seconds=whole, nanos=rest * 1_000_000)
+        details.append(_pack(RetryInfo(retry_delay=delay)))
         found.append(("retry-after", str(max(1, math.ceil(seconds)))))
     number = grpc.StatusCode[error.spec.grpc].value[0]
-    status = Status(code=number, message=_shortened(error), details=map(_pack, details))
+    status = Status(code=number, message=_shortened(error), details=details)
     return (*found, (DETAILS, status.SerializeToString()))
 
 
@@ -69,6 +69,11 @@ def _shortened(error: MlctlError) -> str:
     if len(text) <= _LONGEST_MESSAGE:
         return text.decode()
     return text[: _LONGEST_MESSAGE - 3].decode(errors="ignore") + "..."
+
+
+@lru_cache(maxsize=64)
+def _info(code: ErrorCode, hint: str) -> Packed:
+    return _pack(ErrorInfo(reason=code.value.upper(), domain=_DOMAIN, metadata={"hint": hint}))
 
 
 def _pack(message: Any) -> Packed:

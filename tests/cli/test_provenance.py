@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,10 @@ from cli.provenance import Known, chain, full_digest
 from rollout.model import Ports, RolloutSpec, Settings
 from rollout.state.journal import Journal
 from rollout.state.wishes import Wish
+from services.bento.store import DIGEST_LABEL, MODELS_LABEL, BentoInfo
+from services.layout import pack
+from tests.services.test_layout import lay_out
+from tests.support.bundles import make_bundle
 from tests.support.rollouts import revision
 
 LIVE, CANDIDATE = revision("tiny:aaaaaa01"), revision("tiny:aaaaaa02")
@@ -33,6 +38,24 @@ def test_the_links_that_are_left_are_told(known: Known) -> None:
     assert told["rollouts"][0]["deployment"] == "shop"
     assert (told["source"], told["bento"], told["serves"]) == (None, None, [])
     assert chain(LIVE.digest, known)["serves"] == ["shop"]
+
+
+def test_of_several_models_each_is_told(tmp_path: Path, known: Known) -> None:
+    packed = pack(
+        [make_bundle(tmp_path / name, name=name) for name in ("double", "triple")],
+        "both",
+        ["triple.x=double.y"],
+    )
+    assert packed.together is not None
+    lay_out(packed, tmp_path / "bento" / "src")
+    labels = {DIGEST_LABEL: packed.digest, MODELS_LABEL: packed.together.told()}
+    held = replace(known, bentos=[BentoInfo("both:1", tmp_path / "bento", labels)])
+    told = chain(packed.digest, held)
+    assert (told["bento"], told["source"], told["variant"]) == ("both:1", None, None)
+    assert [each["name"] for each in told["models"]] == ["double", "triple"]
+    assert all(each["source"]["uri"] == "models:/tiny/1" for each in told["models"])
+    one = chain(packed.bundles[1].digest, held)
+    assert (one["bento"], one["models"], one["variant"]["recipe"]) == ("both:1", [], "fp32")
 
 
 @pytest.mark.parametrize(

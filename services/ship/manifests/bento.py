@@ -13,7 +13,10 @@ from services.ship.manifests.resources import Resources, guess, read_bench
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A Bento to run; `name` is that of its model, or of all its models together."""
+    """A Bento to run; `name` is that of its model, or of all its models together.
+
+    `digests` are its models', and its own: a pipeline's answers bear that.
+    """
 
     name: str
     model: Model
@@ -40,7 +43,7 @@ def subject_of(bento: BentoInfo) -> Subject:
             service=_service(bento.path, packed),
             max_rows=max(each.batching.max_rows for each in manifests),
         ),
-        digests=frozenset(bundle.digest for bundle in packed.bundles),
+        digests=frozenset((packed.digest, *(bundle.digest for bundle in packed.bundles))),
         model_bytes=sum(file.size for each in manifests for file in each.files),
         gpu=any(each.variant.target != "cpu" for each in manifests),
     )
