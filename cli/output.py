@@ -119,6 +119,11 @@ def printable(text: str) -> str:
 P = ParamSpec("P")
 
 
+def counted(count: int, thing: str) -> str:
+    """`count` of `thing`, as one says it: "1 file", "1,500 files"."""
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
 def reporting(function: Callable[Concatenate[Output, P], None]) -> Callable[..., None]:
     """Turn `function(output, ...)` into a command's body: adds --json, reports every error."""
 

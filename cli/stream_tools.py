@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.batches import json_line, stopping
-from cli.output import Output, reporting
+from cli.output import Output, counted, reporting
 
 if TYPE_CHECKING:
     from services.stream.base import Message
@@ -41,7 +41,7 @@ def send(
     if output.as_json:
         output.document({"place": to.shown(), "sent": sent})
     else:
-        output.note(f"{sent:,} messages sent to {to.shown()}")
+        output.note(f"{counted(sent, 'message')} sent to {to.shown()}")
 
 
 @click.command()
@@ -129,7 +129,7 @@ def redrive(output: Output, /, letters: str, target: str) -> None:
     if output.as_json:
         output.document({"from": source.shown(), "to": to.shown(), "sent": sent})
     else:
-        output.line(f"{sent:,} dead letters sent to {to.shown()}")
+        output.line(f"{counted(sent, 'dead letter')} sent to {to.shown()}")
 
 
 def _show(output: Output, messages: Iterable[Message]) -> None:

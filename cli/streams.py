@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from cli.batches import json_line
 from cli.optimizing import only_results_on_stdout
-from cli.output import Output
+from cli.output import Output, counted
 
 if TYPE_CHECKING:
     from services.stream.base import Link
@@ -115,7 +115,7 @@ def told(event: Event) -> str:
     if event.detail:
         return f"{event.phase.value.capitalize()}: {event.detail}"
     rate = event.totals.messages / event.seconds if event.seconds > 0 else 0.0
-    parts = [f"{event.totals.messages:,} messages, {rate:,.0f}/s"]
+    parts = [f"{counted(event.totals.messages, 'message')}, {rate:,.0f}/s"]
     if event.lag is not None:
         parts.append(f"{sum(event.lag.values()):,} behind")
     if event.batch is not None:
@@ -140,7 +140,7 @@ def show_report(output: Output, report: Report) -> None:
         return
     rate = totals.messages / max(report.seconds, 1e-9)
     output.note(
-        f"{totals.answers:,} answers and {totals.dead:,} dead letters "
+        f"{counted(totals.answers, 'answer')} and {counted(totals.dead, 'dead letter')} "
         f"in {report.seconds:.1f} s, {rate:,.0f} messages/s"
     )
 

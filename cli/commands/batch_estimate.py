@@ -10,7 +10,7 @@ import click
 from cli.batch_options import estimate_options
 from cli.batches import pairs
 from cli.optimizing import duration, only_results_on_stdout
-from cli.output import Output, reporting
+from cli.output import Output, counted, reporting
 
 if TYPE_CHECKING:
     from services.batch.estimate import Estimate, Range
@@ -61,8 +61,8 @@ def estimate(
 
 def _show(output: Output, found: Estimate) -> None:
     where = "from all over the input" if found.spread else "from the beginning of the input"
-    units = "1 unit" if found.units == 1 else f"{found.units:,} units"
-    output.line(f"Sample: {found.rows:,} rows in {units} {where}, {found.bad:,} bad")
+    rows, units = counted(found.rows, "row"), counted(found.units, "unit")
+    output.line(f"Sample: {rows} in {units} {where}, {found.bad:,} bad")
     output.line(
         f"A million rows: {_range(found.seconds)} s with {found.threads} threads, "
         f"{written(found.cpu_seconds)} CPU-seconds"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from cli.output import Output, reporting
+from cli.output import Output, counted, reporting
 
 # Those of services.ship.clients.languages, which would load numpy for --help.
 LANGUAGES = ("python", "typescript", "proto", "openapi")
@@ -53,4 +53,5 @@ def client(output: Output, model: str, language: str, folder: Path | None, force
             }
         )
     else:
-        output.line(f"{len(files)} files in {folder}: {found.name}, digest {found.digest}")
+        written = counted(len(files), "file")
+        output.line(f"{written} in {folder}: {found.name}, digest {found.digest}")

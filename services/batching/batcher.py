@@ -95,6 +95,10 @@ class Batcher:
         heapq.heappush(self._deadlines, (last_start, ticket.number))
         return ticket
 
+    def refused(self, rows: int, now: float) -> None:
+        """A request of `rows` rows is refused as one just before it was, without a look at it."""
+        self._forecast.offered(rows, now)
+
     def offer_long(self, rows: int, now: float, deadline: float) -> Ticket:
         """Accept work of `rows` rows that runs in steps, or raise.
 

@@ -47,14 +47,6 @@ class BatchMeter(Protocol):
     def queue_rows(self, rows: int) -> None: ...
 
 
-class _Policy(Batcher):
-    """The policy, told as well of what is refused without being asked about."""
-
-    def offered(self, rows: int, now: float) -> None:
-        """A request of `rows` rows came that is refused as one before it was."""
-        self._forecast.offered(rows, now)
-
-
 class _Job(NamedTuple):
     """A request. Who waits is a future, or a caller of the desk if there is one."""
 
@@ -85,7 +77,7 @@ class Batching:
         stepwise: Stepwise | None = None,
     ) -> None:
         self._model = model
-        self._policy = _Policy(limits, costs)
+        self._policy = Batcher(limits, costs)
         self._clock = clock
         self._meter = meter
         self._inline = inline
@@ -175,7 +167,7 @@ class Batching:
         for caller in callers:
             alike = caller.rows, caller.timeout, caller.priority
             if full is not None and alike == refused:
-                self._policy.offered(caller.rows, now)
+                self._policy.refused(caller.rows, now)
                 caller.set_exception(full)
                 continue
             try:

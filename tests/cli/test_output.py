@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bundle.errors import ErrorCode, MlctlError
-from cli.output import DEBUG_VARIABLE, Output, printable, reporting
+from cli.output import DEBUG_VARIABLE, Output, counted, printable, reporting
 
 
 def run(error: BaseException | None, *args: str) -> Result:
@@ -95,3 +95,10 @@ def test_a_table_in_a_pipe_is_not_cut(capsys: pytest.CaptureFixture[str]) -> Non
     Output(as_json=False).table([f"column {number}" for number in range(6)], [cells])
     printed = capsys.readouterr().out
     assert [cell for cell in cells if cell not in printed] == []
+
+
+@pytest.mark.parametrize(
+    ("count", "said"), [(0, "0 files"), (1, "1 file"), (2, "2 files"), (1500, "1,500 files")]
+)
+def test_one_of_a_thing_is_not_many(count: int, said: str) -> None:
+    assert counted(count, "file") == said

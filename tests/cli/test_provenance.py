@@ -52,8 +52,10 @@ def test_of_several_models_each_is_told(tmp_path: Path, known: Known) -> None:
     held = replace(known, bentos=[BentoInfo("both:1", tmp_path / "bento", labels)])
     told = chain(packed.digest, held)
     assert (told["bento"], told["source"], told["variant"]) == ("both:1", None, None)
-    assert [each["name"] for each in told["models"]] == ["double", "triple"]
-    assert all(each["source"]["uri"] == "models:/tiny/1" for each in told["models"])
+    assert [(each["name"], each["source"]["uri"]) for each in told["models"]] == [
+        ("double", "models:/double/1"),
+        ("triple", "models:/triple/1"),
+    ]
     one = chain(packed.bundles[1].digest, held)
     assert (one["bento"], one["models"], one["variant"]["recipe"]) == ("both:1", [], "fp32")
 

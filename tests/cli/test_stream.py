@@ -50,7 +50,7 @@ def test_a_run_says_what_it_guarantees_and_how_it_ended(home: Path) -> None:
     result = invoke(*arguments(home, "--until-empty"))
     assert result.exit_code == 0, result.output
     assert result.stderr.startswith("Exactly once: ")
-    assert "50 answers and 1 dead letters" in result.stderr
+    assert "50 answers and 1 dead letter in" in result.stderr
     assert json.loads(read(place(home, "out"))[3].value) == {"y": [9.0, 3.0, 3.0, 3.0]}
     (letter,) = read(place(home, "in.dead"))
     assert letter.value == b"nonsense"

@@ -22,6 +22,7 @@ TOKEN_KEY = "tokens"  # noqa: S105 - a file in it
 METRICS_KEY = "metrics"
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _HOST = re.compile(r"(\*\.)?[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
+_IMAGE_HINT = "Write HOST/NAME:TAG or HOST/NAME@sha256:DIGEST, in small letters but for the TAG."
 _IMAGE = re.compile(r"[a-z0-9][\w.:/-]*(@sha256:[0-9a-f]{64})?")
 _PASSWORD = re.compile(r"://[^@\s]*:[^@\s]+@|[?&]password=")
 # What the manifests themselves decide, and what must not lie open in them.
@@ -145,7 +146,7 @@ class Plan:
             if name is not None:
                 _require(_LABEL, name, "the namespace or Secret")
         if self.image:
-            _require(_IMAGE, self.image, "the image")
+            _require(_IMAGE, self.image, "the image", _IMAGE_HINT)
         for variable, value in self.settings.items():
             if variable.startswith(_OURS):
                 raise _invalid(f"{variable} is not for --set: the manifests decide it")
@@ -210,10 +211,10 @@ def settings_of(pairs: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def _require(form: re.Pattern[str], value: str, what: str) -> None:
+def _require(form: re.Pattern[str], value: str, what: str, hint: str | None = None) -> None:
     if not form.fullmatch(value):
-        raise _invalid(f"{what} {value!r} is not one")
+        raise _invalid(f"{what} {value!r} is not one", hint)
 
 
-def _invalid(message: str) -> MlctlError:
-    return MlctlError(ErrorCode.INVALID_INPUT, message)
+def _invalid(message: str, hint: str | None = None) -> MlctlError:
+    return MlctlError(ErrorCode.INVALID_INPUT, message, hint)

@@ -35,6 +35,12 @@ def test_what_no_cluster_would_take(changes: dict[str, Any], said: str) -> None:
     assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
+def test_a_placeholder_is_no_image_and_the_form_is_told() -> None:
+    with pytest.raises(MlctlError, match="'REGISTRY/digits:1' is not one") as caught:
+        replace(PLAN, image="REGISTRY/digits:1")
+    assert "HOST/NAME:TAG" in caught.value.hint
+
+
 @pytest.mark.parametrize(
     "make",
     [
