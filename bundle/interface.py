@@ -12,6 +12,8 @@ from typing import Any
 from bundle.tensors import DYNAMIC, Signature, TensorSpec
 
 Interface = Mapping[str, Signature]
+# What asks no model by its name; the interface of one model leaves it out.
+PREDICT = "/predict"
 
 
 def to_document(interface: Interface) -> dict[str, Any]:
@@ -30,12 +32,22 @@ def broken(before: Interface, after: Interface) -> tuple[str, ...]:
 
 
 def _broken(before: Interface, after: Interface) -> Iterator[str]:
+    if (PREDICT in before) != (PREDICT in after):
+        before, after = _with_predict(before), _with_predict(after)
     for name, signature in before.items():
         if name not in after:
             yield f"{name!r} is gone"
             continue
         for reason in _changed(signature, after[name]):
             yield f"{name!r}: {reason}"
+
+
+def _with_predict(interface: Interface) -> Interface:
+    """The interface with what `/predict` asks: the only model, if it does not say which."""
+    if len(interface) != 1:
+        return interface
+    (only,) = interface.values()
+    return {**interface, PREDICT: only}
 
 
 def _changed(before: Signature, after: Signature) -> Iterator[str]:

@@ -108,7 +108,7 @@ def chain(digest: str, known: Known) -> dict[str, Any]:
             for each in known.deployments
             if digest in (each.live.digest, *each.live.digests)
         ],
-        "champion_of": [each.name for each in known.deployments if each.champion == digest],
+        "champion_of": [each.name for each in known.deployments if _is_champion(each, digest)],
     }
 
 
@@ -178,6 +178,12 @@ def _aliases(uri: str, rows: Sequence[ModelRow]) -> list[str]:
 
 def _bears(rollout: Rollout, digest: str) -> bool:
     return digest in (rollout.candidate.digest, *rollout.candidate.digests)
+
+
+def _is_champion(deployment: Deployment, digest: str) -> bool:
+    """Whether the alias was written to it, or to all models of a Bento, which it is or is in."""
+    live, champion = deployment.live, deployment.champion
+    return champion == digest or (champion == live.digest and digest in live.digests)
 
 
 def _rollout(rollout: Rollout) -> dict[str, Any]:

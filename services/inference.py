@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Signature
+from services.batching.admission import QueueFullError
 from services.batching.batcher import deadline_exceeded
 from services.batching.budget import Hold
 from services.batching.desks import Caller, Desk
@@ -151,6 +152,15 @@ class Inference:
         if size > host.settings.max_body_bytes or host.observer is not None:
             return False
         return host.access.allows(authorization) and host.inflight.take(size)
+
+    def refusal(
+        self, size: int, authorization: bytes | None, rows: int, priority: Priority
+    ) -> QueueFullError | None:
+        """See `Batching.refusal`; for a request that `take_in` would take if there is room."""
+        host = self._host
+        if size > host.settings.max_body_bytes or host.observer is not None:
+            return None
+        return host.refusal(rows, priority) if host.access.allows(authorization) else None
 
     def let_go(self, size: int) -> None:
         """A body that was taken in is held no more."""
@@ -290,9 +300,9 @@ class Inference:
         self.ended(seen, error)
         return error_response(error, [(b"x-request-id", request_id)])
 
-    def failed(self, error: BaseException) -> None:
-        """Count a request that failed and that nobody observes."""
-        self._host.count(HTTP, error)
+    def failed(self, error: BaseException, count: int = 1) -> None:
+        """Count `count` requests that failed and that nobody observes."""
+        self._host.count(HTTP, error, count)
 
     def refused(self, status: int, client: object = None) -> None:
         """Count what the HTTP protocol itself answered with `status`, before it was a request."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -89,6 +90,13 @@ class Settings(ObserveSettings, SecureSettings, HybridSettings):
     trt_workspace_mb: Annotated[int, Field(ge=1)] | None = None
     trt_lengths: Annotated[str, AfterValidator(_check_lengths)] = "1:128:512"
     trt_build_timeout_s: Annotated[float, Field(gt=0)] = 1800.0
+
+    @property
+    def doors(self) -> Mapping[str, tuple[str, int]]:
+        """The addresses and ports that it is to listen on beside that of HTTP."""
+        grpc, admin = self.grpc_port, None if self.admin_dir else self.admin_port
+        ports = {"grpc": (self.grpc_host, grpc), "admin": (self.admin_host, admin)}
+        return {name: (host, port) for name, (host, port) in ports.items() if port is not None}
 
     @property
     def engine(self) -> EngineOptions:

@@ -29,10 +29,11 @@ def parity(output: Output, /, bento: str, rows: Path | None) -> None:
     BENTO (NAME:VERSION, or NAME for the newest) is served on free ports for as long as it takes.
     Its golden rows are asked in every way, alone and together. On the CPU in fp32 the answers must
     have the same bits, elsewhere they must be as near as the manifest says. Exits 5 if they are
-    not. Of a Bento with several models the first is asked; BENTO/MODEL is another.
+    not. Of a Bento with several models the first is asked, of a pipeline the whole; BENTO/MODEL is
+    another, or one stage.
     """
     from rollout.local.launcher import free_ports
-    from services.batch.model import find_model
+    from services.batch.model import find_scorable
     from services.bento.store import find_bento
     from services.parity.run import run_parity
 
@@ -41,7 +42,7 @@ def parity(output: Output, /, bento: str, rows: Path | None) -> None:
     asked = f"{tag}{slash}{model}"
     http, grpc = free_ports(2)
     with interruptible(), output.working() as tell:
-        found = run_parity(tag, find_model(asked), (http, grpc), rows, tell)
+        found = run_parity(tag, find_scorable(asked), (http, grpc), rows, tell)
     _show(output, asked, found)
     if not found.passed:
         raise click.exceptions.Exit(5)

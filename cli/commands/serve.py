@@ -50,31 +50,32 @@ def serve(
     With --json, one document says where it will listen before the server's own log begins
     on stderr.
     """
-    from rollout.local.launcher import require_free
+    from rollout.local.launcher import require_all_free
     from services.bento.store import find_bento
     from services.settings import load_settings
     from services.ship.signed import require_signatures
 
     found = find_bento(bento)
-    ports = {"http": port, **({"grpc": grpc_port} if grpc_port else {})}
-    require_free(host, *ports.values())
     given = {f"MLCTL_{name.upper()}": str(value) for name, value in secure.items() if value}
+    if grpc_port:
+        given |= {"MLCTL_GRPC_PORT": str(grpc_port), "MLCTL_GRPC_HOST": host}
+    if workers:
+        given["MLCTL_WORKERS"] = str(workers)
     os.environ.update(given)
     settings = load_settings()
-    settings.check(workers or settings.workers)
+    settings.check(settings.workers)
+    doors = {"http": (host, port), **settings.doors}
+    require_all_free(*doors.values())
     require_signatures(found, settings.require_signature)
     mutual, encrypted = settings.tls_client_ca is not None, settings.tls_cert is not None
     tell_exposure(output, host, mutual=mutual, encrypted=encrypted, insecure=insecure)
     if output.as_json:
+        ports = {name: port for name, (_, port) in doors.items()}
         output.document({"bento": found.tag, "host": host, "ports": ports})
     else:
         scheme = "http" if settings.tls_cert is None else "https"
         output.line(f"{found.tag} on {scheme}://{host}:{port}")
     sys.stdout.flush()
     environment = {**os.environ, **bento_environment()}
-    if grpc_port:
-        environment |= {"MLCTL_GRPC_PORT": str(grpc_port), "MLCTL_GRPC_HOST": host}
-    if workers:
-        environment["MLCTL_WORKERS"] = str(workers)
     command = [sys.executable, "-m", "bentoml", "serve", found.tag]
     os.execve(sys.executable, [*command, "--host", host, "--port", str(port)], environment)  # noqa: S606 - becomes the server, from an argument list

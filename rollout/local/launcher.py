@@ -73,10 +73,16 @@ def resolve_host(host: str) -> str:
 
 def require_free(host: str, *ports: int) -> None:
     """PORT_TAKEN, naming the first port that cannot be listened on at the address `host`."""
-    shown = f"[{host}]" if ":" in host else host
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    for port in ports:
-        with socket.socket(family) as probe:
+    require_all_free(*((host, port) for port in ports))
+
+
+def require_all_free(*doors: tuple[str, int]) -> None:
+    """PORT_TAKEN, naming the first address and port that cannot be listened on, or not twice."""
+    with ExitStack() as stack:
+        for host, port in doors:
+            shown = f"[{host}]" if ":" in host else host
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            probe = stack.enter_context(socket.socket(family))
             # Without it a port whose last connection is winding down looks taken.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

@@ -6,6 +6,7 @@ import json
 import sqlite3
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 from rollout.judging.counts import Counts
@@ -22,6 +23,7 @@ from rollout.model import (
     RolloutSpec,
     Settings,
 )
+from rollout.newer import described, ordered
 from rollout.ports import Served
 from rollout.shadow.agreement import ShadowEvidence
 from rollout.shadow.window import ShadowWindow
@@ -84,8 +86,9 @@ def dumps(value: Any) -> str:
 
 
 def _settings_from(document: dict[str, Any]) -> Settings:
-    target = document.pop("kubernetes", None)
-    return Settings(**document, kubernetes=Target(**target) if target else None)
+    target = document.get("kubernetes")
+    kubernetes = ordered(Target, target) if target else None
+    return ordered(Settings, {**document, "kubernetes": kubernetes})
 
 
 def deployment_from(row: sqlite3.Row) -> Deployment:
@@ -93,10 +96,10 @@ def deployment_from(row: sqlite3.Row) -> Deployment:
     return Deployment(
         name=row["name"],
         up=bool(row["up"]),
-        ports=Ports(**json.loads(row["ports"])),
+        ports=described(Ports, json.loads(row["ports"])),
         settings=_settings_from(json.loads(row["settings"])),
         colour=Colour(row["colour"]),
-        live=Revision(**json.loads(row["live"])),
+        live=described(Revision, json.loads(row["live"])),
         champion=row["champion"],
         epoch=row["epoch"],
         created=row["created"],
@@ -109,8 +112,8 @@ def rollout_from(row: sqlite3.Row) -> Rollout:
         id=row["id"],
         deployment=row["deployment"],
         colour=Colour(row["colour"]),
-        live=Revision(**json.loads(row["live"])),
-        candidate=Revision(**json.loads(row["candidate"])),
+        live=described(Revision, json.loads(row["live"])),
+        candidate=described(Revision, json.loads(row["candidate"])),
         spec=RolloutSpec.from_json(row["spec"]),
         progress=_progress_from(json.loads(row["progress"]), row["id"]),
         outcome=Outcome(row["outcome"]) if row["outcome"] else None,
@@ -146,8 +149,8 @@ def served_body(served: Served) -> dict[str, Any]:
 
 def served_from(process: ProcessRef, body: Mapping[str, Any]) -> Served:
     """The inverse of `served_body`."""
-    revision, endpoint = Revision(**body["revision"]), Endpoint(**body["endpoint"])
-    return Served(revision, endpoint, process, body["log"])
+    revision = described(Revision, body["revision"])
+    return Served(revision, described(Endpoint, body["endpoint"]), process, body["log"])
 
 
 def progress_body(progress: Progress) -> dict[str, Any]:
@@ -174,7 +177,7 @@ def ended_body(
 def verdict_from(document: Mapping[str, Any]) -> Verdict:
     """The verdict in an event."""
     action, gate = Action(document["action"]), Gate(document["gate"])
-    return Verdict(**{**document, "action": action, "gate": gate})
+    return described(Verdict, {**document, "action": action, "gate": gate})
 
 
 def _progress_from(document: Mapping[str, Any], rollout: int) -> Progress:
@@ -189,22 +192,23 @@ def _progress_from(document: Mapping[str, Any], rollout: int) -> Progress:
         "ruling": verdict_from(ruling) if ruling else None,
         "evidence": replace(evidence, seed=rollout),
     }
-    return Progress(**{**document, **converted})
+    return described(Progress, {**document, **converted})
 
 
 def _evidence_from(document: Mapping[str, Any]) -> Evidence:
     """The inverse of `asdict`; what is not there is at its start."""
     kinds: dict[str, Callable[..., Any]] = {
-        "candidate": Counts,
-        "live": Counts,
+        "candidate": partial(described, Counts),
+        "live": partial(described, Counts),
         "shadow": _shadow_from,
     }
-    parts = {name: kind(**document[name]) for name, kind in kinds.items() if name in document}
-    return Evidence(**{**_tupled(document), **parts})
+    parts = {name: kind(document[name]) for name, kind in kinds.items() if name in document}
+    return described(Evidence, {**_tupled(document), **parts})
 
 
-def _shadow_from(total: Mapping[str, Any], **others: Any) -> ShadowEvidence:
-    return ShadowEvidence(total=ShadowWindow(**total), **_tupled(others))
+def _shadow_from(document: Mapping[str, Any]) -> ShadowEvidence:
+    total = described(ShadowWindow, document["total"])
+    return described(ShadowEvidence, {**_tupled(document), "total": total})
 
 
 def _tupled(document: Mapping[str, Any]) -> dict[str, Any]:

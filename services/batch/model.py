@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -145,6 +147,17 @@ def open_scorable(model: Scorable, batch_rows: int | None = None) -> Scorer | Pi
     if isinstance(model, WholePipeline):
         return PipelineScorer(model, tuple(open_scorer(each, batch_rows) for each in model.stages))
     return open_scorer(model, batch_rows)
+
+
+def bundles_of(model: Scorable) -> tuple[VerifiedBundle, ...]:
+    """The one of a model, or those of a pipeline's stages in their order."""
+    return model.stages if isinstance(model, WholePipeline) else (model,)
+
+
+def verify_at(model: Scorable, place: Callable[[VerifiedBundle], Path]) -> Scorable:
+    """The same model with its bundles where `place` says, proved anew; `verify`'s errors."""
+    found = tuple(verify(place(bundle), bundle.digest) for bundle in bundles_of(model))
+    return replace(model, stages=found) if isinstance(model, WholePipeline) else found[0]
 
 
 def open_staging(scorer: Scorer | PipelineScorer) -> Staging | None:

@@ -1,4 +1,4 @@
-"""A bundle's model as a function of Spark's columns: the same scorer, in each Python worker.
+"""A model or a pipeline as a function of Spark's columns: the same scorer, in each Python worker.
 
 Spark decides what is run where and again; nothing here keeps a ledger. What a row's fault is
 ends its task, for a column of Spark has no place for the reason.
@@ -7,6 +7,7 @@ ends its task, for a column of Spark has no place for the reason.
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -16,11 +17,13 @@ import numpy as np
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import DYNAMIC, Datatype, TensorSpec
-from bundle.verify import VerifiedBundle, verify
+from bundle.verify import VerifiedBundle
 from services.batch.bisect import TooManyError, score_rows
-from services.batch.model import check_batched, find_model, open_scorer
+from services.batch.model import Scorable, check_batched, find_scorable, open_scorable, verify_at
+from services.pipelines.scorer import WholePipeline
 
 if TYPE_CHECKING:
+    from services.pipelines.scorer import PipelineScorer
     from services.runtime.scorer import Scorer
 
 # Rows in a call of the function; the scorer cuts them as it does in a job.
@@ -40,19 +43,20 @@ Predict = Callable[..., Any]
 
 
 def predict_udf(
-    model: str | VerifiedBundle, *, name: str | None = None, batch_size: int = _BATCH_ROWS
+    model: str | Scorable, *, name: str | None = None, batch_size: int = _BATCH_ROWS
 ) -> Any:
-    """`pyspark.ml.functions.predict_batch_udf` of a Bento's tag, a bundle's folder or a bundle.
+    """`pyspark.ml.functions.predict_batch_udf` of a Bento's tag, of a folder, or of what is there.
 
     It takes a column for each input, in the order of the signature: a value, or an array of
     as many as a row has. It gives the output, or a struct of the outputs. Workers find
     the bundle's folder at the same path, or as `name` among the files that were sent with
     `SparkContext.addFile(folder, recursive=True)`, and load it only if its digest is the same.
+    A pipeline's stages are found so each, or in the folder `name` by their names.
     UNSUPPORTED_MODEL for tensors that Spark's function cannot be given.
     """
-    bundle = find_model(model) if isinstance(model, str) else model
-    check_batched(bundle)
-    signature = bundle.manifest.signature
+    found = find_scorable(model) if isinstance(model, str) else model
+    check_batched(found)
+    signature = found.signature
     for spec in (*signature.inputs, *signature.outputs):
         _check_type(spec)
     functions: Any = importlib.import_module("pyspark.ml.functions")
@@ -61,14 +65,14 @@ def predict_udf(
     fields = [types.StructField(name, kind) for name, kind in made.items()]
 
     return functions.predict_batch_udf(
-        make_predict(str(bundle.root), bundle.digest, name),
+        make_predict(found, name),
         return_type=fields[0].dataType if len(fields) == 1 else types.StructType(fields),
         batch_size=batch_size,
         input_tensor_shapes=[list(spec.shape[1:]) for spec in signature.inputs],
     )
 
 
-def make_predict(folder: str, digest: str, name: str | None = None) -> Callable[[], Predict]:
+def make_predict(model: Scorable, name: str | None = None) -> Callable[[], Predict]:
     """What a worker calls once to get the function of its batches.
 
     That takes an array for each input, rows first, and returns the array of the only output, or
@@ -76,7 +80,7 @@ def make_predict(folder: str, digest: str, name: str | None = None) -> Callable[
     """
 
     def make() -> Predict:
-        scorer = open_scorer(verify(_find(folder, name), digest))
+        scorer = open_scorable(verify_at(model, _place(model, name)))
 
         def predict(*columns: np.ndarray) -> np.ndarray | dict[str, np.ndarray]:
             found = _score(scorer, columns)
@@ -85,12 +89,19 @@ def make_predict(folder: str, digest: str, name: str | None = None) -> Callable[
             }
             return next(iter(outputs.values())) if len(outputs) == 1 else outputs
 
+        # Spark counts the parameters to tell how many columns it is to pass.
+        names = (f"column_{number}" for number in range(len(scorer.signature.inputs)))
+        only = inspect.Parameter.POSITIONAL_ONLY
+        parameters = [inspect.Parameter(name, only) for name in names]
+        predict.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         return predict
 
     return make
 
 
-def _score(scorer: Scorer, columns: tuple[np.ndarray, ...]) -> dict[str, np.ndarray]:
+def _score(
+    scorer: Scorer | PipelineScorer, columns: tuple[np.ndarray, ...]
+) -> dict[str, np.ndarray]:
     specs = scorer.signature.inputs
     inputs = {
         spec.name: _as_input(spec, column) for spec, column in zip(specs, columns, strict=True)
@@ -149,9 +160,10 @@ def _spark_type(spec: TensorSpec, types: Any) -> Any:
     return kind if math.prod(spec.shape[1:]) == 1 else types.ArrayType(kind)
 
 
-def _find(folder: str, name: str | None) -> Path:
-    """The bundle's folder on this worker."""
+def _place(model: Scorable, name: str | None) -> Callable[[VerifiedBundle], Path]:
+    """Where the folder of each bundle is on this worker."""
     if name is None:
-        return Path(folder)
+        return lambda bundle: bundle.root
     spark: Any = importlib.import_module("pyspark")
-    return Path(spark.SparkFiles.get(name))
+    sent = Path(spark.SparkFiles.get(name))
+    return lambda bundle: sent / bundle.name if isinstance(model, WholePipeline) else sent

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 from bundle.errors import ErrorCode, MlctlError
 from services.batching.costs import BatchCosts
@@ -65,6 +66,18 @@ class QueueFullError(MlctlError):
             reason = f"the answer would have to wait for about {wait:.3g} s, which is too long"
         super().__init__(ErrorCode.QUEUE_FULL, reason)
         self.retry_after = retry_after
+
+
+class Shut(NamedTuple):
+    """Whoever asks for so many `rows` in this lane is refused by `error`, whatever his deadline.
+
+    It holds up to the moment `until`, and no longer than nobody leaves the queue.
+    """
+
+    rows: int
+    priority: Priority
+    until: float
+    error: QueueFullError
 
 
 def deadline_exceeded() -> MlctlError:

@@ -12,9 +12,16 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Hashable
+from math import inf
 
 from bundle.errors import ErrorCode, MlctlError
-from services.batching.admission import Forecast, Limits, QueueFullError, deadline_exceeded
+from services.batching.admission import (
+    Forecast,
+    Limits,
+    QueueFullError,
+    Shut,
+    deadline_exceeded,
+)
 from services.batching.costs import BatchCosts
 from services.batching.gathering import Gathering
 from services.batching.shifts import Shifts
@@ -43,6 +50,7 @@ class Batcher:
         self._busy = False
         self._deadlines: list[tuple[float, int]] = []
         self._next = 0
+        self._shut: Shut | None = None
 
     @property
     def waiting_rows(self) -> int:
@@ -80,7 +88,9 @@ class Batcher:
             raise deadline_exceeded()
         self._forecast.offered(rows, now)
         if self._lanes.rows + rows > limit:
-            raise QueueFullError(self._lanes.rows, limit, self._forecast.retry_after(now))
+            full = QueueFullError(self._lanes.rows, limit, self._forecast.retry_after(now))
+            self._shut = Shut(rows, priority, inf, full)
+            raise full
         prompt = self.idle
         if self._busy or self._lanes.rows >= self.limits.max_rows:
             self._admit(rows, now, deadline, priority)
@@ -95,9 +105,17 @@ class Batcher:
         heapq.heappush(self._deadlines, (last_start, ticket.number))
         return ticket
 
-    def refused(self, rows: int, now: float) -> None:
-        """A request of `rows` rows is refused as one just before it was, without a look at it."""
+    def refusal(self, rows: int, priority: Priority, now: float) -> QueueFullError | None:
+        """What `offer` would certainly raise, without a look at the queue, and counted; or None.
+
+        Until the queue is shorter all who are alike are told the same.
+        """
+        shut = self._shut
+        if shut is None or now >= shut.until or rows != shut.rows or priority != shut.priority:
+            return None
         self._forecast.offered(rows, now)
+        # What it was raised through is of no interest, and would be kept with it.
+        return shut.error.with_traceback(None)
 
     def offer_long(self, rows: int, now: float, deadline: float) -> Ticket:
         """Accept work of `rows` rows that runs in steps, or raise.
@@ -127,6 +145,7 @@ class Batcher:
     def cancel(self, ticket: Ticket) -> bool:
         """Forget a request whose caller left; whether it was not running."""
         self._running.pop(ticket.number, None)
+        self._shut = None
         waiting = self._shifts if ticket.long else self._lanes
         return waiting.remove(ticket.number) is not None
 
@@ -146,6 +165,7 @@ class Batcher:
             ticket = self._running.pop(number, None) or self._lanes.remove(number)
             ticket = ticket or self._shifts.remove(number)
             if ticket is not None:
+                self._shut = None
                 overdue.append(ticket)
         return overdue
 
@@ -163,6 +183,7 @@ class Batcher:
             batch = [self._shifts.pop()]
         else:
             return []
+        self._shut = None
         if self._gathering is not None:
             self._gathering.released(now)
         long = batch[0].long
@@ -228,15 +249,19 @@ class Batcher:
         return self._forecast.running_rows
 
     def _admit(self, rows: int, now: float, deadline: float, priority: Priority) -> None:
-        wait = self._forecast.wait(priority, now)
+        wait, longest = self._forecast.wait(priority, now), self._forecast.longest_wait()
         in_time = deadline - now - self.costs.seconds(rows)
-        if wait > min(self._forecast.longest_wait(), in_time):
+        if wait > min(longest, in_time):
             retry_after = self._forecast.retry_after(now)
-            raise QueueFullError(
+            error = QueueFullError(
                 self._lanes.rows, self.limits.max_queue_rows, retry_after, wait=wait
             )
+            if wait > longest:  # which falls with the time, as long as nothing else happens
+                self._shut = Shut(rows, priority, now + wait - longest, error)
+            raise error
 
     def _free_slot(self) -> None:
+        self._shut = None
         self._running = {}
         self._busy = False
         self._compact()

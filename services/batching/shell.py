@@ -161,20 +161,15 @@ class Batching:
         """
         now = self._clock.monotonic()
         jobs, offer = self._jobs, self._policy.offer
-        full: QueueFullError | None = None
-        refused: tuple[int, float, Priority] | None = None
-        accepted = False
+        accepted, refused = False, False
         for caller in callers:
-            alike = caller.rows, caller.timeout, caller.priority
-            if full is not None and alike == refused:
-                self._policy.refused(caller.rows, now)
+            if refused and (full := self._policy.refusal(caller.rows, caller.priority, now)):
                 caller.set_exception(full)
                 continue
             try:
                 ticket = offer(caller.rows, caller.key, now, now + caller.timeout, caller.priority)
             except MlctlError as error:
-                if isinstance(error, QueueFullError):
-                    full, refused = error, alike  # in this turn the queue only grows
+                refused = True
                 caller.set_exception(error)
                 continue
             number = caller.number = ticket.number
@@ -184,6 +179,13 @@ class Batching:
             self._answered.clear()
             self._empty.clear()
             self._pump()
+
+    def refusal(self, rows: int, priority: Priority) -> QueueFullError | None:
+        """What a request that is alike would be told now, and counted as offered; None if unknown.
+
+        Others were refused just before: to look at it would but cost the model's time.
+        """
+        return self._policy.refusal(rows, priority, self._clock.monotonic())
 
     def withdraw(self, caller: Caller) -> None:
         """Forget what a caller of a desk has asked, if it is open."""

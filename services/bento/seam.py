@@ -163,6 +163,8 @@ class Worker:
             self._start_watchdog()
         except BaseException as error:
             logger.critical("%s", explain(error))
+            if isinstance(error, MlctlError):
+                _hide_tracebacks()
             stop_supervisor()
             raise
 
@@ -218,6 +220,13 @@ def _share_log() -> None:
     ours.setLevel(theirs.getEffectiveLevel())
     ours.handlers = list(theirs.handlers)
     ours.propagate = False
+
+
+def _hide_tracebacks() -> None:
+    """In a worker: uvicorn would log, and twice, where an error was raised that says enough."""
+    if is_worker():
+        log = logging.getLogger("uvicorn.error")
+        log.addFilter(lambda record: not str(record.msg).startswith("Traceback"))
 
 
 def explain(error: BaseException) -> str:

@@ -318,8 +318,13 @@ class LeanProtocol(GuardedProtocol):
             or self.answering
             or self.flow.write_paused
             or self.transport.is_closing()
-            or not self.inference.take_in(size, known.authorization)
         ):
+            return False
+        refusals = self.desk.refusals
+        if refusals.expected and refusals.turn_away(self, known, size):
+            self._lessons = 0
+            return True
+        if not self.inference.take_in(size, known.authorization):
             return False
         self._lessons = 0
         self.cycle = self._lean = RepeatCycle(self, known, data, size, texts)

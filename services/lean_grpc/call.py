@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, NoReturn, Protocol
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from bundle.errors import ErrorCode, MlctlError
 from services.batching.admission import deadline_exceeded
@@ -292,7 +293,12 @@ class Call:
         else:
             message = unpack(packed, coding, self._limit)
         deserialize = self._handler.request_deserializer
-        return message if deserialize is None else deserialize(message)
+        if deserialize is None:
+            return message
+        try:
+            return deserialize(message)
+        except DecodeError:
+            raise invalid("the message is not the method's request") from None
 
     def _serialized(self, message: Any) -> bytes:
         serialize = self._handler.response_serializer

@@ -20,7 +20,7 @@ from services.lean_grpc.desks import Taker
 from services.lean_grpc.events import Asked, Left, Noise, Opened, Parted, Ponged, Sent, Whole
 from services.lean_grpc.frames import MAX_STREAM, BrokenError, Reason
 from services.lean_grpc.guard import Bucket
-from services.lean_grpc.head import Head
+from services.lean_grpc.head import Fields, Head
 from services.lean_grpc.known import Known
 from services.lean_grpc.outbox import Outbox, Parking
 
@@ -162,6 +162,16 @@ class Connection(asyncio.Protocol):
             self._core.give(stream, size)
             self._wake()
 
+    def begin(self, call: InferCall) -> None:
+        """The call is open."""
+        self._calls[call.stream] = call
+
+    def turn_away(self, stream: int, fields: Fields, seconds: float) -> None:
+        """Answer a call with trailers alone, before it is open."""
+        self.outbox.end(stream, fields, refuse_rest=False, seconds=seconds)
+        self._bucket.answered()
+        self._note_called()
+
     def over(self, call: Call | InferCall) -> None:
         """Forget the call."""
         self._bucket.answered()
@@ -191,8 +201,7 @@ class Connection(asyncio.Protocol):
     def _on_whole(self, event: Whole) -> None:
         if not self._takes(event.stream):
             return
-        if self._desk is not None and (known := self._desk.take(self, event)) is not None:
-            self._calls[event.stream] = known
+        if self._desk is not None and self._desk.take(self, event):
             return
         call = self._open_call(self, event.stream, event.head, True)
         if not call.done:

@@ -45,6 +45,12 @@ class Link(Protocol):
     outbox: Outbox
     known: Known | None
 
+    def begin(self, call: InferCall) -> None:
+        """The call is open."""
+
+    def turn_away(self, stream: int, fields: Fields, seconds: float) -> None:
+        """Answer a call with trailers alone, before it is open."""
+
     def over(self, call: InferCall) -> None:
         """The call was answered."""
 
@@ -139,6 +145,8 @@ class InferDesk:
         self._began = 0.0
         self._told: tuple[str, float] | None = None
         self._ending: Fields = ()
+        self._full = False  # whether the queue was just now: only then is it asked first
+        self._uncounted = 0  # of those turned away in this turn of the loop
 
     @property
     def seconds(self) -> float:
@@ -153,26 +161,31 @@ class InferDesk:
         """See `Memory.find`."""
         return self._memory.find(data)
 
-    def take(self, link: Link, event: Whole) -> InferCall | None:
-        """The call if it is known and would be let in; None if it has to go the long way."""
+    def take(self, link: Link, event: Whole) -> bool:
+        """Whether the call is known and would be let in; else it has to go the long way."""
         stream, head, data = event
         if head.path != _INFER or not head.plain:
-            return None
+            return False
         known = link.known
         if known is None or not known.is_of(data):
             known = link.known = self._memory.find(data)
             if known is None:
-                return None
+                return False
         host, size = self._host, known.size
         if host.observer is not None or size - 5 > host.settings.max_body_bytes:
-            return None
-        if not host.access.allows(head.authorization) or not host.inflight.take(size):
-            return None
+            return False
+        if not host.access.allows(head.authorization):
+            return False
+        if self._full and self._turn_away(link, stream, known):
+            return True
+        if not host.inflight.take(size):
+            return False
         timeout = self.seconds
         for limit in (head.timeout, known.timeout):
             if limit is not None and limit < timeout:
                 timeout = limit
-        return InferCall(self, link, stream, known, data, timeout)
+        link.begin(InferCall(self, link, stream, known, data, timeout))
+        return True
 
     def arrive(self, call: InferCall) -> Turn:
         """A call came; it is queued with all others of this turn, which is returned."""
@@ -189,6 +202,7 @@ class InferDesk:
 
     def failed(self, error: Exception) -> None:
         """Count a call without an answer."""
+        self._full = self._full or isinstance(error, QueueFullError)
         self._host.count(GRPC, error)
 
     def ending_of(self, error: MlctlError) -> Fields:
@@ -207,6 +221,22 @@ class InferDesk:
     def let_go(self, size: int) -> None:
         """A message that was taken in is held no more."""
         self._host.inflight.used -= size
+
+    def _turn_away(self, link: Link, stream: int, known: Known) -> bool:
+        """Whether a call is refused at once, before it is queued."""
+        error = self._host.refusal(known.rows, known.priority)
+        if error is None:
+            self._full = False
+            return False
+        if not self._uncounted:
+            asyncio.get_running_loop().call_soon(self._count_refused, error)
+        self._uncounted += 1
+        link.turn_away(stream, self.ending_of(error), self.seconds)
+        return True
+
+    def _count_refused(self, error: QueueFullError) -> None:
+        self._host.count(GRPC, error, self._uncounted)
+        self._uncounted = 0
 
     def _submit(self) -> None:
         arrived, self._arrived = self._arrived, []

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from services.lean_grpc.desk import InferCall, InferDesk, Link
+from services.lean_grpc.desk import InferDesk, Link
 from services.lean_grpc.events import Whole
 
 
 class Taker(Protocol):
     """What a connection asks first of each whole call."""
 
-    def take(self, link: Link, event: Whole) -> InferCall | None:
+    def take(self, link: Link, event: Whole) -> bool:
         """See `InferDesk.take`."""
         ...
 
@@ -23,7 +23,7 @@ class InferDesks:
     def __init__(self, desks: Sequence[InferDesk]) -> None:
         self._desks = desks
 
-    def take(self, link: Link, event: Whole) -> InferCall | None:
+    def take(self, link: Link, event: Whole) -> bool:
         """See `InferDesk.take`; what the link's last call was may be another desk's."""
         data = event[2]
         for desk in self._desks:
@@ -31,4 +31,4 @@ class InferDesks:
             if known is not None:
                 link.known = known
                 return desk.take(link, event)
-        return None
+        return False

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from urllib.parse import quote_from_bytes
 
+from bundle.errors import MlctlError
 from services.grpc.status import Trailer
 from services.lanes import LANE_HEADER
 from services.lean_grpc.messages import CODINGS
@@ -37,7 +38,6 @@ _OWN = frozenset({b"te", b"content-type", b"grpc-timeout", b"grpc-encoding"}) | 
 _NAME = re.compile(rb"[0-9a-z_.!#$%&'*+^`|~-]+")
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
-_LANE = LANE_HEADER.encode()
 # What a field takes beside its bytes.
 _FIELD_BYTES = 160
 # grpc-message is printable ASCII but for the percent sign.
@@ -123,7 +123,10 @@ def parse_head(fields: Fields) -> Head:
 def _is_plain(head: Head) -> bool:
     text = head.timeout_text
     timed = text is None or _TIMEOUT.fullmatch(text) is not None
-    usual = timed and all(name != _LANE for name, _ in head.fields)
+    try:
+        usual = timed and all(name != LANE_HEADER for name, _ in head.metadata)
+    except MlctlError:
+        return False
     return head.method == b"POST" and head.is_grpc and head.encoding in CODINGS and usual
 
 

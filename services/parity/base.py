@@ -12,7 +12,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class Way(Protocol):
-    """One way to ask the model of a bundle."""
+    """One way to ask a model, or a pipeline."""
 
     name: str
 

@@ -17,6 +17,7 @@ import numpy as np
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import GOLDEN_NAME
 from bundle.verify import VerifiedBundle
+from services.batch.model import Scorable, bundles_of
 from services.bench.inputs import all_rows
 from services.bench.runs import Protocols
 from services.bench.server import serving
@@ -27,6 +28,7 @@ from services.parity.compare import Finding, Tolerance, Verdict, compare
 from services.parity.online import open_online
 from services.parity.streams import StreamWay
 from services.parity.tables import BatchWay
+from services.pipelines.scorer import PipelineScorer, WholePipeline
 from services.runtime.golden import load_golden
 from services.runtime.scorer import Scorer, split_rows
 from services.runtime.warmup import tolerance
@@ -64,32 +66,41 @@ class Parity:
 
 def run_parity(
     bento: str,
-    bundle: VerifiedBundle,
+    model: Scorable,
     ports: tuple[int, int],
     rows: Path | None = None,
     tell: Callable[[str], None] = lambda _text: None,
 ) -> Parity:
     """Serve `bento` on `ports`, ask it, a batch and a stream what is golden and in `rows`; compare.
 
-    On the CPU in fp32 without padding no bit may differ; else the manifest's tolerance counts.
+    On the CPU in fp32 without padding no bit may differ; else the manifest's tolerance counts, of
+    a pipeline that of its last stage, whose outputs it has.
     UNAVAILABLE if the server does not start, or ends.
     """
     settings = load_settings()
-    scorer = Scorer.open(bundle, settings)
-    close = partial(tolerance, evidence=bundle.manifest.evidence)
-    exact = is_exact(bundle, settings)
+    scorer = open_served(model, settings)
+    bundles = bundles_of(model)
+    close = partial(tolerance, evidence=bundles[-1].manifest.evidence)
+    exact = all(is_exact(bundle, settings) for bundle in bundles)
     tell("Scoring here ...")
-    data = _data(bundle, rows)
+    data = _data(model, rows)
     asked = [each for name, inputs in data.items() for each in ask(scorer, name, inputs)]
-    findings = [_recorded(bundle, scorer, asked, close), *_sizes(asked, close)]
+    findings = [_recorded(model, scorer, asked, close), *_sizes(asked, close)]
     tell(f"Starting {bento} ...")
-    with _ways(bento, bundle, ports) as ways:
+    with _ways(bento, model, ports) as ways:
         for way in ways:
             tell(f"Asking by {way.name} ...")
             findings += [
                 judge(way, each, None if exact else close, batched=scorer.batched) for each in asked
             ]
-    return Parity(bundle.digest, exact, tuple(findings))
+    return Parity(model.digest, exact, tuple(findings))
+
+
+def open_served(model: Scorable, settings: Settings) -> Scorer | PipelineScorer:
+    """The scorer as a server has it, with calls of its size; of a pipeline those of its stages."""
+    if isinstance(model, WholePipeline):
+        return PipelineScorer(model, tuple(Scorer.open(each, settings) for each in model.stages))
+    return Scorer.open(model, settings)
 
 
 def is_exact(bundle: VerifiedBundle, settings: Settings) -> bool:
@@ -100,7 +111,7 @@ def is_exact(bundle: VerifiedBundle, settings: Settings) -> bool:
     return provider == "cpu" and precise and not padded
 
 
-def ask(scorer: Scorer, data: str, inputs: Arrays) -> Iterator[Asked]:
+def ask(scorer: Scorer | PipelineScorer, data: str, inputs: Arrays) -> Iterator[Asked]:
     """The rows of `inputs` alone, and together where they may be; INVALID_INPUT if they misfit."""
     rows = scorer.check(inputs)
     if not scorer.batched:
@@ -129,19 +140,38 @@ def judge(way: Way, asked: Asked, close: Tolerance | None, *, batched: bool = Tr
     return compare(way.name, asked.data, asked.size, asked.wanted, have, close, batched=batched)
 
 
-def _data(bundle: VerifiedBundle, rows: Path | None) -> Mapping[str, Arrays]:
-    golden = load_golden(bundle.path(GOLDEN_NAME))[0]
+def golden_inputs(model: Scorable) -> dict[str, np.ndarray]:
+    """The golden rows; of a pipeline those of its stages for what comes from the caller.
+
+    Those are as many as the stage with the fewest has.
+    """
+    found: dict[str, np.ndarray] = {}
+    for bundle in bundles_of(model):
+        for name, array in load_golden(bundle.path(GOLDEN_NAME))[0].items():
+            if not (isinstance(model, WholePipeline) and model.pipeline.origin(bundle.name, name)):
+                found.setdefault(name, array)
+    if not model.signature.batched:
+        return found
+    rows = min(map(len, found.values()))
+    return {name: array[:rows] for name, array in found.items()}
+
+
+def _data(model: Scorable, rows: Path | None) -> Mapping[str, Arrays]:
+    golden = golden_inputs(model)
     if rows is None:
         return {_GOLDEN: golden}
-    return {_GOLDEN: golden, rows.name: all_rows(bundle.manifest.signature, rows)}
+    return {_GOLDEN: golden, rows.name: all_rows(model.signature, rows)}
 
 
 def _recorded(
-    bundle: VerifiedBundle, scorer: Scorer, asked: Sequence[Asked], close: Tolerance
+    model: Scorable, scorer: Scorer | PipelineScorer, asked: Sequence[Asked], close: Tolerance
 ) -> Finding:
     """What the source model answered to the golden rows, beside what this one does here."""
-    recorded = load_golden(bundle.path(GOLDEN_NAME))[1]
     largest = [each for each in asked if each.data == _GOLDEN][-1]
+    if isinstance(model, WholePipeline):
+        told = "nothing is recorded of a pipeline as a whole"
+        return Finding("recorded", _GOLDEN, largest.size, Verdict.LEFT_OUT, detail=told)
+    recorded = load_golden(model.path(GOLDEN_NAME))[1]
     wanted = [recorded]
     if scorer.batched:
         wanted = list(split_rows(recorded, largest.size))[: len(largest.wanted)]
@@ -165,8 +195,7 @@ def _joined(parts: Sequence[Arrays]) -> dict[str, np.ndarray]:
 
 
 @contextmanager
-def _ways(bento: str, bundle: VerifiedBundle, ports: tuple[int, int]) -> Iterator[list[Way]]:
-    signature, name = bundle.manifest.signature, bundle.manifest.name
+def _ways(bento: str, model: Scorable, ports: tuple[int, int]) -> Iterator[list[Way]]:
     # Stored answers are not the model's, and what it stores would be seen by others.
     settings = {"MLCTL_HYBRID": "", "MLCTL_LEAN_HTTP": "1"}
     alone = read_together(find_bento(bento).source) is None
@@ -181,5 +210,5 @@ def _ways(bento: str, bundle: VerifiedBundle, ports: tuple[int, int]) -> Iterato
                 trust_env=False,
             ) as client,
         ):
-            online = open_online(client, served.address, name, signature, alone=alone)
-            yield [*online, BatchWay(bundle), *(StreamWay(bundle, each) for each in _PAYLOADS)]
+            online = open_online(client, served.address, model.name, model.signature, alone=alone)
+            yield [*online, BatchWay(model), *(StreamWay(model, each) for each in _PAYLOADS)]

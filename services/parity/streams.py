@@ -12,7 +12,7 @@ import orjson
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import DYNAMIC
-from bundle.verify import VerifiedBundle
+from services.batch.model import Scorable
 from services.bench.inputs import infer_body
 from services.http.predict import to_array
 from services.parity.base import Arrays, not_json, not_text
@@ -29,10 +29,10 @@ from services.stream.window import Goals
 class StreamWay:
     """`mlctl stream run` on SQLite; each message is one request, and one call of the model."""
 
-    def __init__(self, bundle: VerifiedBundle, payload: str) -> None:
+    def __init__(self, model: Scorable, payload: str) -> None:
         self.name = f"stream, {payload}"
-        self._bundle = bundle
-        self._signature = bundle.manifest.signature
+        self._model = model
+        self._signature = model.signature
         self._payload = payload
 
     def refusal(self, arrays: Arrays) -> str | None:
@@ -64,7 +64,7 @@ class StreamWay:
             PayloadRequest(self._payload),
             RunSettings(Goals(messages=1), dead_share=1.0, until_empty=True),
         )
-        run_stream(self._bundle, wanted, lambda _event: None, threading.Event())
+        run_stream(self._model, wanted, lambda _event: None, threading.Event())
         for message in browsable(log).browse(dead):
             why = b", ".join(value for _name, value in message.headers).decode(errors="replace")
             raise MlctlError(ErrorCode.PARITY_FAILED, f"a message became a dead letter: {why}")

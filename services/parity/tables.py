@@ -11,10 +11,10 @@ import numpy as np
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import DYNAMIC, Datatype, TensorSpec
-from bundle.verify import VerifiedBundle
 from services.batch.base import SinkRequest, SourceRequest
 from services.batch.job import Control, Wanted, local_executor, run_job
 from services.batch.limits import ErrorLimit
+from services.batch.model import Scorable
 from services.batch.sinks import open_sink
 from services.batch.sources import open_source
 from services.parity.base import Arrays, not_text
@@ -33,9 +33,9 @@ class BatchWay:
 
     name = "batch"
 
-    def __init__(self, bundle: VerifiedBundle) -> None:
-        self._bundle = bundle
-        self._signature = bundle.manifest.signature
+    def __init__(self, model: Scorable) -> None:
+        self._model = model
+        self._signature = model.signature
 
     def refusal(self, arrays: Arrays) -> str | None:
         if not self._signature.batched:
@@ -65,8 +65,8 @@ class BatchWay:
             unit_rows=max(1, _UNIT_ROWS // size) * size,
         )
         run_job(
-            self._bundle,
-            self._bundle.digest,
+            self._model,
+            self._model.digest,
             open_source(SourceRequest(str(folder / "rows.parquet"), wanted.unit_rows)),
             open_sink(SinkRequest(str(folder / "answers"), {"format": "parquet"})),
             wanted,

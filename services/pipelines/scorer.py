@@ -79,8 +79,7 @@ class PipelineScorer:
         """
         from services.runtime.scorer import join_rows, split_rows
 
-        rows = next(iter(inputs.values())).shape[0]
-        if not self.joinable or rows <= self.max_rows:
+        if not self.joinable or next(iter(inputs.values())).shape[0] <= self.max_rows:
             return self._run(inputs)
         return join_rows([self._run(part) for part in split_rows(inputs, self.max_rows)])
 

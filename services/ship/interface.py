@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from bundle.interface import PREDICT
 from bundle.tensors import Signature
 from bundle.verify import read_manifest
 from services.layout import model_folder, read_together
 from services.pipelines.pipeline import join
-
-PREDICT = "/predict"
 
 
 def interface_of(source: Path) -> dict[str, Signature]:

@@ -12,10 +12,10 @@ from bundle.errors import ErrorCode, MlctlError
 _RUN = (b"stream", b"run")
 
 
-def take_over(pid: int, patience_s: float) -> None:
+def take_over(pid: int, patience_s: float) -> bool:
     """Ask the run in process `pid` to end, and wait until it has committed what it had begun.
 
-    Nothing is done if it has ended already: then its last commit is where another goes on.
+    Whether there was one. If it has ended already, its last commit is where another goes on.
     INVALID_INPUT if the process is no run of a stream, or not ours to end; JOB_RUNNING if it
     has not ended in `patience_s` seconds, and then it may still do so.
     """
@@ -23,7 +23,7 @@ def take_over(pid: int, patience_s: float) -> None:
         # A number may be another process's by the time it is used; a descriptor may not.
         process = os.pidfd_open(pid)
     except ProcessLookupError:
-        return
+        return False
     try:
         _check(pid)
         signal.pidfd_send_signal(process, signal.SIGTERM)
@@ -36,13 +36,14 @@ def take_over(pid: int, patience_s: float) -> None:
                 "Nothing is lost: start this run again when that one has ended.",
             )
     except ProcessLookupError:
-        return
+        pass  # it has just ended
     except PermissionError as error:
         raise MlctlError(
             ErrorCode.INVALID_INPUT, f"process {pid} is another user's: it cannot be ended"
         ) from error
     finally:
         os.close(process)
+    return True
 
 
 def _check(pid: int) -> None:

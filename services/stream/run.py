@@ -18,7 +18,7 @@ from services.batch.model import Scorable, check_batched, open_scorable
 from services.stream.base import Guarantee, Link, LinkRequest, Payload, Place
 from services.stream.bridge import connect, same_broker
 from services.stream.engine import Pump, Report, RunSettings
-from services.stream.events import Event
+from services.stream.events import Event, Phase, Totals
 from services.stream.handover import take_over
 from services.stream.payloads import PayloadRequest, open_payload
 from services.stream.scoring import MessageScorer
@@ -138,8 +138,11 @@ def run_stream(
     link = connect(wanted.link)
     scorer = MessageScorer(open_scorable(model), payload)
     stamp = Stamp(wanted.link.source, model.name, model.digest, origin(wanted.link))
-    if wanted.take_over is not None:
-        take_over(wanted.take_over, wanted.settings.patience)
+    pid = wanted.take_over
+    followed = pid is not None and take_over(pid, wanted.settings.patience)
     with link, seldom_collected():
         begin(link)
+        if pid is not None:
+            how = f"process {pid} has ended" if followed else f"there was no process {pid} to end"
+            watch(Event(Phase.HANDOVER, Totals(), 0.0, detail=how))
         return Pump(link, scorer, stamp, wanted.settings, watch, stop).run()

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from bundle.interface import broken, from_document, to_document
+from bundle.interface import PREDICT, broken, from_document, to_document
 from bundle.tensors import Datatype, Signature, TensorSpec
 
 
@@ -78,3 +78,12 @@ def test_every_model_and_every_reason_is_told() -> None:
 def test_an_interface_goes_to_json_and_back() -> None:
     interface = {"a": BEFORE, "/predict": signature(X, Y, Y2)}
     assert from_document(json.loads(json.dumps(to_document(interface)))) == interface
+
+
+def test_what_predict_asks_is_compared_between_one_model_and_several() -> None:
+    other = signature(tensor("x", -1, 7), Y)
+    alone, several = {"m": BEFORE}, {"m": BEFORE, "n": other}
+    assert broken(alone, {**several, PREDICT: BEFORE}) == ()
+    (reason,) = broken(alone, {**several, PREDICT: other})
+    assert reason.startswith("'/predict': input 'x' is ")
+    assert broken({**several, PREDICT: BEFORE}, alone) == ("'n' is gone",)

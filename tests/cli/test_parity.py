@@ -15,17 +15,20 @@ from services.bento.packaging import build_bento
 from services.parity.compare import Finding, Verdict
 from services.parity.run import Parity
 from tests.support.bundles import make_bundle
+from tests.support.pairs import make_pair_pipeline
 
 pytestmark = pytest.mark.slow
+WAYS = ("HTTP", "HTTP, JSON", "HTTP by ASGI", "/predict", "gRPC", "batch")
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A state directory with the Bento `tiny`."""
+    """A state directory with the Bento `tiny`, and the pipeline `both`."""
     home = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BENTOML_HOME", str(home / "bentoml"))
         build_bento(make_bundle(home / "tiny"), {})
+        build_bento(make_pair_pipeline(home / "both"), {})
     return home
 
 
@@ -46,12 +49,28 @@ def test_a_bento_answers_the_same_in_every_way(home: Path, monkeypatch: pytest.M
     assert found["passed"]
     assert found["exact"]
     seen = {(each["way"], each["data"], each["size"]): each for each in found["findings"]}
-    ways = ("HTTP", "HTTP, JSON", "HTTP by ASGI", "/predict", "gRPC", "batch")
-    for way in (*ways, "stream, json", "stream, arrow"):
+    for way in (*WAYS, "stream, json", "stream, arrow"):
         for data, size, rows in (("golden", 1, 8), ("golden", 8, 8), ("more.npz", 32, 33)):
             finding = seen[way, data, size]
             assert (finding["verdict"], finding["rows"], finding["allowed"]) == ("same", rows, None)
     assert seen["recorded", "golden", 8]["allowed"] > 0
+
+
+def test_a_pipeline_answers_the_same_in_every_way(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_user(home, monkeypatch)
+    done = CliRunner().invoke(cli, ["parity", "both", "--json"])
+    assert done.exit_code == 0, f"{done.stdout}\n{done.stderr}"
+    found = json.loads(done.stdout)
+    assert (found["passed"], found["exact"]) == (True, True)
+    seen = {(each["way"], each["size"]): each for each in found["findings"]}
+    for way in (*WAYS, "stream, json", "stream, arrow"):
+        for size in (1, 4):
+            finding = seen[way, size]
+            assert (finding["verdict"], finding["rows"], finding["allowed"]) == ("same", 4, None)
+    assert seen["recorded", 4]["verdict"] == "left out"
+    assert seen["rows together", 4]["rows"] == 4
 
 
 def test_a_difference_is_shown_and_is_an_error(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

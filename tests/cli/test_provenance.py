@@ -60,6 +60,15 @@ def test_of_several_models_each_is_told(tmp_path: Path, known: Known) -> None:
     assert (one["bento"], one["models"], one["variant"]["recipe"]) == ("both:1", [], "fp32")
 
 
+def test_the_alias_is_on_each_of_several_models(known: Known) -> None:
+    (shop,) = known.deployments
+    live = replace(LIVE, models=("c" * 64, "d" * 64))
+    held = replace(known, deployments=[replace(shop, live=live, champion=live.digest)])
+    for digest in (live.digest, *live.models):
+        assert chain(digest, held)["champion_of"] == ["shop"]
+    assert chain(CANDIDATE.digest, held)["champion_of"] == []
+
+
 @pytest.mark.parametrize(
     ("text", "code", "message"),
     [

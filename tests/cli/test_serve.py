@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
 
+from bundle.error_table import ERROR_TABLE
+from bundle.errors import ErrorCode
+from rollout.local.launcher import free_ports
 from services.bento.packaging import build_bento
 from tests.support.bundles import make_bundle
 from tests.support.mlctl import Mlctl
@@ -42,6 +46,24 @@ def test_what_cannot_be_used_is_told_before_anything_starts(
     assert said in done.stderr.replace("\n", " ")
     assert "hunter2" not in done.stdout + done.stderr
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize("door", ["grpc-port", "admin-port"])
+def test_a_taken_port_is_told_before_anything_starts(mlctl: Mlctl, door: str) -> None:
+    (http,) = free_ports(1)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        done = mlctl.run("serve", "tiny", "--port", str(http), f"--{door}", str(taken))
+    assert done.returncode == ERROR_TABLE[ErrorCode.PORT_TAKEN].exit_code
+    assert f"127.0.0.1:{taken}" in done.stderr
+    assert done.stdout == ""
+
+
+def test_one_port_cannot_be_two_doors(mlctl: Mlctl) -> None:
+    (port,) = map(str, free_ports(1))
+    done = mlctl.run("serve", "tiny", "--port", port, "--admin-port", port)
+    assert done.returncode == ERROR_TABLE[ErrorCode.PORT_TAKEN].exit_code
+    assert f"127.0.0.1:{port}" in done.stderr
 
 
 def test_settings_of_the_environment_are_checked_as_well(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -22,10 +23,13 @@ class Policy(RuleBasedStateMachine):
 
     joinable = True
     gather = False
+    max_queue: float | None = None
 
     def __init__(self) -> None:
         super().__init__()
-        limits = Limits(MAX_ROWS, MAX_QUEUE, MAX_WAIT, self.joinable, gather=self.gather)
+        limits = Limits(
+            MAX_ROWS, MAX_QUEUE, MAX_WAIT, self.joinable, self.max_queue, gather=self.gather
+        )
         self.policy = Batcher(limits, BatchCosts({1: 0.25, 8: 0.5}))
         self.now = 0.0
         self.waiting: dict[int, Ticket] = {}
@@ -58,6 +62,12 @@ class Policy(RuleBasedStateMachine):
             self.waiting[ticket.number] = ticket
             expected = self.policy.costs.seconds(rows)
             self.last_starts[ticket.number] = ticket.deadline - expected
+
+    @rule(rows=st.integers(1, 2), priority=st.sampled_from(Priority))
+    def refuse_without_a_look(self, rows: int, priority: Priority) -> None:
+        if self.policy.refusal(rows, priority, self.now) is not None:
+            with pytest.raises(QueueFullError):
+                self.policy.offer(rows, "a", self.now, self.now + 100.0, priority)
 
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
@@ -169,9 +179,17 @@ class Gathered(Policy):
     gather = True
 
 
+class Brief(Policy):
+    """The same where only a short wait is accepted."""
+
+    max_queue = 0.1
+
+
 TestJoined: Any = Policy.TestCase
 TestJoined.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestUnjoined: Any = Unjoined.TestCase
 TestUnjoined.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
 TestGathered: Any = Gathered.TestCase
 TestGathered.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestBrief: Any = Brief.TestCase
+TestBrief.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -21,8 +21,9 @@ from bundle.manifest import (
 )
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle, seal
+from services.layout import Packed, pack
 from services.runtime.golden import save_golden
-from tests.support.bundles import OPSET
+from tests.support.bundles import OPSET, make_bundle
 
 Arrays = dict[str, np.ndarray]
 
@@ -50,6 +51,12 @@ def make_pair_bundle(root: Path) -> VerifiedBundle:
         evidence=Evidence(rows=4, max_abs_error=1e-5, relative_l2=1e-6),
     )
     return seal(root, manifest)
+
+
+def make_pair_pipeline(root: Path) -> Packed:
+    """A pipeline `both`: `x` goes through the model `first` before the pair, `n` does not."""
+    first = make_bundle(root / "first", name="first", features=2)
+    return pack([first, make_pair_bundle(root / "pair")], "both", ["tiny.x=first.y"])
 
 
 def _specs(real: str, whole: str) -> tuple[TensorSpec, ...]:

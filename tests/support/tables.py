@@ -13,6 +13,7 @@ from services.batch.base import Sink, SourceRequest
 from services.batch.engine import Event
 from services.batch.job import Control, Report, Wanted, local_executor, run_job
 from services.batch.limits import ErrorLimit
+from services.batch.model import Scorable
 from services.batch.sources import open_source
 
 FEATURES = 4
@@ -48,8 +49,13 @@ def matrix(column: pa.ChunkedArray) -> np.ndarray:
     return np.array(column.to_pylist(), np.float32)
 
 
+def reference(model: Scorable) -> str:
+    """How a job finds the model again: a bundle's folder; a pipeline of no Bento has none."""
+    return str(model.root) if isinstance(model, VerifiedBundle) else model.digest
+
+
 def score(
-    bundle: VerifiedBundle,
+    model: Scorable,
     place: Path,
     sink: Sink,
     *,
@@ -69,4 +75,4 @@ def score(
     )
     source = open_source(SourceRequest(str(place), wanted.unit_rows))
     executor = local_executor(threads)
-    return run_job(bundle, str(bundle.root), source, sink, wanted, executor, control)
+    return run_job(model, reference(model), source, sink, wanted, executor, control)

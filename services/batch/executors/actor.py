@@ -1,7 +1,7 @@
 """What works on a machine of a Ray cluster: an actor that scores units with the job's model.
 
-It is given the bundle's files, not a path: it writes them, verifies them by their digest, and
-only then loads anything of them. It opens the model when it is first asked, so that an actor
+It is given the files of the bundles, not a path: it writes them, verifies them by their digests,
+and only then loads anything of them. It opens the model when it is first asked, so that an actor
 that was started again goes on with whatever it is asked next.
 """
 
@@ -17,10 +17,10 @@ import numpy as np
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import MANIFEST_NAME
 from bundle.paths import check_relative
-from bundle.verify import VerifiedBundle, verify
 from services.batch.base import Chunk, SplittableSource, Unit, UnitResult
 from services.batch.bisect import TooManyError
 from services.batch.executors.scratch import Scratch, sweep
+from services.batch.model import Scorable, bundles_of, verify_at
 
 if TYPE_CHECKING:
     from services.batch.job import Scoring
@@ -62,7 +62,7 @@ class Unread:
 
 @dataclass(frozen=True, slots=True)
 class Errand:
-    """What an actor needs: `files` are the bytes of the bundle's, by name.
+    """What an actor needs: `files` are those of the model, as `read_files` reads them.
 
     With a `source` the actor reads units itself, of those `columns`.
     """
@@ -119,10 +119,11 @@ class ScoringActor:
             given = self._fetch(stored)
             sweep()
             self._scratch = self._scratch or Scratch()
-            write_files(self._scratch.folder, given.files)
-            bundle = verify(self._scratch.folder, given.scoring.model.digest)
-            self._given = given, replace(given.scoring, model=bundle).open()
-            if bundle.manifest.transform is None:
+            folder = self._scratch.folder
+            write_files(folder, given.files)
+            model = verify_at(given.scoring.model, lambda bundle: folder / bundle.name)
+            self._given = given, replace(given.scoring, model=model).open()
+            if all(bundle.manifest.transform is None for bundle in bundles_of(model)):
                 # All is loaded; only a transform may read its files later.
                 self._remove()
         return self._given
@@ -137,10 +138,13 @@ def _read(given: Errand, unit: Unit) -> Chunk | Unread:
         return Unread(unit, str(error))
 
 
-def read_files(bundle: VerifiedBundle) -> Files:
-    """The bytes of each file of the bundle, its manifest among them, by name."""
-    names = (MANIFEST_NAME, *(entry.path for entry in bundle.manifest.files))
-    return {name: np.fromfile(bundle.root / name, np.uint8) for name in names}
+def read_files(model: Scorable) -> Files:
+    """The bytes of each file of the model, manifests among them, as BUNDLE/FILE."""
+    return {
+        f"{bundle.name}/{name}": np.fromfile(bundle.root / name, np.uint8)
+        for bundle in bundles_of(model)
+        for name in (MANIFEST_NAME, *(entry.path for entry in bundle.manifest.files))
+    }
 
 
 def write_files(folder: Path, files: Files) -> None:

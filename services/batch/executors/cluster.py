@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from bundle.errors import ErrorCode, MlctlError
-from bundle.verify import VerifiedBundle
 from services.batch.base import Chunk, SplittableSource, Unit, UnitResult
 from services.batch.executors.actor import Errand, Failure, ScoringActor, Unread, read_files
 from services.batch.executors.scratch import sweep
+from services.batch.model import bundles_of
 
 if TYPE_CHECKING:
     from services.batch.engine import Executor
@@ -64,10 +64,11 @@ class RayExecutor:
         source: SplittableSource | None,
         columns: tuple[str, ...],
     ) -> Generator[UnitResult, None, None]:
-        bundle = _alone(self.scoring)
+        bundles = bundles_of(self.scoring.model)
         with connected(self.address, self.actors) as ray, _blamed(ray):
-            errand = ray.put(Errand(self.scoring, read_files(bundle), source, columns))
-            gpu = bundle.manifest.variant.target != "cpu"
+            files = read_files(self.scoring.model)
+            errand = ray.put(Errand(self.scoring, files, source, columns))
+            gpu = any(bundle.manifest.variant.target != "cpu" for bundle in bundles)
             with contextlib.closing(_Crew(ray, errand, self.actors, gpu=gpu)) as crew:
                 reader = _Reader(source, columns)
                 for item in work:
@@ -199,22 +200,9 @@ def ray_executor(address: str | None, actors: int | None) -> MakeExecutor:
     _require_ray()
 
     def make(scoring: Scoring) -> RayExecutor:
-        _alone(scoring)
         return RayExecutor(scoring, address or LOCAL, actors)
 
     return make
-
-
-def _alone(scoring: Scoring) -> VerifiedBundle:
-    """The bundle that actors are sent; UNSUPPORTED_MODEL for a pipeline, which is several."""
-    model = scoring.model
-    if isinstance(model, VerifiedBundle):
-        return model
-    raise MlctlError(
-        ErrorCode.UNSUPPORTED_MODEL,
-        f"{model.name!r} is a pipeline, and Ray's actors score with one model",
-        "Leave --executor ray out: this machine's threads score with the whole pipeline.",
-    )
 
 
 @contextlib.contextmanager

@@ -104,7 +104,8 @@ class Session:
 
         addresses = self._place.address.split(",")
         servers = [f"nats://{each.rpartition('@')[2]}" for each in addresses]
-        client = Client()
+        secrets = secrets_of(self._place, tls=flag(self._place, "tls"))
+        client = _Sealed(self._place) if "tls" in secrets else Client()
         try:
             await client.connect(
                 servers,
@@ -116,7 +117,7 @@ class Session:
                 error_cb=_reported_elsewhere,
                 disconnected_cb=closed,
                 closed_cb=closed,
-                **secrets_of(self._place, tls=flag(self._place, "tls")),
+                **secrets,
             )
         except BaseException:
             _abandon(client)
@@ -140,6 +141,25 @@ class Session:
             await asyncio.wait(left)
         # A socket is closed in the loop's next round, which may be none any more.
         await asyncio.sleep(0)
+
+
+class _Sealed(Client):
+    """A client that tells who we are over TLS only: the library goes without where the server
+    does, or whoever says so in its place."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__()
+        self._place = place
+
+    def _connect_command(self) -> bytes:
+        if _writer(self).get_extra_info("ssl_object") is None:
+            raise MlctlError(
+                ErrorCode.BROKER_UNAVAILABLE,
+                f"{self._place.shown()} does not speak TLS",
+                "Give its server a certificate, or leave out tls=yes and the files of tls_.",
+            )
+        command: bytes = super()._connect_command()
+        return command
 
 
 @contextmanager
@@ -194,9 +214,14 @@ def _abandon(client: Client) -> None:
 
     Its own close() would wait without end for a connection whose TLS failed.
     """
-    writer = getattr(getattr(client, "_transport", None), "_io_writer", None)
+    writer = _writer(client)
     if writer is not None:
         writer.transport.abort()
+
+
+def _writer(client: Client) -> Any:
+    """Where it writes to the server; None before it has a socket."""
+    return getattr(getattr(client, "_transport", None), "_io_writer", None)
 
 
 async def _reported_elsewhere(_error: Exception) -> None:

@@ -18,6 +18,10 @@ def client_context(options: Mapping[str, str], ca: str, cert: str, key: str) -> 
     for name in (ca, cert, key):
         if name in options:
             need_file(name, options[name])
+    if key in options and cert not in options:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT, f"{key} is a key without a certificate", f"Add {cert}."
+        )
     try:
         context = ssl.create_default_context(cafile=options.get(ca))
         if cert in options:

@@ -70,6 +70,11 @@ def test_other_shapes_and_other_outputs_disagree() -> None:
     assert not compare(answer(y=1.0), answer(z=1.0), 0.01, {}).agrees
 
 
+def test_an_output_more_is_nothing_that_callers_read() -> None:
+    assert compare(answer(y=1.0), answer(y=1.0, more=np.nan), 0.01, {}).agrees
+    assert not compare(answer(y=1.0, more=2.0), answer(y=1.0), 0.01, {}).agrees
+
+
 def test_the_distance_is_always_a_number() -> None:
     assert compare(answer(y=0.0), answer(y=1.0), 0.01, {}).distance == 1e9
 

@@ -27,11 +27,14 @@ from services.batch.executors import choose_executor, cluster
 from services.batch.executors.actor import Errand, Failure, ScoringActor, read_files
 from services.batch.job import Control, Report, Scoring, Wanted, make_recipe, run_job
 from services.batch.limits import ErrorLimit
+from services.batch.model import Scorable
 from services.batch.sinks.parquet import open_sink
 from services.batch.sources import open_source
 from services.batch.sources.parquet import ParquetSource
+from services.pipelines.scorer import WholePipeline
+from tests.services.pipelines.test_scorer import pipeline
 from tests.support import tables
-from tests.support.bundles import make_bundle
+from tests.support.bundles import expected, make_bundle
 from tests.support.wait import wait_until
 
 UNIT = 250
@@ -53,15 +56,15 @@ def sink_at(out: Path) -> Sink:
 
 
 def score(
-    bundle: VerifiedBundle,
+    model: Scorable,
     source: Source,
     out: Path,
     control: Control | None = None,
     actors: int = 2,
 ) -> Report:
     return run_job(
-        bundle,
-        str(bundle.root),
+        model,
+        tables.reference(model),
         source,
         sink_at(out),
         WANTED,
@@ -103,10 +106,10 @@ def write_wide(place: Path) -> None:
         csv.write_csv(wide, place)
 
 
-def check_as_local(bundle: VerifiedBundle, place: Path, report: Report, out: Path) -> None:
+def check_as_local(model: Scorable, place: Path, report: Report, out: Path) -> None:
     """The answers and the bad rows in `out` are those of this process."""
     local = out.with_name("local")
-    tables.score(bundle, place, sink_at(local), limit="10", wanted=WANTED)
+    tables.score(model, place, sink_at(local), limit="10", wanted=WANTED)
     assert (report.totals.rows, report.totals.bad) == (ROWS - 2, 2)
     one, other = (tables.answers(at).drop_columns("mlctl_scored_at") for at in (out, local))
     assert one.equals(other)
@@ -119,6 +122,17 @@ def test_rows_that_are_sent_are_answered_as_here(bundle: VerifiedBundle, tmp_pat
     write_wide(tmp_path / "in.csv")
     report = score(bundle, rows_at(tmp_path / "in.csv"), tmp_path / "ray", actors=1)
     check_as_local(bundle, tmp_path / "in.csv", report, tmp_path / "ray")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("started")
+def test_a_pipeline_is_scored_as_here(tmp_path: Path) -> None:
+    whole = WholePipeline.of(pipeline(tmp_path))
+    assert whole is not None
+    write_wide(tmp_path / "in.parquet")
+    report = score(whole, rows_at(tmp_path / "in.parquet"), tmp_path / "ray", actors=1)
+    check_as_local(whole, tmp_path / "in.parquet", report, tmp_path / "ray")
+    assert report.digest == whole.digest
 
 
 @pytest.mark.slow
@@ -260,11 +274,11 @@ def test_what_actors_cannot_read_is_sent_and_too_many_bad_rows_are_told_from_the
     assert "cannot read in.parquet: this process reads it from now on" in told.getMessage()
 
 
-def errand(bundle: VerifiedBundle) -> Errand:
+def errand(model: Scorable) -> Errand:
     schema = tables.table(tables.inputs(1)).schema
-    recipe = make_recipe(bundle, schema, WANTED)
-    answers = result_schema(bundle.manifest.signature, schema, recipe.keep)
-    return Errand(Scoring(bundle, recipe, answers), read_files(bundle))
+    recipe = make_recipe(model, schema, WANTED)
+    answers = result_schema(model.signature, schema, recipe.keep)
+    return Errand(Scoring(model, recipe, answers), read_files(model))
 
 
 def test_an_actor_opens_only_the_bundle_that_was_meant(tmp_path: Path) -> None:
@@ -278,8 +292,9 @@ def test_an_actor_opens_only_the_bundle_that_was_meant(tmp_path: Path) -> None:
     assert answered.table.num_rows == 3
     actor.close()
     altered = dict(meant.files)
-    altered[MODEL_NAME] = altered[MODEL_NAME].copy()
-    altered[MODEL_NAME][-1] ^= 1
+    name = f"{bundle.name}/{MODEL_NAME}"
+    altered[name] = altered[name].copy()
+    altered[name][-1] ^= 1
     for files, code in (
         (altered, ErrorCode.FILE_ALTERED),
         (read_files(make_bundle(tmp_path / "other", scale=3.0)), ErrorCode.DIGEST_MISMATCH),
@@ -288,6 +303,26 @@ def test_an_actor_opens_only_the_bundle_that_was_meant(tmp_path: Path) -> None:
         assert isinstance(refused, Failure)
         assert refused.code is code
         actor.close()
+
+
+def test_an_actor_opens_all_stages_of_a_pipeline_or_none(tmp_path: Path) -> None:
+    whole = WholePipeline.of(pipeline(tmp_path))
+    assert whole is not None
+    meant = errand(whole)
+    actor = ScoringActor(lambda given: given)
+    x = tables.inputs(3)
+    answered = actor.score([meant], Chunk(Unit("0", "here", 0, 3), tables.table(x)))
+    actor.close()
+    assert isinstance(answered, UnitResult)
+    assert answered.table["mlctl_digest"].to_pylist() == [whole.digest] * 3
+    wanted = expected(expected(x), scale=3.0)
+    np.testing.assert_allclose(tables.matrix(answered.table["y"]), wanted, rtol=1e-4, atol=1e-5)
+    other = make_bundle(tmp_path / "other", name="triple", scale=4.0)
+    files = {**meant.files, **read_files(other)}
+    refused = actor.open([replace(meant, files=files)])
+    actor.close()
+    assert isinstance(refused, Failure)
+    assert refused.code is ErrorCode.DIGEST_MISMATCH
 
 
 def test_a_cluster_that_nobody_is_at_is_told_at_once() -> None:

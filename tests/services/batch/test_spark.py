@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,14 +14,17 @@ import pytest
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
 from services.batch.spark import make_predict
+from services.pipelines.scorer import WholePipeline
+from tests.services.pipelines.test_scorer import pipeline
 from tests.support import tables
 from tests.support.bundles import expected, make_bundle
+from tests.support.pairs import answer_of, make_pair_pipeline
 from tests.support.transforms import make_text_bundle
 
 
 def test_a_batch_is_answered_as_elsewhere(bundle: VerifiedBundle) -> None:
     x = tables.inputs(300)
-    predict = make_predict(str(bundle.root), bundle.digest)()
+    predict = make_predict(bundle)()
     np.testing.assert_allclose(predict(x), expected(x), rtol=1e-4, atol=1e-5)
     # Spark's doubles are as good.
     np.testing.assert_array_equal(predict(x.astype(np.float64)), predict(x))
@@ -26,19 +33,19 @@ def test_a_batch_is_answered_as_elsewhere(bundle: VerifiedBundle) -> None:
 def test_rows_of_a_model_whose_rows_meet_are_asked_alone(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path / "bundle", row_independent=False)
     x = tables.inputs(9)
-    predict = make_predict(str(bundle.root), bundle.digest)()
+    predict = make_predict(bundle)()
     np.testing.assert_allclose(predict(x), x * 2 + x, rtol=1e-4, atol=1e-5)
 
 
 def test_a_batch_of_the_wrong_width_ends_the_task(bundle: VerifiedBundle) -> None:
-    predict = make_predict(str(bundle.root), bundle.digest)()
+    predict = make_predict(bundle)()
     with pytest.raises(ValueError, match="reshape"):
         predict(np.zeros((3, 5), np.float32))
 
 
 def test_texts_go_in_and_out_and_a_bad_one_is_named(tmp_path: Path) -> None:
     bundle = make_text_bundle(tmp_path / "bundle")
-    predict = make_predict(str(bundle.root), bundle.digest)()
+    predict = make_predict(bundle)()
     texts = np.array(["one two", "three three"], object)
     found = predict(texts)
     assert found["kind"].tolist() == ["small", "large"]
@@ -48,9 +55,50 @@ def test_texts_go_in_and_out_and_a_bad_one_is_named(tmp_path: Path) -> None:
         predict(texts)
 
 
+def test_a_pipeline_is_asked_as_a_whole(tmp_path: Path) -> None:
+    whole = WholePipeline.of(pipeline(tmp_path))
+    assert whole is not None
+    x = tables.inputs(300)
+    answers = make_predict(whole)()(x)
+    wanted = expected(expected(x), scale=3.0)
+    np.testing.assert_allclose(answers, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_it_has_a_parameter_for_each_column_by_which_spark_counts_them(tmp_path: Path) -> None:
+    whole = WholePipeline.of(make_pair_pipeline(tmp_path))
+    assert whole is not None
+    predict = make_predict(whole)()
+    assert len(inspect.signature(predict).parameters) == 2
+    x, n = np.ones((5, 2)), np.arange(15).reshape(5, 3)
+    found = predict(x, n)
+    wanted = answer_of(expected(x.astype(np.float32)), n)
+    np.testing.assert_allclose(found["y"], wanted["y"], rtol=1e-5)
+    np.testing.assert_array_equal(found["m"], wanted["m"])
+
+
+def test_what_was_sent_is_found_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = WholePipeline.of(pipeline(tmp_path / "driver"))
+    assert whole is not None
+    x = tables.inputs(3)
+    answers = make_predict(whole)()(x)
+    # What Spark says on a worker; the folder of the driver is not there.
+    files = SimpleNamespace(get=lambda name: str(tmp_path / name))
+    monkeypatch.setitem(sys.modules, "pyspark", SimpleNamespace(SparkFiles=files))
+    (tmp_path / "driver").rename(tmp_path / "models")
+    np.testing.assert_array_equal(make_predict(whole, "models")()(x), answers)
+    (tmp_path / "models" / "triple").rename(tmp_path / "triple")
+    np.testing.assert_allclose(
+        make_predict(whole.stages[1], "triple")()(x), expected(x, scale=3.0), rtol=1e-4, atol=1e-5
+    )
+    with pytest.raises(MlctlError, match="manifest"):
+        make_predict(whole, "models")()
+
+
 def test_another_bundle_at_that_place_is_not_loaded(tmp_path: Path) -> None:
     meant = make_bundle(tmp_path / "meant")
     other = make_bundle(tmp_path / "other", scale=3.0)
     with pytest.raises(MlctlError) as caught:
-        make_predict(str(other.root), meant.digest)()
+        make_predict(replace(meant, root=other.root))()
     assert caught.value.code is ErrorCode.DIGEST_MISMATCH

@@ -147,3 +147,18 @@ def test_a_bento_with_another_number_of_evidence_does_not_start(
     finally:
         stop(server)
     assert f"expected {built.digest}" in server.log.read_text()
+
+
+def test_a_server_that_cannot_start_says_why_and_no_more(
+    built: BuiltBento, store_home: Path, tmp_path: Path
+) -> None:
+    nowhere = {"MLCTL_ACCESS_LOG": str(tmp_path / "none" / "log")}
+    log = tmp_path / "log"
+    server = launch(built.tag, log, cwd=tmp_path, bento_home=store_home, environment=nowhere)
+    try:
+        server.process.wait(timeout=PATIENCE_SECONDS)
+    finally:
+        stop(server)
+    said = log.read_text()
+    assert said.count("mlctl does not serve this bundle (invalid_input)") == 1
+    assert "Traceback" not in said

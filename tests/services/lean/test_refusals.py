@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import pytest
 
-from services.batching.admission import QueueFullError
+from services.batching.admission import QueueFullError, Shut
+from services.host import Phase
+from services.lanes import Priority
 from services.lean.protocol import lean_protocol
 from tests.services.lean.conftest import BODY, Bench
 from tests.services.lean.lines import Line, post
@@ -120,6 +124,66 @@ def test_nobody_is_known_by_a_refusal_alone(bench: Bench, fill: Fill) -> None:
             line.protocol.data_received(ONE)
             assert not line.repeated()
             await line.answer()
+        line.end()
+
+    bench.runner.run(main())
+
+
+def shut(bench: Bench, error: QueueFullError | None) -> None:
+    """Let the policy know that whoever asks now is refused by `error`, or that it is over."""
+    policy = bench.host._batching._policy  # type: ignore[union-attr]
+    policy._shut = None if error is None else Shut(1, Priority.NORMAL, inf, error)
+
+
+@pytest.mark.parametrize("content", [ONE, GIVEN, JSON])
+def test_while_the_queue_is_full_one_is_told_before_he_is_queued(
+    bench: Bench, fill: Fill, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    async def main() -> None:
+        line, other = await learned(bench, content), Line(bench, learns=False)
+        fill(2.3)
+        line.protocol.data_received(content)
+        await line.answer()
+        before, cycle = bench.counted("queue_full"), line.protocol.cycle
+        shut(bench, QueueFullError(8, 8, 2.3, wait=2.3))
+        found = []
+        for _ in range(3):
+            line.protocol.data_received(content)
+            assert len(line.wire.sent) == 1  # in the same turn
+            found += await line.answer()
+            other.protocol.data_received(content)
+            assert await other.answer() == found[-1:]
+        assert line.protocol.cycle is cycle
+        await asyncio.sleep(0)  # they are counted at the end of the turn
+        assert bench.counted("queue_full") == before + 6
+        assert bench.host.inflight.used == 0
+        shut(bench, None)
+        monkeypatch.undo()
+        line.protocol.data_received(content)
+        assert line.repeated()
+        (answer,) = await line.answer()
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert not line.wire.closed
+        for each in (line, other):
+            each.end()
+
+    bench.runner.run(main())
+
+
+def test_a_server_that_stops_says_so_though_its_queue_was_full(
+    bench: Bench, fill: Fill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        line = await learned(bench)
+        fill(2.3)
+        line.protocol.data_received(ONE)
+        await line.answer()
+        shut(bench, QueueFullError(8, 8, 2.3, wait=2.3))
+        monkeypatch.setattr(bench.host, "phase", Phase.STOPPING)
+        line.protocol.data_received(ONE)
+        (answer,) = await line.answer()
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["code"] == "unavailable"
+        shut(bench, None)
         line.end()
 
     bench.runner.run(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import threading
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from services.batching.admission import QueueFullError
 from services.batching.batcher import Priority
 from services.batching.desks import Told
 from services.lean.plans import Plan, make_plan
@@ -86,6 +88,45 @@ def test_whatever_comes_together_is_answered_as_if_nothing_was_known(
         found.append((answers, [b - a for a, b in zip(before, after, strict=True)]))
         assert picky.host.inflight.used == 0
     assert found[0] == found[1]
+
+
+KINDS = st.sets(st.tuples(st.integers(1, 3), st.sampled_from(Priority)))
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(turns=TURNS, full=KINDS)
+def test_whoever_is_refused_is_told_what_anyone_is(
+    picky: Bench, turns: list[Any], full: set[tuple[int, Priority]]
+) -> None:
+    """`full` are the numbers of rows, and their lanes, for which there is no room."""
+    policy: Any = picky.host._batching._policy  # type: ignore[union-attr]
+    # One that leaves at once was refused before that, or was not yet looked at.
+    turns = [[step and (*step[:2], 1) for step in turn] for turn in turns]
+    found: list[tuple[list[list[bytes]], list[float]]] = []
+    for learns in (False, True):
+        before = [picky.counted(outcome) for outcome in (*OUTCOMES, "queue_full")]
+        policy.offer = refusing(type(policy).offer.__get__(policy), full)
+        try:
+            answers = picky.runner.run(Played(picky, ONE, learns=learns).play(turns))
+        finally:
+            del policy.offer
+        after = [picky.counted(outcome) for outcome in (*OUTCOMES, "queue_full")]
+        found.append((answers, [b - a for a, b in zip(before, after, strict=True)]))
+        assert picky.host.inflight.used == 0
+    assert found[0] == found[1]
+
+
+def refusing(offer: Any, full: set[tuple[int, Priority]]) -> Any:
+    """`offer` of a queue that is `full` as soon as eight requests have come."""
+    came = itertools.count(1)
+
+    def refuse(rows: int, key: Any, now: float, deadline: float, priority: Priority) -> Any:
+        if next(came) > 8 and (rows, priority) in full:
+            seconds = rows + 3.5 * (priority is Priority.HIGH)
+            raise QueueFullError(8, 8, seconds, wait=seconds)
+        return offer(rows, key, now, deadline, priority)
+
+    return refuse
 
 
 async def learned(bench: Bench, content: bytes = ONE) -> Line:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Iterator
+from math import inf
 from typing import Any, cast
 
 import grpc
@@ -17,10 +18,12 @@ from h2.settings import SettingCodes
 from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
 
-from services.batching.admission import QueueFullError
+from services.batching.admission import QueueFullError, Shut
 from services.batching.budget import Inflight
 from services.grpc.server import GrpcServer
 from services.host import ModelHost
+from services.lanes import Priority
+from services.lean.desk import Turn
 from services.lean_grpc.desk import InferCall, InferDesk
 from services.v2.messages import methods
 from tests.services.lean_grpc.conftest import INFER, LIVE, Raw, Serve, framed, head, infer_message
@@ -52,15 +55,13 @@ def data_of(raw: Raw, stream: int) -> bytes:
 def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[InferCall]]:
     """The calls that the desk took."""
     found: list[InferCall] = []
-    take = InferDesk.take
+    arrive = InferDesk.arrive
 
-    def note(*arguments: Any) -> InferCall | None:
-        call = take(*arguments)
-        if call is not None:
-            found.append(call)
-        return call
+    def note(desk: InferDesk, call: InferCall) -> Turn:
+        found.append(call)
+        return arrive(desk, call)
 
-    monkeypatch.setattr(InferDesk, "take", note)
+    monkeypatch.setattr(InferDesk, "arrive", note)
     yield found
     assert all(call.done() and call.data == b"" for call in found)
 
@@ -131,6 +132,7 @@ def test_what_is_not_known_goes_the_long_way(serve: Serve, taken: list[InferCall
             (head(INFER, (b"grpc-encoding", b"snappy")), BODY, b"12"),
             (head(INFER, (b"grpc-timeout", b"soon")), BODY, b"3"),
             (head(INFER, (b"mlctl-priority", b"high")), BODY, b"0"),
+            (head(INFER, (b"trace-bin", b"a")), BODY, b"3"),
             (head(b"/inference.GRPCInferenceService/ServerLive"), BODY, b"0"),
         ]
         for headers, data, status in cases:
@@ -237,6 +239,34 @@ def test_a_full_queue_says_when_to_come_again(
         raw.close()
 
     assert counted(serve(use), "queue_full") == 6
+
+
+def test_while_the_queue_is_full_a_call_is_told_before_it_is_queued(
+    serve: Serve, taken: list[InferCall], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def use(server: GrpcServer, host: ModelHost) -> None:
+        raw = await learned(server)
+        policy: Any = host._batching._policy  # type: ignore[union-attr]
+        error = QueueFullError(8, 8, 2.3, wait=2.3)
+
+        def full(*_: Any) -> None:
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(policy, "offer", full)
+            expected = await raw.trailers(raw.ask(head(), BODY))
+            assert len(taken) == 1
+            policy._shut = Shut(1, Priority.NORMAL, inf, error)
+            for _ in range(3):
+                assert await raw.trailers(raw.ask(head(), BODY)) == expected
+            assert len(taken) == 1
+        assert host.inflight.used == 0
+        policy._shut = None
+        assert (await raw.trailers(raw.ask(head(), BODY)))[b"grpc-status"] == b"0"
+        assert len(taken) == 2
+        raw.close()
+
+    assert counted(serve(use), "queue_full") == 4
 
 
 def test_no_room_and_no_token(serve: Serve, taken: list[InferCall]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from h2 import events
 from h2.errors import ErrorCodes
 
@@ -16,7 +17,9 @@ from tests.services.lean_grpc.conftest import EMPTY, INFER, LIVE, Fields, Raw, S
 from tests.services.lean_grpc.test_connection import counted
 from tests.support.listening import until
 
+CHECK = b"/grpc.health.v1.Health/Check"
 WATCH = b"/grpc.health.v1.Health/Watch"
+REFLECTION = b"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 
 
 def test_open_calls_without_a_message_take_room(serve: Serve) -> None:
@@ -78,3 +81,19 @@ def test_a_refusal_with_metadata_that_is_none_ends_its_call_alone(
         raw.close()
 
     serve(use, max_body_bytes=10_000, access_log=str(tmp_path / "log"))
+
+
+def test_a_message_that_is_none_is_its_callers_fault(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Anybody may send them: a log must not grow by a traceback for each."""
+
+    async def use(server: GrpcServer, _host: ModelHost) -> None:
+        raw = await Raw.open(server.port)
+        for path in (CHECK, WATCH, REFLECTION):
+            status = await raw.trailers(raw.ask(head(path), framed(b"\xff")))
+            assert status[b"grpc-status"] == b"3"
+        raw.close()
+
+    serve(use)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -11,16 +12,19 @@ import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
+from services.batch.model import Scorable
 from services.bench.target import Address
 from services.parity.base import Asked, Way
 from services.parity.compare import Verdict
 from services.parity.online import open_online
-from services.parity.run import ask, is_exact, judge
+from services.parity.run import ask, golden_inputs, is_exact, judge, open_served
 from services.parity.streams import StreamWay
 from services.parity.tables import BatchWay
+from services.pipelines.scorer import WholePipeline
 from services.runtime.scorer import Scorer
 from services.settings import Settings, load_settings
-from tests.support.bundles import make_bundle
+from tests.support.bundles import expected, make_bundle
+from tests.support.pairs import answer_of, make_pair_pipeline
 from tests.support.serving import Server
 
 X = np.random.default_rng(7).normal(size=(40, 4)).astype(np.float32)
@@ -92,8 +96,8 @@ def test_a_server_that_is_gone_ends_the_comparison(shared_bundle: VerifiedBundle
             assert caught.value.code is ErrorCode.UNAVAILABLE
 
 
-def offline(bundle: VerifiedBundle) -> list[Way]:
-    return [BatchWay(bundle), StreamWay(bundle, "json"), StreamWay(bundle, "arrow")]
+def offline(model: Scorable) -> list[Way]:
+    return [BatchWay(model), StreamWay(model, "json"), StreamWay(model, "arrow")]
 
 
 def test_a_batch_and_a_stream_have_the_same_bits(shared_bundle: VerifiedBundle) -> None:
@@ -120,6 +124,34 @@ def test_rows_that_the_model_does_not_take_are_no_answer(
         finding = judge(way, asked, None)
         assert (finding.verdict, finding.passed) == (Verdict.NO_ANSWER, False)
         assert finding.detail
+
+
+def test_a_batch_and_a_stream_of_a_pipeline_have_the_bits_of_its_stages(tmp_path: Path) -> None:
+    model = WholePipeline.of(make_pair_pipeline(tmp_path))
+    assert model is not None
+    golden = golden_inputs(model)
+    # The first stage has eight rows, the second one only four of what it takes from the caller.
+    np.testing.assert_array_equal(golden["x"], np.arange(8, dtype=np.float32).reshape(4, 2) / 10)
+    np.testing.assert_array_equal(golden["n"], np.arange(12).reshape(4, 3))
+    alone, together = ask(open_served(model, load_settings()), "golden", golden)
+    wanted = answer_of(expected(golden["x"]), golden["n"])
+    for name, values in together.wanted[0].items():
+        np.testing.assert_allclose(values, wanted[name], rtol=1e-5)
+    for asked in (alone, together):
+        for way in offline(model):
+            finding = judge(way, asked, None)
+            assert (finding.verdict, finding.rows) == (Verdict.SAME, 4), finding
+
+
+def test_a_stage_of_other_answers_is_told_of_a_pipeline(tmp_path: Path) -> None:
+    model = WholePipeline.of(make_pair_pipeline(tmp_path / "made"))
+    assert model is not None
+    first = make_bundle(tmp_path / "other", name="first", features=2, scale=3.0)
+    other = replace(model, stages=(first, model.stages[1]))
+    together = list(ask(open_served(model, load_settings()), "golden", golden_inputs(model)))[-1]
+    for way in offline(other):
+        finding = judge(way, together, lambda _want: 1e-4)
+        assert (finding.verdict, finding.output) == (Verdict.DIFFERS, "y"), finding
 
 
 def test_what_json_has_no_word_for_is_left_out(shared_bundle: VerifiedBundle) -> None:

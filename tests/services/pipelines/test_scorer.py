@@ -15,7 +15,6 @@ from pyarrow import parquet
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
 from services.batch.base import Sink, SinkRequest, SourceRequest
-from services.batch.executors.cluster import RayExecutor
 from services.batch.job import Control, MakeExecutor, Report, Wanted, local_executor, run_job
 from services.batch.limits import ErrorLimit
 from services.batch.model import find_model, find_scorable, open_scorable, unit_rows
@@ -184,15 +183,6 @@ def test_a_batch_scores_each_row_once_and_again_from_quarantine(
     np.testing.assert_allclose(tables.matrix(found["y"]), wanted(good), rtol=1e-4, atol=1e-4)
     done = redrive(sink(), find_scorable, None, local_executor(1), Control())
     assert (done.passed, done.left) == (0, 1)
-    with pytest.raises(MlctlError, match="Ray's actors score with one model") as caught:
-        _score(
-            whole,
-            bento,
-            tmp_path / "in.parquet",
-            open_sink(SinkRequest(str(tmp_path / "other"))),
-            RayExecutor,
-        )
-    assert caught.value.code is ErrorCode.UNSUPPORTED_MODEL
 
 
 def test_a_stream_answers_each_message(whole: WholePipeline, tmp_path: Path) -> None:

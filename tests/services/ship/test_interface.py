@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from bundle.interface import PREDICT
 from bundle.verify import VerifiedBundle
 from services.layout import Packed, pack
-from services.ship.interface import PREDICT, interface_of
+from services.ship.interface import interface_of
 from tests.support.bundles import make_bundle
 
 

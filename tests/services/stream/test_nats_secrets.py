@@ -60,6 +60,16 @@ def test_a_server_that_asks_for_a_certificate(
     assert "eof_received" not in capfd.readouterr().err
 
 
+def test_nobody_is_told_who_we_are_without_tls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLCTL_NATS_TOKEN", "hunter2")
+    with nats_server(tmp_path / "data", None) as server:
+        with pytest.raises(MlctlError, match="does not speak TLS") as caught:
+            send(Place.parse(f"nats://{server.address}?create=yes&tls=yes#x"), [])
+        assert caught.value.code is ErrorCode.BROKER_UNAVAILABLE
+
+
 def test_files_that_are_no_use_are_named(tmp_path: Path) -> None:
     made = issue_certificates(tmp_path)
     seed = user_by_key(tmp_path).proof
@@ -71,6 +81,7 @@ def test_files_that_are_no_use_are_named(tmp_path: Path) -> None:
         (f"nkey_seed={made.ca}", "nkey_seed names a file that holds nothing"),
         (f"tls_ca={seed}", "tls_ca, tls_cert and tls_key cannot be used"),
         (f"tls_cert={made.caller[0]}&tls_key={made.server[1]}", "cannot be used"),
+        (f"tls_key={made.caller[1]}", "tls_key is a key without a certificate"),
     ):
         refuse(options, ErrorCode.INVALID_INPUT, told)
 

@@ -42,6 +42,7 @@ def test_options_that_are_no_use_are_named(tmp_path: Path) -> None:
         (f"redis://127.0.0.1:9/0?ssl_ca_certs={made.ca}#x", "has no TLS, and so no ssl_ca_certs"),
         ("rediss://127.0.0.1:9/0?ssl_ca_certs=/nowhere#x", "ssl_ca_certs names a file that cannot"),
         (f"rediss://127.0.0.1:9/0?ssl_ca_certs={made.server[1]}#x", "cannot be used"),
+        (f"rediss://127.0.0.1:9/0?ssl_keyfile={made.caller[1]}#x", "a key without a certificate"),
     ):
         with pytest.raises(MlctlError, match=told) as caught:
             send(Place.parse(place), [])
