@@ -38,15 +38,15 @@ _STOP_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """The server's core and the client's; the same one if there is no other."""
+    """The server's cores and the client's; the same one if there is no other."""
 
-    server: int
+    server: frozenset[int]
     client: int
 
     @contextmanager
     def serving(self) -> Iterator[None]:
-        """Run what is within, and what it starts, on the server's core."""
-        os.sched_setaffinity(0, {self.server})
+        """Run what is within, and what it starts, on the server's cores."""
+        os.sched_setaffinity(0, self.server)
         try:
             yield
         finally:
@@ -86,7 +86,7 @@ class Up:
 
 @contextmanager
 def up(contender: Contender, cores: Cores) -> Iterator[Up]:
-    """Start `contender` on the server's core, prove its answers, and stop it at the end."""
+    """Start `contender` on the server's cores, prove its answers, and stop it at the end."""
     with cores.serving():
         process = contender.start()
     try:
@@ -184,10 +184,11 @@ def _median_row(rows: Sequence[Row]) -> Row:
     return sorted(rows, key=lambda row: row.per_cpu_second)[len(rows) // 2]
 
 
-def pick_cores() -> Cores:
-    """The first two that this process may use."""
+def pick_cores(*, shared: bool = False) -> Cores:
+    """The first two that this process may use; if `shared` the server has the client's, too."""
     first, *others = sorted(os.sched_getaffinity(0))
-    return Cores(first, others[0] if others else first)
+    client = others[0] if others else first
+    return Cores(frozenset({first, client} if shared else {first}), client)
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:

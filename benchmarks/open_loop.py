@@ -4,10 +4,13 @@ The server and all its processes have one core, the client the other; the dense 
 row. What 64 clients in a closed loop get is the capacity. Then an open loop, in which a request
 comes when it is due, on any connection that is free or on a new one, and its latency counts
 from then. The first second is told apart: in it connections are made and overload is learned.
+With `--shared` the server may use the client's core as well, so that its loop and its model's
+thread have one each, as far as the client leaves it.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import tempfile
 import time
@@ -157,10 +160,14 @@ def _cells(result: Result, capacity: float) -> list[str]:
 
 
 def measure_server(
-    names: Sequence[str] = _NAMES, loads: Sequence[float] = LOADS, seconds: float = SECONDS
+    names: Sequence[str] = _NAMES,
+    loads: Sequence[float] = LOADS,
+    seconds: float = SECONDS,
+    *,
+    shared: bool = False,
 ) -> None:
     """Start the server and print a table for each way to ask it."""
-    whole, cores = sorted(os.sched_getaffinity(0)), pick_cores()
+    whole, cores = sorted(os.sched_getaffinity(0)), pick_cores(shared=shared)
     os.sched_setaffinity(0, {cores.client})
     try:
         with tempfile.TemporaryDirectory(prefix="mlctl-bench-") as scratch:
@@ -179,7 +186,11 @@ def measure_server(
 
 def main() -> None:
     """The command line."""
-    measure_server()
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.open_loop", description=__doc__)
+    parser.add_argument(
+        "--shared", action="store_true", help="the server has the client's core, too"
+    )
+    measure_server(shared=parser.parse_args().shared)
 
 
 if __name__ == "__main__":

@@ -35,5 +35,5 @@ try:
     service = _build()
 except MlctlError as error:
     print(explain(error), file=sys.stderr, flush=True)
-    stop_supervisor()
+    stop_supervisor(error)
     raise SystemExit(error.spec.exit_code) from None

@@ -24,6 +24,7 @@ from bundle.errors import ErrorCode, MlctlError
 from services.settings import Settings
 
 _COUNTS = "MLCTL_COUNTS_DIR"
+_FAILURE = "failure"  # in that folder
 _PROMETHEUS = "PROMETHEUS_MULTIPROC_DIR"
 # Set in BentoML's images: its supervisor then replaces no worker, and ends with the last one.
 _CONTAINERIZED = "BENTOML_CONTAINERIZED"
@@ -40,12 +41,29 @@ def prepare_server(settings: Settings) -> None:
     """
     look_by_a_steady_clock()
     folder = tempfile.mkdtemp(prefix="mlctl-counts-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    atexit.register(_end_server, Path(folder))
     os.environ[_COUNTS] = folder
     if settings.workers > 1:
         os.environ.pop(_CONTAINERIZED, None)
         if settings.grpc_port is not None:
             _reserved.append(reserve_port(settings.grpc_host, settings.grpc_port))
+
+
+def note_failure(exit_code: int) -> None:
+    """In a worker that cannot serve, before it ends the server: with what code that is to exit."""
+    if folder := os.environ.get(_COUNTS):
+        Path(folder, _FAILURE).write_text(str(exit_code))
+
+
+def _end_server(folder: Path) -> None:
+    """At the supervisor's exit. It was told to end, which is no failure to it: a worker's is."""
+    failure = folder / _FAILURE
+    exit_code = int(failure.read_text()) if failure.exists() else 0
+    shutil.rmtree(folder, ignore_errors=True)
+    if exit_code:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)  # the only way to another code once the interpreter ends
 
 
 def look_by_a_steady_clock() -> None:

@@ -20,7 +20,8 @@ import bentoml
 import click
 from uvicorn.config import HTTP_PROTOCOLS, LOOP_FACTORIES
 
-from bundle.errors import MlctlError
+from bundle.error_table import ERROR_TABLE
+from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
 from services.admin.server import AdminServer, open_admin
 from services.bento.app import TimeLimit, bento_app
@@ -40,7 +41,7 @@ from services.lean.stock import StockProtocol
 from services.observe.predict_calls import PredictCalls
 from services.secure.gate import PROBES, TokenGate
 from services.settings import Settings
-from services.workers import forget_dead_workers, prepare_server
+from services.workers import forget_dead_workers, note_failure, prepare_server
 
 # What the model was asked is answered within its deadline first; this is for calls of
 # other kinds, and for bodies that are still on their way.
@@ -165,7 +166,7 @@ class Worker:
             logger.critical("%s", explain(error))
             if isinstance(error, MlctlError):
                 _hide_tracebacks()
-            stop_supervisor()
+            stop_supervisor(error)
             raise
 
     @bentoml.on_shutdown
@@ -246,7 +247,9 @@ def inherited_listener() -> int:
     return int(click.get_current_context().params["fd"])
 
 
-def stop_supervisor() -> None:
-    """In a worker, end the server that started it; elsewhere there is nothing to end."""
+def stop_supervisor(error: BaseException) -> None:
+    """In a worker, end the server that started it, with `error`'s exit code; elsewhere nothing."""
     if is_worker():
+        code = error.code if isinstance(error, MlctlError) else ErrorCode.INTERNAL
+        note_failure(ERROR_TABLE[code].exit_code)
         os.kill(os.getppid(), signal.SIGTERM)

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from bundle.error_table import ERROR_TABLE
 from bundle.errors import ErrorCode, MlctlError
 from bundle.home import bento_home
 from bundle.verify import VerifiedBundle, verify
@@ -156,9 +157,10 @@ def test_a_server_that_cannot_start_says_why_and_no_more(
     log = tmp_path / "log"
     server = launch(built.tag, log, cwd=tmp_path, bento_home=store_home, environment=nowhere)
     try:
-        server.process.wait(timeout=PATIENCE_SECONDS)
+        exit_code = server.process.wait(timeout=PATIENCE_SECONDS)
     finally:
         stop(server)
+    assert exit_code == ERROR_TABLE[ErrorCode.INVALID_INPUT].exit_code
     said = log.read_text()
     assert said.count("mlctl does not serve this bundle (invalid_input)") == 1
     assert "Traceback" not in said
