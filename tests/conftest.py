@@ -1,6 +1,7 @@
 """What holds for every test, and for the processes that tests start."""
 
 import os
+import signal
 
 import pytest
 from hypothesis import settings
@@ -8,6 +9,10 @@ from hypothesis import settings
 # OpenMP's threads wait for one another in busy loops: where other work shares two cores, torch
 # with two threads trains a small net seven times slower than with one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell's background ignores SIGINT, and so would all that is started from there.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A test proves what is true, not how fast it was: this machine may be busy.
 # The same examples each time, so that a change fails by its own fault; look for new ones with

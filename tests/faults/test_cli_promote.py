@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,15 +46,13 @@ class Tiny:
 
     def start_promotion(self) -> subprocess.Popen[str]:
         """A promotion that is under way, with its command still following."""
-        # A child inherits an ignored SIGINT, as when the tests run in a shell's background.
-        with handled(signal.SIGINT):
-            process = subprocess.Popen(
-                self.mlctl.command("promote", "tiny", self.candidate, *ENDLESS),
-                env=self.mlctl.environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
+        process = subprocess.Popen(
+            self.mlctl.command("promote", "tiny", self.candidate, *ENDLESS),
+            env=self.mlctl.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         wait_until(self.exposed, what="the candidate has half of the traffic")
         return process
 
@@ -68,16 +65,6 @@ class Tiny:
     def roll_back(self) -> dict[str, Any]:
         taken_back: dict[str, Any] = self.mlctl.json("rollback", "tiny")
         return taken_back
-
-
-@contextmanager
-def handled(number: signal.Signals) -> Iterator[None]:
-    """Let this process handle a signal for a while, so that a child starts with its default."""
-    before = signal.signal(number, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(number, before)
 
 
 @pytest.fixture(scope="module")
