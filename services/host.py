@@ -315,8 +315,13 @@ class ModelHost:
         ours, theirs = self.settings, self._bundle.manifest.batching
         max_queue_ms = _first(ours.max_queue_ms, theirs.max_queue_ms)
         max_wait_ms = _first(ours.max_wait_ms, theirs.max_wait_ms)
+        max_rows = min(scorer.max_rows, ours.max_rows or scorer.max_rows)
+        smaller: tuple[int, ...] = ()
+        # Where rows alone say what a batch takes, and what the loop adds to it is little.
+        if self.signature.bounded and not inline:
+            smaller = tuple(size for size in theirs.buckets if size < max_rows)
         return Limits(
-            max_rows=min(scorer.max_rows, ours.max_rows or scorer.max_rows),
+            max_rows=max_rows,
             max_queue_rows=ours.max_queue_rows or theirs.max_queue_rows or _MAX_QUEUE_ROWS,
             max_wait=(max_wait_ms or 0.0) / 1000,
             joinable=scorer.joinable,
@@ -324,6 +329,7 @@ class ModelHost:
             patience=ours.overload_patience_ms / 1000,
             max_long=ours.max_long_requests,
             gather=max_wait_ms is None and not inline,
+            sizes=(*smaller, max_rows),
         )
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from bundle.errors import ErrorCode, MlctlError
 from services.batching.costs import BatchCosts
 from services.batching.load import OfferedLoad
+from services.batching.sizing import BatchSize
 from services.lanes import Lanes, Priority
 
 # An overloaded server admits what comes in the time in which the next batch fills, and
@@ -33,6 +34,7 @@ class Limits:
     more is offered than the model can do, and then as little as keeps it busy, but no
     less than `patience`: a stall of the machine looks like overload for that long.
     `max_long` is how many requests that run in steps are open at once.
+    `sizes` are those that a full batch may have, rising to `max_rows`; none is that one only.
     """
 
     max_rows: int
@@ -43,6 +45,7 @@ class Limits:
     patience: float = 0.0
     max_long: int = 64
     gather: bool = False
+    sizes: tuple[int, ...] = ()
 
 
 class QueueFullError(MlctlError):
@@ -93,12 +96,16 @@ class Forecast:
     `between` is the seconds that a step of long work takes before each batch; 0 if none waits.
     """
 
-    def __init__(self, limits: Limits, costs: BatchCosts, lanes: Lanes) -> None:
+    def __init__(self, limits: Limits, costs: BatchCosts, lanes: Lanes, size: BatchSize) -> None:
         self.running_rows = 0
         self.between = 0.0
         self._limits = limits
         self._costs = costs
         self._lanes = lanes
+        self._batch = size
+        self._sized = size.best
+        self._units = 0.0
+        self._most_units = size.largest if limits.joinable else 1
         self._load = OfferedLoad(limits.max_wait)
         self._started: float | None = None
         self._ended = 0.0
@@ -109,8 +116,8 @@ class Forecast:
             self._load.arrived(now)
         if self._started is not None:
             self._load.offered(rows if self._limits.joinable else 1)
-        elif not self._lanes.count and (full := self._full_seconds) > 0:
-            self._load.idle((now - self._ended) / full)
+        elif not self._lanes.count and self._full_seconds > 0:
+            self._load.idle(self._possible(now - self._ended) / self._most_units)
             self._ended = now
 
     def started(self, rows: int, now: float) -> None:
@@ -128,10 +135,20 @@ class Forecast:
         self._started = None
         if step:
             return
-        full = self._full_seconds
-        units = self._size if self._limits.joinable else 1
-        batches = seconds / full if full > 0 else 0.0
-        self._load.ended(units * batches, batches)
+        if self._batch.best != self._sized:
+            # By the size before, who come in a loop may have looked like all that can be done.
+            self._sized = self._batch.best
+            self._load.forget()
+        units = self._possible(seconds)
+        if units and self._limits.joinable:  # it was done, whatever was thought possible
+            units = max(units, self.running_rows)
+        self._units += units
+        if self._batch.next != self._batch.best:
+            # Who come during a trial are as many as would have come during the next batch:
+            # the two are counted as one.
+            return
+        self._load.ended(self._units, self._units / self._most_units)
+        self._units = 0.0
 
     @property
     def idle_since(self) -> float:
@@ -146,12 +163,14 @@ class Forecast:
     def wait(self, priority: Priority, now: float) -> float:
         """Seconds until a request that comes now is in a batch: what runs, and full batches."""
         rows, requests = self._lanes.ahead_of(priority)
-        return self._seconds_left(now) + self._seconds_of(rows, requests, rows // self._size)
+        return self._seconds_left(now) + self._seconds_of(rows, requests, rows // self._batch.best)
 
     def retry_after(self, now: float) -> float:
         """Seconds until the queue as it is now has drained, as far as the costs are known."""
         rows, requests = self._lanes.ahead_of(Priority.NORMAL)
-        return self._seconds_left(now) + self._seconds_of(rows, requests, -(-rows // self._size))
+        return self._seconds_left(now) + self._seconds_of(
+            rows, requests, -(-rows // self._batch.best)
+        )
 
     def longest_wait(self) -> float:
         """The longest predicted wait that is accepted, in seconds.
@@ -184,18 +203,20 @@ class Forecast:
         return None if self._load.gap > patience else self._load.last_arrival + patience
 
     @property
-    def _size(self) -> int:
-        return self._limits.max_rows
-
-    @property
     def _full_seconds(self) -> float:
         """Of a full batch; of one like the last, if requests are not joined."""
-        rows = self._size if self._limits.joinable else max(1, self.running_rows)
+        rows = self._batch.best if self._limits.joinable else max(1, self.running_rows)
         return self._costs.seconds(rows)
+
+    def _possible(self, seconds: float) -> float:
+        """The rows that full batches do in that time; requests, if they are not joined."""
+        full = self._full_seconds
+        units = self._batch.best if self._limits.joinable else 1
+        return units * seconds / full if full > 0 else 0.0
 
     def _seconds_of(self, rows: int, requests: int, batches: int) -> float:
         if self._limits.joinable:
-            return batches * (self._costs.seconds(self._size) + self.between)
+            return batches * (self._full_seconds + self.between)
         if not requests:
             return 0.0
         return requests * (self._costs.seconds(-(-rows // requests)) + self.between)

@@ -25,6 +25,7 @@ from services.batching.admission import (
 from services.batching.costs import BatchCosts
 from services.batching.gathering import Gathering
 from services.batching.shifts import Shifts
+from services.batching.sizing import BatchSize
 from services.lanes import Lanes, Priority, Ticket
 
 __all__ = ["Batcher", "Limits", "Priority", "QueueFullError", "Ticket", "deadline_exceeded"]
@@ -42,10 +43,11 @@ class Batcher:
         self._shifts = Shifts()
         self._turn_of_long = False
         self._step_seconds = 0.0
-        self._forecast = Forecast(limits, self.costs, self._lanes)
+        self._size = BatchSize(self.costs, limits.sizes or (limits.max_rows,))
+        self._forecast = Forecast(limits, self.costs, self._lanes, self._size)
         self._gathering: Gathering | None = None
         if limits.gather and limits.joinable:
-            self._gathering = Gathering(self.costs, limits.max_rows)
+            self._gathering = Gathering(self.costs, self._size)
         self._running: dict[int, Ticket] = {}
         self._busy = False
         self._deadlines: list[tuple[float, int]] = []
@@ -92,7 +94,7 @@ class Batcher:
             self._shut = Shut(rows, priority, inf, full)
             raise full
         prompt = self.idle
-        if self._busy or self._lanes.rows >= self.limits.max_rows:
+        if self._busy or self._lanes.rows >= self._size.next:
             self._admit(rows, now, deadline, priority)
         elif self._gathering is not None:
             prompt = prompt and not self._gathering.company(rows, now)
@@ -206,6 +208,7 @@ class Batcher:
         self._forecast.ended(seconds)
         if self._gathering is not None:
             self._gathering.ended(self._forecast.running_rows, self._forecast.idle_since)
+        self._size.ended(self._forecast.running_rows, seconds, self._lanes.rows)
         self._free_slot()
 
     def stepped(
@@ -306,11 +309,12 @@ class Batcher:
         rows, tightest = batch[0].rows, batch[0].deadline
         if not self.limits.joinable:
             return batch, True
-        in_no_hurry = now + self.costs.seconds(self.limits.max_rows)
+        size = self._size.next
+        in_no_hurry = now + self.costs.seconds(size)
         for ticket in waiting:
             if ticket.key != batch[0].key:
                 continue
-            if rows + ticket.rows > self.limits.max_rows:
+            if rows + ticket.rows > size:
                 return batch, True
             if ticket.deadline < tightest:  # noqa: PLR1730 - min is a call for each request
                 tightest = ticket.deadline
@@ -318,9 +322,9 @@ class Batcher:
                 return batch, True
             batch.append(ticket)
             rows += ticket.rows
-            if rows >= self.limits.max_rows:
+            if rows >= size:
                 break
-        return batch, rows >= self.limits.max_rows
+        return batch, rows >= size
 
     def _is_open(self, number: int) -> bool:
         return number in self._lanes or number in self._running or number in self._shifts

@@ -11,6 +11,7 @@ from __future__ import annotations
 from math import inf
 
 from services.batching.costs import BatchCosts
+from services.batching.sizing import BatchSize
 
 _WEIGHT = 1 / 8
 # One chance in so many is taken to see whether it pays by now.
@@ -26,9 +27,9 @@ _QUIET = 1 / 4
 class Gathering:
     """The wait after a batch: told what ended and who came, it says until when to hold back."""
 
-    def __init__(self, costs: BatchCosts, max_rows: int) -> None:
+    def __init__(self, costs: BatchCosts, size: BatchSize) -> None:
         self._costs = costs
-        self._max_rows = max_rows
+        self._size = size
         self._worth = 0.0
         self._passed = _TRIED
         # Since the last batch ended: the rows it had, when that was, and the rows that came.
@@ -55,7 +56,7 @@ class Gathering:
         others = self._answered - rows
         if self._worth <= _WORTH or others <= 0:
             return False
-        return now < self._ended + self._saved(rows, min(others, self._max_rows - rows))
+        return now < self._ended + self._saved(rows, min(others, self._size.best - rows))
 
     def until(self, rows: int, now: float) -> float:
         """Until when a batch of `rows` rows, all that may run now, is to be held back."""
@@ -76,7 +77,7 @@ class Gathering:
 
     def _begin(self, rows: int, now: float) -> None:
         """The first look after a batch: is there a chance, and is it taken?"""
-        expected = min(self._answered, self._max_rows - rows + self._back)
+        expected = min(self._answered, self._size.best - rows + self._back)
         self._answered = 0
         more = expected - self._back
         patience = self._saved(rows, more) if more > 0 else 0.0

@@ -12,6 +12,8 @@ _GAP_WEIGHT = 1 / 8
 _WEIGHT = 1 / 4
 # One batch's count is cut off here: after a pause one alone never looks like overload.
 _MOST = 3.0
+# What is remembered at the most when another size of batches turns out to be better.
+_FORGOTTEN = 0.75
 
 
 class OfferedLoad:
@@ -38,6 +40,10 @@ class OfferedLoad:
     def idle(self, batches: float) -> None:
         """Nothing ran and nothing waited for the time of so many batches."""
         self.utilization *= (1 - _WEIGHT) ** batches
+
+    def forget(self) -> None:
+        """What can be done has changed: what was offered before is held to be less than that."""
+        self.utilization = min(self.utilization, _FORGOTTEN)
 
     def ended(self, possible: float, batches: float) -> None:
         """The batch is over, in whose time full ones would have done `possible` units.

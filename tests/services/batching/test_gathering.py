@@ -7,6 +7,7 @@ import pytest
 from services.batching.batcher import Limits
 from services.batching.costs import BatchCosts
 from services.batching.gathering import Gathering
+from services.batching.sizing import BatchSize
 from tests.services.batching.test_batcher_under_load import dense, flat, steep
 from tests.support.simulation import Cost, SimulatedServer, Story, percentile, poisson
 
@@ -16,6 +17,11 @@ SOON = 0.0003
 
 def server(cost: Cost, rows: int, *, gather: bool) -> SimulatedServer:
     return SimulatedServer(Limits(rows, 4096, gather=gather), cost)
+
+
+def gathering_of(measured: dict[int, float], rows: int) -> Gathering:
+    costs = BatchCosts(measured)
+    return Gathering(costs, BatchSize(costs, [rows]))
 
 
 def mean(story: Story) -> float:
@@ -81,7 +87,7 @@ def test_clients_that_left_are_soon_not_waited_for() -> None:
 
 
 def test_a_wait_ends_when_all_are_back_or_nobody_comes() -> None:
-    gathering = Gathering(BatchCosts({1: 0.010, 8: 0.010}), 8)
+    gathering = gathering_of({1: 0.010, 8: 0.010}, 8)
     gathering.ended(2, 1.0)
     assert gathering.until(1, 1.0) == pytest.approx(1.0025)  # a quarter of a batch's time
     gathering.arrived(1, 1.002)
@@ -91,13 +97,13 @@ def test_a_wait_ends_when_all_are_back_or_nobody_comes() -> None:
 
 
 def test_nobody_is_waited_for_where_a_batch_has_no_room() -> None:
-    gathering = Gathering(BatchCosts({1: 0.010, 8: 0.010}), 8)
+    gathering = gathering_of({1: 0.010, 8: 0.010}, 8)
     gathering.ended(8, 1.0)
     assert gathering.until(8, 1.0) == -inf
 
 
 def test_a_wait_in_vain_is_not_repeated_at_once() -> None:
-    gathering = Gathering(BatchCosts({1: 0.010, 8: 0.010}), 8)
+    gathering = gathering_of({1: 0.010, 8: 0.010}, 8)
     waits = []
     for number in range(40):
         gathering.ended(2, float(number))
