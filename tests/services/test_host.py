@@ -19,6 +19,7 @@ from services.runtime.golden import load_golden, save_golden
 from services.runtime.scorer import Scorer
 from services.settings import Settings
 from tests.support.bundles import expected, make_bundle
+from tests.support.transforms import make_text_bundle
 
 ROW = np.array([[1, 2, 3, 4]], dtype=np.float32)
 
@@ -111,11 +112,26 @@ def test_the_bundle_says_how_to_batch_and_the_environment_has_the_last_word(
         host = host_of(bundle, **settings)
         return host._limits(Scorer.open(bundle, host.settings), inline=False)
 
-    assert limits(plain) == Limits(32, 4096, gather=True)
-    assert limits(told) == Limits(32, 9, 0.003, max_queue=0.05)
+    sizes = (1, 8, 32)
+    assert limits(plain) == Limits(32, 4096, gather=True, sizes=sizes)
+    assert limits(told) == Limits(32, 9, 0.003, max_queue=0.05, sizes=sizes)
     ours = limits(told, max_wait_ms=0, max_queue_ms=0, overload_patience_ms=100)
-    assert ours == Limits(32, 9, 0.0, max_queue=0.0, patience=0.1)
+    assert ours == Limits(32, 9, 0.0, max_queue=0.0, patience=0.1, sizes=sizes)
     assert limits(told, max_queue_rows=7).max_queue_rows == 7
+    assert limits(told, max_rows=16).sizes == (1, 8, 16)
+
+
+def test_batches_are_as_large_as_they_may_be_where_the_rows_alone_do_not_tell_their_cost(
+    tmp_path: Path,
+) -> None:
+    plain, texts = make_bundle(tmp_path / "plain"), make_text_bundle(tmp_path / "texts")
+
+    def sizes(bundle: VerifiedBundle, *, inline: bool) -> tuple[int, ...]:
+        host = host_of(bundle)
+        return host._limits(Scorer.open(bundle, host.settings), inline=inline).sizes
+
+    assert sizes(plain, inline=True) == (32,)
+    assert sizes(texts, inline=False) == (texts.manifest.batching.max_rows,)
 
 
 def test_a_run_that_hangs_ends_the_hosts_life(
