@@ -101,6 +101,13 @@ _GATES = (
 
 _REST = (
     click.option(
+        "--batching",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        metavar="FILE.json",
+        help="How the server is to join requests: max_rows or buckets, pad, max_wait_ms, "
+        "max_queue_rows, max_queue_ms.  [default: up to 32 rows]",
+    ),
+    click.option(
         "--allow-pickle",
         is_flag=True,
         help="Load a model that is stored as a pickle, which runs code of its author.",

@@ -96,6 +96,7 @@ class Attempt:
             "target": place.target.value,
             "provider": place.provider,
             **self._metric_key(),
+            **self.exported.baseline.joining.key,
             "processor": str(conditions()["processor"]),
             "device": place.device,
             "checker": versions("tensorrt-rtx-cu13") if place.target is Target.TENSORRT else "",
@@ -108,7 +109,8 @@ class Attempt:
         return {"metric": metric.name, "metric_code": metric.code}
 
     def _search_key(self) -> Key:
-        return {**self._metric_key(), **self.goals.accuracy_only()}
+        joining = self.exported.baseline.joining
+        return {**self._metric_key(), **joining.key, **self.goals.accuracy_only()}
 
     def _build(self, recipe: Recipe, directory: Path) -> None:
         details = build_guarded(recipe, self.exported.graph, directory, self._bench(recipe))

@@ -13,7 +13,10 @@ import numpy as np
 
 from optimize.data import Rows, Tensors
 from optimize.parity import compare, finite
-from optimize.strangers import distinct, strangers
+from optimize.strangers import ROWS, distinct, strangers
+
+# Those rows and one stranger: what an engine that is asked must have room for.
+MOST_ROWS = ROWS + 1
 
 # Other neighbours round the answers otherwise; twice the error is still that error.
 _SLACK = 2.0

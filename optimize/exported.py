@@ -20,7 +20,8 @@ from optimize.checks import check_finite, check_graph, check_parity, check_sourc
 from optimize.data import Rows
 from optimize.export import OPSET
 from optimize.independence import is_row_independent
-from optimize.judge import Baseline, batching, run_rows
+from optimize.joining import DEFAULT
+from optimize.judge import Baseline, run_rows
 from optimize.prepare import Prepared
 from optimize.reference import load_reference
 from registry.catalog import Flavor
@@ -74,7 +75,9 @@ def export_source(prepared: Prepared) -> Exported:
     facts = _Facts.model_validate_json((entry.root / _FACTS_NAME).read_bytes())
     _, outputs = load_golden(entry.root / _ANSWERS_NAME)
     ordered = {spec.name: outputs[spec.name] for spec in prepared.source.signature.outputs}
-    baseline = Baseline(prepared.held_out, ordered, facts.row_independent, prepared.metric)
+    baseline = Baseline(
+        prepared.held_out, ordered, facts.row_independent, prepared.metric, prepared.joining
+    )
     _ = baseline.score  # whether the metric fits is known before any work on variants
     return Exported(
         prepared=prepared,
@@ -118,7 +121,9 @@ def _build(directory: Path, prepared: Prepared) -> None:
         raw = prepared.raw.held_out.inputs
         prepared.transform.check_pure(raw, reference.run)
         independent = independent and prepared.transform.is_row_independent(raw, reference.run)
-    outputs = run_rows(reference.run, held_out, batching(independent).max_rows)
+    outputs = run_rows(
+        reference.run, held_out, DEFAULT.batching(row_independent=independent).max_rows
+    )
     check_finite(outputs)
     save_golden(directory / _ANSWERS_NAME, held_out.head(1).inputs, outputs)
     facts = _Facts(opset=opset, row_independent=independent)

@@ -16,9 +16,10 @@ import numpy as np
 
 from bundle.clock import Clock
 from bundle.manifest import MODEL_NAME, Batching
-from optimize.company import keep_company
+from optimize.company import MOST_ROWS, keep_company
 from optimize.data import Rows, Tensors
 from optimize.goals import Goals, accuracy_faults
+from optimize.joining import DEFAULT, Joining
 from optimize.latency import measure
 from optimize.metrics import Metric, compare_metric
 from optimize.parity import Parity, compare, finite
@@ -28,8 +29,6 @@ from optimize.variant import Measured
 from services.runtime.scorer import join_rows, split_rows
 from services.runtime.session import Session, open_session
 
-BUCKETS = (1, 2, 4, 8, 16, 32)
-
 # Of what the goals allow, a search on calibration rows uses up this share: it stops right
 # below its limit, and the held-out rows that judge afterwards are other rows.
 SEARCH_SHARE = 0.8
@@ -37,24 +36,22 @@ SEARCH_SHARE = 0.8
 Runner = Callable[[Tensors], dict[str, np.ndarray]]
 
 
-def batching(row_independent: bool) -> Batching:
-    """The batch sizes to serve with: only single rows if they would influence each other."""
-    buckets = BUCKETS if row_independent else (1,)
-    return Batching(max_rows=buckets[-1], buckets=buckets, row_independent=row_independent)
-
-
 @dataclass(frozen=True)
 class Baseline:
-    """The source model's answers `outputs` on the held-out `rows`; `metric` if they have labels."""
+    """The source model's answers `outputs` on the held-out `rows`; `metric` if they have labels.
+
+    `joining` is what the user says of the batches to serve with.
+    """
 
     rows: Rows
     outputs: Tensors
     row_independent: bool
     metric: Metric | None
+    joining: Joining = DEFAULT
 
     @property
     def batching(self) -> Batching:
-        return batching(self.row_independent)
+        return self.joining.batching(row_independent=self.row_independent)
 
     @cached_property
     def score(self) -> float | None:
@@ -73,25 +70,32 @@ def measure_variant(
     says that its outputs are not finite or differ in form.
     """
     model = _runnable(directory, place)
-    session = open_session(model, place.provider, batching=baseline.batching)
+    session = open_session(model, place.provider, batching=_roomy(baseline.batching))
     outputs, joined, independent = _answers(session, baseline)
     parity, score = compare(baseline.outputs, outputs), None
     if baseline.metric is not None and baseline.rows.labels is not None:
         score = compare_metric(baseline.metric, baseline.outputs, outputs, baseline.rows.labels)
-    buckets = batching(independent).buckets
+    buckets = baseline.joining.batching(row_independent=independent).buckets
+    sizes = sorted({1, *buckets})  # a goal is the time of a single row, whatever the buckets
     return Measured(
         rows=baseline.rows.count,
         opset=opset,
         size_bytes=model_size(directory),
         parity=parity,
         score=score,
-        latency=measure(session, baseline.rows, buckets, clock) if place.timed else (),
+        latency=measure(session, baseline.rows, sizes, clock) if place.timed else (),
         details=details,
         provider=place.provider,
         emulated=model.name == TWIN_NAME,
         row_independent=independent,
         joined_relative_l2=joined,
     )
+
+
+def _roomy(batching: Batching) -> Batching:
+    """The same batches for an engine to be tuned for, and room for rows next to a strange one."""
+    most = max(batching.max_rows, MOST_ROWS if batching.row_independent else 1)
+    return batching.model_copy(update={"max_rows": most})
 
 
 def _answers(

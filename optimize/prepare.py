@@ -7,6 +7,7 @@ from pathlib import Path
 
 from bundle.tensors import Signature
 from optimize.data import EvalData, Rows, Sampling, load_data, require_labels
+from optimize.joining import DEFAULT, Joining
 from optimize.metrics import Metric, load_metric
 from optimize.recipes.base import Calibrator, Target
 from optimize.transform import SourceTransform, read_transform
@@ -25,6 +26,7 @@ class Options:
     calibrator: Calibrator = Calibrator.AUTO
     sampling: Sampling = field(default_factory=Sampling)
     transform: Path | None = None
+    joining: Joining = DEFAULT
     allow_pickle: bool = False
 
 
@@ -42,6 +44,7 @@ class Prepared:
     held_out: Rows
     transform: SourceTransform | None
     metric: Metric | None
+    joining: Joining = DEFAULT
 
     @property
     def api_signature(self) -> Signature:
@@ -52,13 +55,15 @@ class Prepared:
 def prepare(uri: str, data: str | Path, catalog: Catalog, options: Options) -> Prepared:
     """Resolve the model and read the rows; raises what `Catalog.resolve` and `load_data` raise.
 
-    INVALID_INPUT also for a metric without labels, and for a transform that is none.
+    INVALID_INPUT also for a metric without labels, for a transform that is none, and for
+    padding that does not suit the inputs.
     """
     source = catalog.resolve(uri, allow_pickle=options.allow_pickle)
     transform = None
     if options.transform is not None:
         transform = read_transform(options.transform, source.signature)
     signature = source.signature if transform is None else transform.api_signature
+    options.joining.check(signature)
     raw = load_data(data, signature, options.sampling)
     metric = _metric(options.metric, raw.held_out)
     return Prepared(
@@ -68,6 +73,7 @@ def prepare(uri: str, data: str | Path, catalog: Catalog, options: Options) -> P
         _transformed(raw.held_out, transform),
         transform,
         metric,
+        options.joining,
     )
 
 

@@ -24,11 +24,15 @@ from optimize.choose import Judged
 from optimize.evidence import evidence_document, manifest_evidence
 from optimize.exported import Exported
 from optimize.goals import Goals
-from optimize.judge import batching
 from optimize.place import Place
 from optimize.recipes.base import DATA_NAME
 from registry.names import bundle_name
-from services.runtime.golden import save_golden
+from services.runtime.golden import load_golden, save_golden
+from services.runtime.padding import LengthPadding
+from services.runtime.scorer import Scorer
+from services.runtime.session import open_session
+from services.runtime.transform import load_transform
+from services.runtime.warmup import check_padding
 
 GOLDEN_ROWS = 32
 
@@ -36,7 +40,10 @@ GOLDEN_ROWS = 32
 def seal_bundle(
     exported: Exported, goals: Goals, place: Place, judged: Sequence[Judged], chosen: Judged
 ) -> VerifiedBundle:
-    """Seal the chosen variant's files and evidence under the state directory, by digest."""
+    """Seal the chosen variant's files and evidence under the state directory, by digest.
+
+    PARITY_FAILED if sequences are to be padded, and that changes the model's answers.
+    """
     model = chosen.variant.model
     assert model is not None
     store = state_dir("bundles")
@@ -52,6 +59,8 @@ def seal_bundle(
         write_atomic(scratch / EVIDENCE_NAME, canonical_json(evidence))
         scratch.chmod(0o755)
         sealed = seal(scratch, _manifest(exported, place, chosen))
+        if place.timed:
+            _prove_padding(sealed, place)
         return _move(sealed, store / sealed.digest)
 
 
@@ -77,7 +86,9 @@ def _manifest(exported: Exported, place: Place, chosen: Judged) -> Manifest:
             target=place.target.value,
             opset=variant.measured.opset,
         ),
-        batching=batching(variant.measured.row_independent),
+        batching=exported.baseline.joining.batching(
+            row_independent=variant.measured.row_independent
+        ),
         evidence=manifest_evidence(variant.measured, None if metric is None else metric.name),
     )
 
@@ -90,6 +101,17 @@ def _write_golden(exported: Exported, path: Path) -> None:
     if prepared.transform is not None:
         outputs = prepared.transform.postprocess(outputs)
     save_golden(path, rows.inputs, outputs)
+
+
+def _prove_padding(bundle: VerifiedBundle, place: Place) -> None:
+    """What the server's start will prove again; PARITY_FAILED if the model cannot be padded."""
+    manifest = bundle.manifest
+    if not manifest.batching.pad:
+        return
+    session = open_session(bundle.path(MODEL_NAME), place.provider, batching=manifest.batching)
+    scorer = Scorer(manifest, bundle.digest, session, load_transform(bundle))
+    lengths = LengthPadding(manifest.signature, manifest.batching.pad)
+    check_padding(scorer, lengths, load_golden(bundle.path(GOLDEN_NAME))[0])
 
 
 def _move(sealed: VerifiedBundle, target: Path) -> VerifiedBundle:

@@ -8,7 +8,7 @@ import numpy as np
 
 from optimize.data import Rows, Tensors
 
-_ROWS = 7
+ROWS = 7
 _SCANNED = 256
 
 # Far outside of what was seen, and far inside of what float16 holds for usual data.
@@ -21,7 +21,7 @@ def distinct(rows: Rows) -> np.ndarray:
     for row in range(min(rows.count, _SCANNED)):
         key = b"".join(array[row].tobytes() for array in rows.inputs.values())
         first.setdefault(key, row)
-    return np.resize(list(first.values())[:_ROWS], _ROWS)
+    return np.resize(list(first.values())[:ROWS], ROWS)
 
 
 def strangers(batch: Tensors, data: Tensors) -> Iterator[Tensors]:

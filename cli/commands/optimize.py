@@ -101,6 +101,7 @@ def _check_paths(data: str, report: Path | None) -> None:
 def _request(model: str, data: str, given: dict[str, Any]) -> _Request:
     from optimize.data import Sampling
     from optimize.goals import Goals, Prefer
+    from optimize.joining import DEFAULT, read_joining
     from optimize.prepare import Options
     from optimize.recipes.base import Calibrator, Target
     from optimize.recipes.discovery import select
@@ -121,6 +122,7 @@ def _request(model: str, data: str, given: dict[str, Any]) -> _Request:
         calibrator=Calibrator(given["calibrator"]),
         sampling=Sampling(given["calibration_rows"], given["rows"]),
         transform=given["transform"],
+        joining=DEFAULT if given["batching"] is None else read_joining(given["batching"]),
         allow_pickle=given["allow_pickle"],
     )
     return _Request(

@@ -72,6 +72,19 @@ def test_nothing_passing_exits_5_with_the_table_and_the_report(catalog: MemoryCa
     assert catalog.published == []
 
 
+def test_the_way_to_join_requests_goes_into_the_bundle(catalog: MemoryCatalog) -> None:
+    Path("batching.json").write_text('{"max_rows": 4, "max_queue_ms": 50}')
+    digest = document(*SOME, "--batching", "batching.json")["digest"]
+    assert [found.digest for found in catalog.published] == [digest]
+    manifest = json.loads(Path("home", "bundles", digest, "manifest.json").read_bytes())
+    batching = manifest["batching"]
+    assert (batching["buckets"], batching["max_queue_ms"]) == ([1, 2, 4], 50)
+    Path("batching.json").write_text('{"max_rows": 0}')
+    result = run(*SOME, "--batching", "batching.json")
+    assert result.exit_code == 2
+    assert "--batching: max_rows: " in result.stderr
+
+
 def test_a_plan_does_nothing(catalog: MemoryCatalog) -> None:
     found = document(*SOME, "--plan")
     assert [step["cached"] for step in found["steps"]] == [False] * 6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,12 @@ import onnx
 import pytest
 from onnx import helper
 
+import optimize.judge
 from bundle.clock import SystemClock
+from bundle.manifest import Batching
 from optimize.data import Rows
 from optimize.goals import Goals
+from optimize.joining import DEFAULT, Joining
 from optimize.judge import Baseline, QualityMeter, measure_variant, run_rows
 from optimize.metrics import load_metric
 from optimize.place import Place
@@ -21,7 +25,8 @@ from optimize.quantize.layers import find_layers
 from optimize.quantize.methods import Dynamic
 from optimize.recipes.base import Details, Target
 from optimize.variant import Measured
-from services.runtime.session import open_session
+from services.runtime.faults import RunError
+from services.runtime.session import FunctionSession, Session, open_session
 from tests.optimize.quantize.nets import product_net, save_net, token_rows
 
 CPU = Place(Target.CPU, "cpu")
@@ -41,9 +46,11 @@ def dynamic(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def measured(source: Path, directory: Path, *, row_independent: bool = True) -> Measured:
+def measured(
+    source: Path, directory: Path, *, row_independent: bool = True, joining: Joining = DEFAULT
+) -> Measured:
     outputs = open_session(source).run(ROWS.inputs)
-    baseline = Baseline(ROWS, outputs, row_independent, None)
+    baseline = Baseline(ROWS, outputs, row_independent, None, joining)
     return measure_variant(directory, 20, Details(), baseline, CPU, SystemClock())
 
 
@@ -64,6 +71,33 @@ def test_one_that_leaves_rows_alone_is_joined(source: Path) -> None:
     found = measured(source, source.parent)
     assert found.row_independent
     assert [each.batch for each in found.latency] == [1, 2, 4, 8, 16, 32]
+
+
+def test_a_single_row_is_timed_also_where_no_batch_is_so_small(source: Path) -> None:
+    found = measured(source, source.parent, joining=Joining(buckets=(4, 8)))
+    assert [each.batch for each in found.latency] == [1, 4, 8]
+
+
+@pytest.mark.parametrize("max_rows", [1, 3, 7])
+def test_an_engine_for_small_batches_has_room_for_the_proof(
+    source: Path, dynamic: Path, monkeypatch: pytest.MonkeyPatch, max_rows: int
+) -> None:
+    def engine(model: Path, provider: str, *, batching: Batching) -> Session:
+        inner = open_session(model, provider)
+
+        def run(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+            if inputs["x"].shape[0] > batching.max_rows:
+                raise RunError("more rows than the engine takes")
+            return inner.run(inputs)
+
+        return FunctionSession(run)
+
+    monkeypatch.setattr(optimize.judge, "open_session", engine)
+    joining = Joining(max_rows=max_rows)
+    assert not measured(source, dynamic, joining=joining).row_independent
+    found = measured(source, source.parent, joining=joining)
+    assert found.row_independent
+    assert found.latency[-1].batch == max_rows
 
 
 def test_where_the_source_joins_nothing_no_company_is_kept(source: Path) -> None:

@@ -14,7 +14,6 @@ from bundle.errors import MlctlError
 from bundle.home import HOME_VARIABLE
 from bundle.verify import verify
 from optimize.goals import Goals, Prefer
-from optimize.judge import batching
 from optimize.pipeline import OptimizeResult, optimize
 from registry.memory import MemoryCatalog
 from tests.support.bundles import expected
@@ -96,8 +95,3 @@ def test_golden_answers_are_those_of_the_formula(onnx_catalog: MemoryCatalog, da
 
     inputs, outputs = load_golden(run(onnx_catalog, data).bundle.path("golden.npz"))
     np.testing.assert_allclose(outputs["y"], expected(inputs["x"]), rtol=1e-5, atol=1e-5)
-
-
-def test_buckets_follow_row_independence() -> None:
-    assert batching(row_independent=True).buckets == (1, 2, 4, 8, 16, 32)
-    assert batching(row_independent=False).buckets == (1,)
