@@ -57,6 +57,9 @@ class Rows:
         self.rows += stats.rows
         self.batches += 1
 
+    def first_piece(self, seconds: float) -> None:
+        """Nor are streams, of which there are none."""
+
     def queue_rows(self, rows: int) -> None:
         """The depth is not of interest here."""
 

@@ -232,12 +232,17 @@ class ModelHost:
             return self.infer(request.inputs, timeout, priority)
         return self._hybrid.ask(request, self._seconds(timeout), priority)
 
-    def stream(self, inputs: dict[str, np.ndarray], timeout: float | None = None) -> AnswerStream:
+    def stream(
+        self,
+        inputs: dict[str, np.ndarray],
+        timeout: float | None = None,
+        priority: Priority = Priority.NORMAL,
+    ) -> AnswerStream:
         """Ask for an answer in pieces, each of which has the deadline's time; close it to leave.
 
         A model that makes its answer as a whole has one piece. Raises what `infer` does.
         """
-        return self._serving().stream(inputs, self._seconds(timeout))
+        return self._serving().stream(inputs, self._seconds(timeout), priority)
 
     def _serving(self) -> Batching:
         if self.phase is not Phase.READY or self._hung or self._batching is None:

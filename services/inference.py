@@ -129,7 +129,8 @@ class Inference:
         observer = self._host.observer
         if observer is None:
             return None
-        return observer.begin(HTTP, request_id, headers.get(b"traceparent"), client)
+        traceparent, tracestate = headers.get(b"traceparent"), headers.get(b"tracestate")
+        return observer.begin(HTTP, request_id, traceparent, client, tracestate)
 
     def admit(self, headers: Mapping[bytes, bytes]) -> None:
         """UNAUTHENTICATED unless the headers show a token, where one is asked for."""
@@ -261,7 +262,8 @@ class Inference:
                 f"output {binary[0]!r} is requested as binary data, which no event carries",
                 "Request it as JSON, or use ModelStreamInfer of the gRPC API.",
             )
-        return AskedStream(request, self._host.stream(request.inputs, request.timeout))
+        priority = head.priority or request.priority
+        return AskedStream(request, self._host.stream(request.inputs, request.timeout, priority))
 
     def encode_piece(self, asked: AskedStream, piece: Answer) -> bytes:
         """One piece as the JSON of a response, in one line."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from enum import StrEnum
 from itertools import chain
 from typing import NamedTuple
@@ -39,6 +39,15 @@ def parse_priority(value: object) -> Priority:
     if known is None:
         raise MlctlError(ErrorCode.INVALID_INPUT, "priority must be high or normal")
     return known
+
+
+def named_lane(values: Iterable[str]) -> Priority | None:
+    """The lane that the values of all headers `LANE_HEADER` name; None if there are none.
+
+    Equal ones are one. Raises what `parse_priority` does, for several that differ as well.
+    """
+    named = list(dict.fromkeys(values))
+    return parse_priority(", ".join(named)) if named else None
 
 
 class Ticket(NamedTuple):
@@ -82,6 +91,10 @@ class Lanes:
             self._normal[ticket.number] = ticket
         self.rows += ticket.rows
         self.count += 1
+
+    def get(self, number: int) -> Ticket | None:
+        """The ticket of that number, if it waits."""
+        return self._normal.get(number) or self._high.get(number)
 
     def remove(self, number: int) -> Ticket | None:
         """Take a ticket out; None if it does not wait."""

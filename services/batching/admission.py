@@ -34,7 +34,8 @@ class Limits:
     more is offered than the model can do, and then as little as keeps it busy, but no
     less than `patience`: a stall of the machine looks like overload for that long.
     `max_long` is how many requests that run in steps are open at once.
-    `sizes` are those that a full batch may have, rising to `max_rows`; none is that one only.
+    `sizes` are those that a full batch may have, rising to `max_rows`; none is that one only,
+    as it is where requests are not joined.
     """
 
     max_rows: int
@@ -110,13 +111,16 @@ class Forecast:
         self._started: float | None = None
         self._ended = 0.0
 
-    def offered(self, rows: int, now: float) -> None:
-        """A request of `rows` rows came, whether it will be accepted or not."""
+    def offered(self, rows: int, now: float, *, long: bool = False) -> None:
+        """A request of `rows` rows came, whether it will be accepted or not.
+
+        Those of `long` work are not counted, as its steps are not: there is a limit of its own.
+        """
         if self._limits.max_wait > 0:  # else nobody asks for the gaps
             self._load.arrived(now)
-        if self._started is not None:
+        if self._started is not None and not long:
             self._load.offered(rows if self._limits.joinable else 1)
-        elif not self._lanes.count and self._full_seconds > 0:
+        elif self._started is None and not self._lanes.count and self._full_seconds > 0:
             self._load.idle(self._possible(now - self._ended) / self._most_units)
             self._ended = now
 
@@ -136,16 +140,17 @@ class Forecast:
         if step:
             return
         if self._batch.best != self._sized:
-            # By the size before, who come in a loop may have looked like all that can be done.
-            self._sized = self._batch.best
-            self._load.forget()
+            # Who were answered in a batch of the size before come in one of this: no measure.
+            self._sized, self._units = self._batch.best, 0.0
+            self._load.skip()
+            return
         units = self._possible(seconds)
         if units and self._limits.joinable:  # it was done, whatever was thought possible
             units = max(units, self.running_rows)
         self._units += units
-        if self._batch.next != self._batch.best:
+        if self._batch.next != self._batch.best and self._units < self._most_units:
             # Who come during a trial are as many as would have come during the next batch:
-            # the two are counted as one.
+            # the two are counted as one. But many trials in a row must not hide an overload.
             return
         self._load.ended(self._units, self._units / self._most_units)
         self._units = 0.0
@@ -177,17 +182,22 @@ class Forecast:
 
         Unless it was told: a utilization (what is offered by what full batches can do)
         below 1 drains by itself. Above, what comes in the last 1 / utilization of each
-        batch's time fills the next one, and any earlier arrival would but wait longer.
+        batch's time fills the next one, and any earlier arrival would but wait longer;
+        the more it is in doubt, the longer is waited. `patience` is beyond doubt.
         """
         if self._limits.max_queue is not None:
             return self._limits.max_queue
-        utilization = self._load.utilization
-        if utilization <= 1.0:
+        doubt = self._load.doubt
+        if doubt == inf:
             return inf
-        if not self._limits.joinable:
-            return max(_ADMIT_ALONE * self._full_seconds, self._limits.patience)
-        fills = _ADMIT_SLACK * self._full_seconds / utilization
-        return max(fills, _ADMIT_JOINED * self._costs.seconds(1), self._limits.patience)
+        if self._limits.joinable:
+            fills = _ADMIT_SLACK * self._full_seconds / self._load.utilization
+            least = max(fills, _ADMIT_JOINED * self._costs.seconds(1))
+        else:
+            least = _ADMIT_ALONE * self._full_seconds
+        # What goes up and down does so over the time of the largest batches, as it is counted.
+        least *= 1 + (doubt - 1) * self._batch.largest / self._batch.best
+        return max(least, self._limits.patience)
 
     def company_until(self, rows: int, requests: int) -> float | None:
         """Until when one more request is worth waiting for; None if it is not.

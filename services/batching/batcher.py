@@ -43,7 +43,8 @@ class Batcher:
         self._shifts = Shifts()
         self._turn_of_long = False
         self._step_seconds = 0.0
-        self._size = BatchSize(self.costs, limits.sizes or (limits.max_rows,))
+        sizes = limits.sizes if limits.joinable else ()
+        self._size = BatchSize(self.costs, sizes or (limits.max_rows,))
         self._forecast = Forecast(limits, self.costs, self._lanes, self._size)
         self._gathering: Gathering | None = None
         if limits.gather and limits.joinable:
@@ -63,6 +64,11 @@ class Batcher:
     def busy(self) -> bool:
         """Whether a batch is running."""
         return self._busy
+
+    @property
+    def full(self) -> bool:
+        """Whether as many rows wait as a batch has."""
+        return self._lanes.rows >= self._size.next
 
     @property
     def idle(self) -> bool:
@@ -119,7 +125,9 @@ class Batcher:
         # What it was raised through is of no interest, and would be kept with it.
         return shut.error.with_traceback(None)
 
-    def offer_long(self, rows: int, now: float, deadline: float) -> Ticket:
+    def offer_long(
+        self, rows: int, now: float, deadline: float, priority: Priority = Priority.NORMAL
+    ) -> Ticket:
         """Accept work of `rows` rows that runs in steps, or raise.
 
         QUEUE_FULL if as much of it is open as may be, by its number or its rows;
@@ -130,7 +138,7 @@ class Batcher:
             raise _too_many_rows(rows, limit)
         if deadline <= now:
             raise deadline_exceeded()
-        self._forecast.offered(rows, now)
+        self._forecast.offered(rows, now, long=True)
         open_long = len(self._shifts) + any(ticket.long for ticket in self._running.values())
         retry_after = self._forecast.retry_after(now)
         if open_long >= self.limits.max_long:
@@ -138,7 +146,7 @@ class Batcher:
             raise QueueFullError(open_long, self.limits.max_long, retry_after, what=what)
         if self._shifts.rows and self._shifts.rows + rows > limit:
             raise QueueFullError(self._shifts.rows, limit, retry_after)
-        ticket = Ticket(self._next, rows, None, now, deadline, self.idle, long=True)
+        ticket = Ticket(self._next, rows, None, now, deadline, self.idle, priority, long=True)
         self._next += 1
         self._shifts.add(ticket)
         heapq.heappush(self._deadlines, (deadline, ticket.number))

@@ -3,17 +3,24 @@
 Only what comes while the model is busy is counted, and idle time counts as batches in whose
 time nothing came: clients that wait for their answers before they ask again can then never
 look like more than the model can do, however many they are, nor can one burst after a pause.
+As they keep it just busy, and ask now for more and now for less, what is little above that is
+overload only if it lasts.
 """
 
 from __future__ import annotations
 
+from math import inf
+
 _GAP_WEIGHT = 1 / 8
 # The larger, the shorter the queue that builds up until overload is seen for what it is.
 _WEIGHT = 1 / 4
+_LASTING_WEIGHT = 1 / 16
 # One batch's count is cut off here: after a pause one alone never looks like overload.
 _MOST = 3.0
-# What is remembered at the most when another size of batches turns out to be better.
-_FORGOTTEN = 0.75
+# Above this nobody doubts it; below, when what lasts is so much more than can be done.
+_PLAIN = 1.5
+_EXCESS = 1 / 4
+_MOST_DOUBT = 16.0
 
 
 class OfferedLoad:
@@ -24,8 +31,24 @@ class OfferedLoad:
         self.gap = longest_gap
         self.last_arrival = -longest_gap
         self.utilization = 0.0
+        self._lasting = 0.0  # the same over the time of sixteen batches
         self._longest_gap = longest_gap
         self._units = 0
+
+    @property
+    def doubt(self) -> float:
+        """Whether more is offered than can be done: 1 is certain, 16 hardly, and inf is not.
+
+        It falls with the third power of the excess that lasts: twice the excess, an eighth.
+        """
+        if self.utilization <= 1.0:
+            return inf
+        if self.utilization >= _PLAIN:
+            return 1.0
+        excess = self._lasting - 1.0
+        if excess <= 0:
+            return _MOST_DOUBT
+        return max(1.0, min(_MOST_DOUBT, (_EXCESS / excess) ** 3))
 
     def arrived(self, now: float) -> None:
         """A request came."""
@@ -39,11 +62,11 @@ class OfferedLoad:
 
     def idle(self, batches: float) -> None:
         """Nothing ran and nothing waited for the time of so many batches."""
-        self.utilization *= (1 - _WEIGHT) ** batches
+        self._count(0.0, batches)
 
-    def forget(self) -> None:
-        """What can be done has changed: what was offered before is held to be less than that."""
-        self.utilization = min(self.utilization, _FORGOTTEN)
+    def skip(self) -> None:
+        """What came during the batches that are not yet told of is not counted."""
+        self._units = 0
 
     def ended(self, possible: float, batches: float) -> None:
         """The batch is over, in whose time full ones would have done `possible` units.
@@ -51,6 +74,9 @@ class OfferedLoad:
         It took as long as so many full `batches`, and counts by that: what comes in a short
         one is no measure of what comes all the time.
         """
-        share = min(_MOST, self._units / possible) if possible > 0 else 0.0
-        self.utilization += (1 - (1 - _WEIGHT) ** batches) * (share - self.utilization)
+        self._count(min(_MOST, self._units / possible) if possible > 0 else 0.0, batches)
         self._units = 0
+
+    def _count(self, share: float, batches: float) -> None:
+        self.utilization += (1 - (1 - _WEIGHT) ** batches) * (share - self.utilization)
+        self._lasting += (1 - (1 - _LASTING_WEIGHT) ** batches) * (share - self._lasting)

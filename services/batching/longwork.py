@@ -18,6 +18,7 @@ from bundle.clock import Clock
 from bundle.errors import ErrorCode, MlctlError
 from services.batching.batcher import Batcher, Ticket, deadline_exceeded
 from services.batching.model_thread import ModelThread
+from services.lanes import Priority
 from services.metrics.counts import BatchStats
 from services.runtime.padding import Arrays
 from services.streaming import Answer, AnswerStream
@@ -25,6 +26,14 @@ from services.streaming import Answer, AnswerStream
 Steps = Generator[Arrays | None, None, None]
 _END = object()
 logger = logging.getLogger("mlctl.batching")
+
+
+class LongMeter(Protocol):
+    """Who is told about what was finished, and when a stream's first piece was there."""
+
+    def batch(self, stats: BatchStats) -> None: ...
+
+    def first_piece(self, seconds: float) -> None: ...
 
 
 class Stepwise(Protocol):
@@ -40,7 +49,7 @@ class _Run:
     """One request. `patience` is the seconds that each piece has, None if one deadline holds.
 
     `running` while the thread is in it; `queued` and `seconds` are how long it waited
-    for its first step, and how long its steps since the last piece took.
+    for its first step, and how long its steps since the last piece took. `pieces` were made.
     """
 
     ticket: Ticket
@@ -48,6 +57,7 @@ class _Run:
     patience: float | None
     stream: AnswerStream = field(init=False)
     running: bool = False
+    pieces: int = 0
     queued: float = 0.0
     seconds: float = 0.0
     total: float = 0.0
@@ -63,28 +73,30 @@ class LongWork:
         thread: ModelThread,
         clock: Clock,
         wake: Callable[[], None],
-        note: Callable[[BatchStats], None],
+        meter: LongMeter,
     ) -> None:
         self._model = model
         self._policy = policy
         self._thread = thread
         self._clock = clock
         self._wake = wake
-        self._note = note
+        self._meter = meter
         self._runs: dict[int, _Run] = {}
         self._last_call: float | None = None
 
     def __len__(self) -> int:
         return len(self._runs)
 
-    def open(self, inputs: Arrays, rows: int, timeout: float, *, whole: bool) -> AnswerStream:
+    def open(
+        self, inputs: Arrays, rows: int, timeout: float, priority: Priority, *, whole: bool
+    ) -> AnswerStream:
         """Queue a request; its pieces come from the stream, one if `whole`.
 
         `timeout` (seconds) is for the whole answer if it is to come `whole`, else for each
         piece to be made and again to be taken. Raises what `Batcher.offer_long` does.
         """
         now = self._clock.monotonic()
-        ticket = self._policy.offer_long(rows, now, now + timeout)
+        ticket = self._policy.offer_long(rows, now, now + timeout, priority)
         run = _Run(ticket, self._model.steps(inputs, whole=whole), None if whole else timeout)
         run.stream = AnswerStream(partial(self._taken, run), partial(self._left, run))
         self._runs[ticket.number] = run
@@ -123,6 +135,9 @@ class LongWork:
         over = run.stream.ended or result is _END or isinstance(result, BaseException)
         if isinstance(result, dict) and not run.stream.ended:
             answer = Answer(result, run.queued, run.seconds, run.ticket.rows)
+            if run.patience is not None and not run.pieces:
+                self._meter.first_piece(now - run.ticket.arrived)
+            run.pieces += 1
             run.stream.put(answer)
             run.seconds = 0.0
         parked = run.stream.full
@@ -157,7 +172,7 @@ class LongWork:
     def _drop(self, run: _Run, *, streamed: bool = False) -> None:
         """Forget it, and close its generator; one that runs just now when its step has ended."""
         if self._runs.pop(run.ticket.number, None) is not None:
-            self._note(BatchStats(run.ticket.rows, run.queued, run.total, streamed))
+            self._meter.batch(BatchStats(run.ticket.rows, run.queued, run.total, streamed))
         if not run.running:
             self._thread.submit(run.steps.close, _closed)
 

@@ -22,7 +22,7 @@ from services.batching.batcher import Batcher, Limits, Priority, Ticket, deadlin
 from services.batching.costs import BatchCosts
 from services.batching.desks import Caller, Desk, Told
 from services.batching.joining import Inputs, Outcome, cut, run_joined
-from services.batching.longwork import LongWork, Stepwise, log_failure
+from services.batching.longwork import LongMeter, LongWork, Stepwise, log_failure
 from services.batching.model_thread import ModelThread
 from services.metrics.counts import BatchStats
 from services.runtime.padding import Arrays, LengthPadding, shape_key
@@ -39,10 +39,8 @@ class Model(Protocol):
     def run(self, inputs: Mapping[str, np.ndarray]) -> Arrays: ...
 
 
-class BatchMeter(Protocol):
-    """Who is told about batches."""
-
-    def batch(self, stats: BatchStats) -> None: ...
+class BatchMeter(LongMeter, Protocol):
+    """Who is told about batches, streams and the queue."""
 
     def queue_rows(self, rows: int) -> None: ...
 
@@ -89,7 +87,7 @@ class Batching:
         self._long: LongWork | None = None
         if stepwise is not None:
             self._long = LongWork(
-                stepwise, self._policy, self._thread, clock, self._long_changed, meter.batch
+                stepwise, self._policy, self._thread, clock, self._long_changed, meter
             )
         self._jobs: dict[int, _Job] = {}
         self._pumping = False
@@ -129,7 +127,7 @@ class Batching:
         """
         rows = self._model.check(inputs)
         if self._stepwise is not None and self._stepwise.is_long(rows):
-            stream = self._open(inputs, rows, timeout, whole=True)
+            stream = self._open(inputs, rows, timeout, priority, whole=True)
             answer = self._loop.create_task(anext(stream))
             # Here and not in the task, which may be cancelled before it begins.
             answer.add_done_callback(lambda _: stream.close())
@@ -194,16 +192,20 @@ class Batching:
             self._policy.cancel(job.ticket)
             self._note_empty()
 
-    def stream(self, inputs: Arrays, timeout: float) -> AnswerStream:
+    def stream(
+        self, inputs: Arrays, timeout: float, priority: Priority = Priority.NORMAL
+    ) -> AnswerStream:
         """Queue `inputs`, whose answer comes in pieces; each has `timeout` s to come.
 
         Raises at once what `submit` does. Only for a model that is stepwise.
         """
-        return self._open(inputs, self._model.check(inputs), timeout, whole=False)
+        return self._open(inputs, self._model.check(inputs), timeout, priority, whole=False)
 
-    def _open(self, inputs: Arrays, rows: int, timeout: float, *, whole: bool) -> AnswerStream:
+    def _open(
+        self, inputs: Arrays, rows: int, timeout: float, priority: Priority, *, whole: bool
+    ) -> AnswerStream:
         assert self._long is not None
-        stream = self._long.open(inputs, rows, timeout, whole=whole)
+        stream = self._long.open(inputs, rows, timeout, priority, whole=whole)
         self._answered.clear()
         self._empty.clear()
         return stream
@@ -288,15 +290,29 @@ class Batching:
 
     def _finish(self, jobs: list[_Job], started: float, outcomes: list[Outcome]) -> None:
         seconds = self._clock.monotonic() - started
-        clean = not any([isinstance(outcome, Exception) for outcome in outcomes])  # noqa: C419 - faster
-        self._policy.finished(seconds, clean=clean)
         rows = sum([job.ticket.rows for job in jobs])
-        self._tell(jobs, outcomes, started, seconds, rows)
+        tell = partial(self._tell, jobs, outcomes, started, seconds, rows)
+        # If a batch is full already, the model need not wait until all these are told; else
+        # all that is learned of the batch is learned when its callers have their answers.
+        if self._policy.full and not self._inline:
+            self._free(outcomes, seconds)
+            self._pump()
+            tell()
+            self._note_empty()
+        else:
+            try:
+                tell()
+            finally:
+                self._free(outcomes, seconds)
+                self._note_empty()
+                if not self._policy.idle:
+                    self._schedule()
         longest = started - min([job.ticket.arrived for job in jobs])
         self._meter.batch(BatchStats(rows, longest, seconds))
-        self._note_empty()
-        if not self._policy.idle:
-            self._schedule()
+
+    def _free(self, outcomes: list[Outcome], seconds: float) -> None:
+        clean = not any([isinstance(outcome, Exception) for outcome in outcomes])  # noqa: C419 - faster
+        self._policy.finished(seconds, clean=clean)
 
     def _tell(
         self, jobs: list[_Job], outcomes: list[Outcome], started: float, seconds: float, rows: int

@@ -6,45 +6,47 @@ model for as long as it takes. So it has one step at a time, and waits in betwee
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
-from services.lanes import Ticket
+from services.lanes import Lanes, Ticket
 
 
 class Shifts:
     """The long work that does not run just now: `waiting` for its turn, or parked.
 
-    What is parked waits for its reader, and has no turn until it is resumed.
+    What is parked waits for its reader, and has no turn until it is resumed. Turns are by lane,
+    as those of batches are.
     """
 
     def __init__(self) -> None:
         self.rows = 0
-        self._waiting: OrderedDict[int, Ticket] = OrderedDict()
+        self._waiting = Lanes()
         self._parked: dict[int, Ticket] = {}
 
     def __contains__(self, number: int) -> bool:
         return number in self._waiting or number in self._parked
 
     def __len__(self) -> int:
-        return len(self._waiting) + len(self._parked)
+        return self._waiting.count + len(self._parked)
 
     @property
     def waiting(self) -> int:
         """How much of it could have its turn now."""
-        return len(self._waiting)
+        return self._waiting.count
 
     def get(self, number: int) -> Ticket | None:
         """The ticket of that number, if it is here."""
         return self._waiting.get(number) or self._parked.get(number)
 
     def add(self, ticket: Ticket, *, parked: bool = False) -> None:
-        """Put `ticket` at the end of those that wait, or aside."""
-        (self._parked if parked else self._waiting)[ticket.number] = ticket
+        """Put `ticket` at its lane's end, or aside."""
+        if parked:
+            self._parked[ticket.number] = ticket
+        else:
+            self._waiting.add(ticket)
         self.rows += ticket.rows
 
     def remove(self, number: int) -> Ticket | None:
         """Take a ticket out; None if it is not here."""
-        ticket = self._waiting.pop(number, None) or self._parked.pop(number, None)
+        ticket = self._waiting.remove(number) or self._parked.pop(number, None)
         if ticket is not None:
             self.rows -= ticket.rows
         return ticket
@@ -54,11 +56,12 @@ class Shifts:
         if number not in self._parked:
             return False
         ticket = self._parked.pop(number)
-        self._waiting[number] = ticket._replace(deadline=deadline)
+        self._waiting.add(ticket._replace(deadline=deadline))
         return True
 
     def pop(self) -> Ticket:
         """Take out whose turn it is; somebody must be waiting."""
-        ticket = self._waiting.popitem(last=False)[1]
+        ticket = next(iter(self._waiting.in_turn()))
+        self._waiting.release([ticket])
         self.rows -= ticket.rows
         return ticket

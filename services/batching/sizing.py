@@ -2,7 +2,8 @@
 
 More rows in a batch are not always better: where a model's activations outgrow the
 processor's cache, eight at a time may be done sooner than the same rows in one pass.
-What is not run is not measured, so the sizes not chosen have a turn now and then.
+What is not run is not measured, so the sizes not chosen have a turn now and then; and as a
+busy machine makes all sizes slower, one that seems better is measured anew before it is chosen.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from services.batching.costs import BatchCosts
 _WORTH = 0.05
 # The part of the time under load that trials of other sizes may cost.
 _TRIED = 0.003
+# So many new measurements outweigh the older ones of a size.
+_MEASURED = 4
 
 
 class BatchSize:
@@ -26,6 +29,8 @@ class BatchSize:
         self.largest = self._sizes[-1]
         self.best = self._find_best()
         self.next = self.best  # the same but for a trial
+        self._better = self.best  # what is measured anew, and how often it was
+        self._measured = 0
         self._spare = 0.0
         self._turn = 0
 
@@ -34,10 +39,25 @@ class BatchSize:
         if len(self._sizes) == 1:
             return
         if waiting or rows > 1:
-            self.best = self._find_best()
-            # Saved up for no more than one trial: trials shall not come in a row.
+            self._choose()
+            # Saved up for no more than one trial of the largest.
             self._spare = min(self._spare + _TRIED * seconds, self._costs.seconds(self.largest))
-        self.next = self._trial(rows, waiting) or self.best
+        if self._better != self.best:
+            self.next = self._better
+        elif self.next != self.best:  # no trial after a trial
+            self.next = self.best
+        else:
+            self.next = self._trial(rows, waiting) or self.best
+
+    def _choose(self) -> None:
+        """Go over to a better size as soon as it was measured often enough."""
+        better = self._find_best()
+        if better != self._better:
+            self._better, self._measured = better, 0
+        elif better != self.best:
+            self._measured += 1
+            if self._measured >= _MEASURED:
+                self.best = better
 
     def _find_best(self) -> int:
         best, most = self.largest, self._rate(self.largest)
@@ -68,9 +88,11 @@ class BatchSize:
             return None
         size = others[self._turn % len(others)]
         tried = min(size, demand)
-        price = self._costs.seconds(tried) - tried * usual
+        seconds = self._costs.seconds(tried)
+        # Never free: sizes that are about as good would have most of the turns.
+        price = max(seconds - tried * usual, _WORTH * seconds)
         if price > self._spare:
             return None
-        self._spare -= max(0.0, price)
+        self._spare -= price
         self._turn += 1
         return size

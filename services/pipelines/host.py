@@ -100,9 +100,14 @@ class PipelineHost(ModelHost):
         """None: a request is queued for each stage by itself, so no desk speaks for it."""
         return None
 
-    def stream(self, inputs: dict[str, np.ndarray], timeout: float | None = None) -> AnswerStream:
+    def stream(
+        self,
+        inputs: dict[str, np.ndarray],
+        timeout: float | None = None,
+        priority: Priority = Priority.NORMAL,
+    ) -> AnswerStream:
         """The whole answer as one piece."""
-        task = self.infer(inputs, timeout)
+        task = self.infer(inputs, timeout, priority)
 
         def leave() -> None:
             task.cancel()

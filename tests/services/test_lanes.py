@@ -1,7 +1,7 @@
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from services.lanes import Lanes, Priority, Ticket, parse_priority
+from services.lanes import Lanes, Priority, Ticket, named_lane, parse_priority
 
 
 def ticket(number: int, priority: Priority, rows: int = 1) -> Ticket:
@@ -18,6 +18,14 @@ def test_other_priorities_are_refused(value: object) -> None:
     with pytest.raises(MlctlError, match="high or normal") as caught:
         parse_priority(value)
     assert caught.value.code is ErrorCode.INVALID_INPUT
+
+
+def test_several_headers_name_a_lane_if_they_agree() -> None:
+    assert named_lane([]) is None
+    assert named_lane(["1"]) is named_lane(["high", "high"]) is Priority.HIGH
+    for values in (["high", "normal"], ["high", "1"], ["", "high"], [""]):
+        with pytest.raises(MlctlError, match="high or normal"):
+            named_lane(values)
 
 
 def test_each_lane_keeps_its_order_and_counts_its_rows() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -82,8 +82,18 @@ class SimulatedServer:
         self._until(inf)
         return self.story
 
-    def loop(self, clients: int, think: float, until: float, seed: int = 1) -> Story:
-        """`clients` that ask again about `think` seconds after each answer; none after `until`."""
+    def loop(
+        self,
+        clients: int,
+        think: float,
+        until: float,
+        seed: int = 1,
+        sizes: Sequence[int] = (1,),
+    ) -> Story:
+        """`clients` that ask again about `think` seconds after each answer; none after `until`.
+
+        Each request has the rows of one of `sizes`, by chance.
+        """
         generator = random.Random(seed)
         coming = [generator.uniform(0, 0.01) for _ in range(clients)]
         heapq.heapify(coming)
@@ -95,7 +105,7 @@ class SimulatedServer:
                     if (moment := end + generator.uniform(0.5, 1.5) * think) < until:
                         heapq.heappush(coming, moment)
             else:
-                arrival = Arrival(heapq.heappop(coming))
+                arrival = Arrival(heapq.heappop(coming), generator.choice(sizes))
                 self._offer(arrival)
                 self._pump(arrival.moment)
         return self.story

@@ -295,6 +295,25 @@ def test_long_work_and_batches_take_turns() -> None:
     assert not policy.cancel(long[0])
 
 
+def test_long_work_does_not_look_like_overload() -> None:
+    """Who asks for more rows than a batch has is no reason to refuse the others."""
+    policy = Batcher(Limits(8, 1000, max_long=40), BatchCosts({1: 0.1, 8: 0.1}))
+    now = 0.0
+    for _ in range(40):
+        policy.offer(1, "k", now, FAR)
+    for _ in range(30):
+        assert not policy.release(now)[0].long
+        policy.offer_long(9, now, FAR)
+        now += 0.1
+        policy.finished(0.1)
+        assert policy.release(now)[0].long
+        for _ in range(8):  # who were answered
+            policy.offer(1, "k", now, FAR)
+        now += 0.1
+        policy.stepped(0.1)
+    assert policy.waiting_rows == 40
+
+
 def test_who_is_alike_is_refused_without_a_look_until_one_might_be_taken() -> None:
     policy = busy(costs=FLAT, max_queue=0.1)  # what runs takes 1 s
     assert policy.refusal(1, Priority.NORMAL, 0.0) is None

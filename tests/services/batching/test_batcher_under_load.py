@@ -106,6 +106,18 @@ def test_clients_that_wait_for_their_answers_are_never_refused() -> None:
     assert not story.refused
 
 
+@pytest.mark.parametrize(("clients", "sizes"), [(64, (1,)), (256, (1,)), (64, (1, 1, 1, 2, 5))])
+@pytest.mark.parametrize("cost", [dense, flat, steep])
+def test_nor_are_they_whenever_they_ask_and_however_much(
+    cost: Cost, clients: int, sizes: tuple[int, ...]
+) -> None:
+    """What is asked for goes up and down about what can be done, which is no overload."""
+    server = SimulatedServer(Limits(32, 4096, gather=True), cost)
+    story = server.loop(clients, 0.0004, 10.0, sizes=sizes)
+    assert not story.refused
+    assert sum(story.batches) >= 0.9 * 10.0 * 32 / cost(32)
+
+
 @pytest.mark.parametrize("max_wait", [0.0, 0.02])
 @pytest.mark.parametrize("cost", [dense, flat, steep])
 def test_after_a_burst_a_single_client_is_as_fast_as_before(cost: Cost, max_wait: float) -> None:
@@ -169,3 +181,14 @@ def test_overload_is_not_refused_before_patience_ends() -> None:
     assert max(waited) <= 0.5 + 3 * lone(8)
     assert max(impatient.latencies()) < max(waited)
     assert len(patient.refused) < len(impatient.refused)
+
+
+def test_patience_is_no_longer_where_overload_is_in_doubt() -> None:
+    longest = []
+    for patience in (0.5, 12.0):
+        server = SimulatedServer(Limits(32, 8192, patience=patience), steep)
+        story = server.play(poisson(1.15 * 32 / steep(32), 120.0))
+        assert story.refused
+        longest.append(max(story.latencies()))
+    assert longest[0] > 2 * (0.5 + 2 * steep(32))  # more than if nobody doubted it
+    assert 12.0 <= longest[1] <= 12.0 + 3 * steep(32)

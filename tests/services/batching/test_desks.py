@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import Any
 
 import numpy as np
+import pytest
 
 from bundle.clock import ManualClock
 from bundle.errors import ErrorCode, MlctlError
@@ -108,6 +109,47 @@ def test_they_share_batches_with_futures() -> None:
         assert model.runs == [[9], [1, 2]]
 
     assert [stats.rows for stats in play(scene).batches] == [1, 2]
+
+
+def test_the_next_batch_does_not_wait_until_all_are_told_of_this_one() -> None:
+    waited: list[int] = []
+
+    async def scene(batching: Batching, model: GatedModel, _clock: ManualClock) -> None:
+        class Watcher(Desk):
+            def answer(self, told: list[Told], seconds: float) -> None:
+                waited.append(batching.waiting_rows)
+                super().answer(told, seconds)
+
+        askers = [Asker(value) for value in range(2 * LIMITS.max_rows)]
+        batching.submit_all(askers, Watcher())
+        model.gate.set()
+        await until(lambda: all(asker.heard for asker in askers))
+        assert [asker.heard for asker in askers] == [[[value + 1]] for value in range(8)]
+
+    play(scene)
+    assert waited == [0, 0]  # 4 if it did
+
+
+@pytest.mark.parametrize(("count", "batches"), [(1, 1), (2 * LIMITS.max_rows, 2)])
+def test_a_desk_that_fails_does_not_keep_the_slot(count: int, batches: int) -> None:
+    async def scene(batching: Batching, _model: GatedModel, _clock: ManualClock) -> None:
+        class Broken(Desk):
+            def answer(self, told: list[Told], seconds: float) -> None:
+                super().answer(told, seconds)
+                raise ValueError("broken")
+
+        problems = list[dict[str, Any]]()
+        batching._loop.set_exception_handler(lambda _, problem: problems.append(problem))
+        askers, last = [Asker(value) for value in range(count)], Asker(9)
+        batching.submit_all(askers, Broken())
+        await until(lambda: all(asker.heard for asker in askers))
+        assert await batching.drain(10)
+        ask(batching, last)
+        await until(lambda: last.heard)
+        assert last.heard == [[10]]
+        assert [str(problem["exception"]) for problem in problems] == ["broken"] * batches
+
+    play(scene)
 
 
 def test_who_leaves_or_is_late_is_told_nothing_more() -> None:

@@ -108,6 +108,39 @@ def test_long_work_is_not_starved_either_and_takes_turns() -> None:
     play(scenario)
 
 
+def test_the_first_piece_of_a_stream_is_timed_and_no_whole_answer() -> None:
+    clock = ManualClock()
+
+    async def scenario(batching: Batching, model: LongModel) -> None:
+        model.gate.clear()
+        stream = batching.stream(x(*range(8)), 20)
+        whole = batching.submit(x(*range(8)), 20)
+        await until(lambda: batching.running_rows)
+        clock.advance(3.0)
+        model.gate.set()
+        assert len([piece async for piece in stream]) == 2
+        await whole
+
+    assert play(scenario, clock=clock).first_pieces == [3.0]
+
+
+def test_long_work_of_the_high_lane_goes_first() -> None:
+    async def scenario(batching: Batching, model: LongModel) -> None:
+        model.gate.clear()
+        first = batching.submit(x(*range(8)), 20)
+        await until(lambda: batching.running_rows)
+        normal = batching.stream(x(*range(8)), 20)
+        high = batching.submit(x(*range(8)), 20, Priority.HIGH)
+        model.gate.set()
+        await high
+        assert not first.done()
+        assert y(await anext(normal)) == [1, 2, 3, 4]
+        normal.close()
+        await first
+
+    play(scenario)
+
+
 @pytest.mark.parametrize("leave", [True, False])
 def test_nothing_more_is_done_for_who_left_or_is_late(leave: bool) -> None:
     clock = ManualClock()

@@ -21,9 +21,13 @@ class Meter:
     def __init__(self) -> None:
         self.batches: list[BatchStats] = []
         self.depths: list[int] = []
+        self.first_pieces: list[float] = []
 
     def batch(self, stats: BatchStats) -> None:
         self.batches.append(stats)
+
+    def first_piece(self, seconds: float) -> None:
+        self.first_pieces.append(seconds)
 
     def queue_rows(self, rows: int) -> None:
         self.depths.append(rows)

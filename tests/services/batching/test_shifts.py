@@ -1,9 +1,9 @@
 from services.batching.shifts import Shifts
-from services.lanes import Ticket
+from services.lanes import TURNS, Priority, Ticket
 
 
-def ticket(number: int, rows: int = 2) -> Ticket:
-    return Ticket(number, rows, None, 0.0, 10.0, prompt=False, long=True)
+def ticket(number: int, rows: int = 2, priority: Priority = Priority.NORMAL) -> Ticket:
+    return Ticket(number, rows, None, 0.0, 10.0, prompt=False, priority=priority, long=True)
 
 
 def test_what_waits_has_its_turn_in_order() -> None:
@@ -35,3 +35,16 @@ def test_what_left_is_not_here() -> None:
     assert shifts.remove(1) is None
     assert shifts.get(1) is None
     assert shifts.rows == 0
+
+
+def test_the_high_lane_has_most_turns_and_the_other_one_some() -> None:
+    shifts = Shifts()
+    high = ticket(1, priority=Priority.HIGH)
+    shifts.add(ticket(0))
+    shifts.add(high)
+    turns = []
+    for _ in range(2 * (TURNS + 1)):
+        turns.append(shifts.pop())
+        shifts.add(turns[-1])
+    assert [each.number for each in turns] == ([1] * TURNS + [0]) * 2
+    assert shifts.get(1) == high
