@@ -20,6 +20,7 @@ from bundle.errors import MlctlError
 from services.batching.budget import Hold
 from services.grpc.codec import wants_final
 from services.grpc.models import Asking, GrpcModel, GrpcModels
+from services.grpc.unary import lane_of
 from services.secure.public import failed, is_public
 from services.v2.messages import Method
 from services.v2.wire import invalid
@@ -72,7 +73,9 @@ class StreamInfer:
         limits = [
             limit for limit in (context.time_remaining(), decoded.timeout) if limit is not None
         ]
-        with closing(model.host.stream(decoded.inputs, min(limits, default=None))) as pieces:
+        priority = lane_of(context) or decoded.priority
+        timeout = min(limits, default=None)
+        with closing(model.host.stream(decoded.inputs, timeout, priority)) as pieces:
             async for piece in pieces:
                 response = model.codec.encode_piece(self._response, decoded, piece.outputs)
                 await context.write(self._method.response(infer_response=response))

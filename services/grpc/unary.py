@@ -14,7 +14,7 @@ from services.batching.budget import Hold
 from services.batching.shell import Answer
 from services.grpc.models import Asking, GrpcModel, GrpcModels
 from services.grpc.status import abort
-from services.lanes import LANE_HEADER, Priority, parse_priority
+from services.lanes import LANE_HEADER, Priority, named_lane
 from services.observe.calls import Stages
 from services.secure.public import failed, is_public
 from services.v2.wire import InferRequest
@@ -77,7 +77,7 @@ async def ask(
     """The message of the model's answer to `request`, which took `parse` seconds to read."""
     host, seen = model.host, asking.seen
     limits = [limit for limit in (context.time_remaining(), request.timeout) if limit is not None]
-    priority = _lane(context) or request.priority
+    priority = lane_of(context) or request.priority
     answer = await host.ask(request, min(limits, default=None), priority)
     start = perf_counter()
     response = encode(answer)
@@ -89,8 +89,7 @@ async def ask(
     return response
 
 
-def _lane(context: Any) -> Priority | None:
-    for name, value in context.invocation_metadata() or ():
-        if name == LANE_HEADER:
-            return parse_priority(value)
-    return None
+def lane_of(context: Any) -> Priority | None:
+    """The lane that a call's metadata name, if they do; INVALID_INPUT if there is no such lane."""
+    metadata = context.invocation_metadata() or ()
+    return named_lane([value for name, value in metadata if name == LANE_HEADER])

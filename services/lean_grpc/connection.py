@@ -20,7 +20,7 @@ from services.lean_grpc.desks import Taker
 from services.lean_grpc.events import Asked, Left, Noise, Opened, Parted, Ponged, Sent, Whole
 from services.lean_grpc.frames import MAX_STREAM, BrokenError, Reason
 from services.lean_grpc.guard import Bucket
-from services.lean_grpc.head import Fields, Head
+from services.lean_grpc.head import Head
 from services.lean_grpc.known import Known
 from services.lean_grpc.outbox import Outbox, Parking
 
@@ -75,7 +75,7 @@ class Connection(asyncio.Protocol):
         desk: Taker | None = None,
     ) -> None:
         self._open_call = open_call
-        self._connections = connections
+        self.connections = connections
         self._most = most
         self._times = times
         self._desk = desk
@@ -104,8 +104,8 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
         self._loop = asyncio.get_running_loop()
-        self._connections.add(self)
-        if len(self._connections) > self._most or not _speaks_http2(transport):
+        self.connections.add(self)
+        if len(self.connections) > self._most or not _speaks_http2(transport):
             self._abort()
             return
         self.peer = _peer(transport.get_extra_info("peername"))
@@ -119,7 +119,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's
         self._closed = True
-        self._connections.discard(self)
+        self.connections.discard(self)
         if hasattr(self, "_timer"):
             self._timer.cancel()
         self._leave_calls()
@@ -130,12 +130,17 @@ class Connection(asyncio.Protocol):
             return
         self._heard = self._loop.time()
         self._asked = False
+        self._waking = True  # nobody else has to: all is written at the end
         try:
-            for event in self._core.receive(data):
-                self._handlers[type(event)](event)
-                if self.transport.is_closing():
-                    return
-            self._write()
+            call = self._core.again(data)
+            if call is None:
+                for event in self._core.receive(data):
+                    self._handlers[type(event)](event)
+                    if self.transport.is_closing():
+                        return
+            else:
+                self._meet(*call)
+            self.flush()
         except BrokenError as error:
             logger.info("a connection broke HTTP/2's rules: %s", error)
             self._break(error.reason)
@@ -166,11 +171,13 @@ class Connection(asyncio.Protocol):
         """The call is open."""
         self._calls[call.stream] = call
 
-    def turn_away(self, stream: int, fields: Fields, seconds: float) -> None:
-        """Answer a call with trailers alone, before it is open."""
-        self.outbox.end(stream, fields, refuse_rest=False, seconds=seconds)
+    def turn_away(self, stream: int, block: bytes) -> None:
+        """Answer a call, which may be open, with a block of trailers alone."""
+        self._core.turn_away(stream, block)
+        self._calls.pop(stream, None)
         self._bucket.answered()
         self._note_called()
+        self._wake()
 
     def over(self, call: Call | InferCall) -> None:
         """Forget the call."""
@@ -192,6 +199,10 @@ class Connection(asyncio.Protocol):
         self._wake()
         self._loop.call_later(self._times.farewell, self._tell_last)
 
+    def shutdown(self) -> None:
+        """`drain` soon: a client that has only just come would take its first call elsewhere."""
+        self._loop.call_later(self._times.farewell / 2, self.drain)
+
     def stop(self, reason: MlctlError) -> None:
         """End all calls with the status of `reason`, and the connection."""
         for call in list(self._calls.values()):
@@ -199,14 +210,18 @@ class Connection(asyncio.Protocol):
         self._end()
 
     def _on_whole(self, event: Whole) -> None:
-        if not self._takes(event.stream):
+        self._meet(*event)
+
+    def _meet(self, stream: int, head: Head, data: bytes) -> None:
+        """A call came at once."""
+        if not self._takes(stream):
             return
-        if self._desk is not None and self._desk.take(self, event):
+        if self._desk is not None and self._desk.take(self, stream, head, data):
             return
-        call = self._open_call(self, event.stream, event.head, True)
+        call = self._open_call(self, stream, head, True)
         if not call.done:
-            self._calls[event.stream] = call
-            call.feed(event.data, len(event.data), ended=True)
+            self._calls[stream] = call
+            call.feed(data, len(data), ended=True)
             call.end()
 
     def _on_asked(self, event: Asked) -> None:

@@ -9,63 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from services.lean_grpc import frames
-from services.lean_grpc.events import (
-    Asked,
-    Event,
-    Left,
-    Noise,
-    Opened,
-    Parted,
-    Ponged,
-    Sent,
-    Whole,
-)
+from services.lean_grpc.at_once import AtOnce, Block
+from services.lean_grpc.events import Asked, Event, Left, Noise, Opened, Parted, Ponged, Sent
 from services.lean_grpc.frames import BrokenError, Reason, Setting
 from services.lean_grpc.head import MalformedError
-from services.lean_grpc.hpack import HeadReader
-from services.lean_grpc.sending import (
-    CONNECTION_WINDOW_BYTES,
-    MAX_FRAME_BYTES,
-    MAX_HEADER_BYTES,
-    MAX_STREAMS,
-    Sending,
-    Stream,
-)
+from services.lean_grpc.sending import MAX_FRAME_BYTES, MAX_HEADER_BYTES, MAX_STREAMS, Stream
 
 _MAX_FRAGMENTS = 16
 # What still comes of a stream that has ended, and what asks for more than was told.
 _LATE_DROPS = 0.125
-_SMALL_UPDATE = 4 << 8 | frames.WINDOW_UPDATE
 _unpack = frames.FRAME_HEAD.unpack_from
-_number = frames.NUMBER.unpack_from
 
 
-class _Block:
-    """A header block of which not all has come."""
-
-    __slots__ = ("data", "flags", "fragments", "stream")
-
-    def __init__(self, stream: int, flags: int, data: bytes) -> None:
-        self.stream = stream
-        self.flags = flags
-        self.data = bytearray(data)
-        self.fragments = 0
-
-
-class Core(Sending):
+class Core(AtOnce):
     """One connection: `receive` takes what came."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.last_stream = 0
-        self.greeted = False
-        self._first_window = frames.DEFAULT_WINDOW
-        self._room = CONNECTION_WINDOW_BYTES
-        self._reader = HeadReader(MAX_HEADER_BYTES)
-        self._tail = bytearray()
         self._need = len(frames.PREFACE)
         self._prefaced = False
-        self._block: _Block | None = None
         self._rare: dict[int, Callable[[int, int, bytes], Iterator[Event]]] = {
             frames.PRIORITY: self._on_priority,
             frames.RST_STREAM: self._on_reset,
@@ -128,41 +90,6 @@ class Core(Sending):
         self._prefaced = True
         return len(frames.PREFACE)
 
-    def _whole(
-        self, data: bytes, stream: int, start: int, end: int
-    ) -> tuple[Whole | Noise, int] | None:
-        """The call whose headers are there, if all of it is, and where it ends; else None.
-
-        Its data follows in one frame. gRPC's own clients open its window between the two.
-        """
-        word, flags, same = _unpack(data, end)
-        window, at = 0, end + 9
-        if word == _SMALL_UPDATE and same == stream and at + 13 <= len(data):
-            window = _number(data, at)[0]
-            word, flags, same = _unpack(data, at + 4)
-            at += 13
-        size = word >> 8
-        stop = at + size
-        if (
-            word & 0xFF != frames.DATA or flags != frames.END_STREAM or same != stream
-            or stop > len(data) or size > min(self._room, MAX_FRAME_BYTES)
-            or end - start > MAX_HEADER_BYTES
-            or not stream & 1 or not self.last_stream < stream <= frames.MAX_STREAM
-            or self._block is not None or not self.greeted
-            or len(self.streams) >= MAX_STREAMS
-            or window + self._first_window > frames.MAX_WINDOW or (at > end + 9 and not window)
-        ):  # fmt: skip
-            return None
-        self.last_stream = stream
-        try:
-            head = self._reader.read(data[start:end])
-        except MalformedError:
-            self.out.append(frames.reset(stream, Reason.PROTOCOL_ERROR))
-            return Noise(1.0), end  # its block is read, and its data comes late
-        self.streams[stream] = Stream(self._first_window + window, ended=True)
-        self._take(size)
-        return Whole(stream, head, data[at:stop]), stop
-
     def _frame(self, kind: int, flags: int, stream: int, payload: bytes) -> Iterator[Event]:
         if not self.greeted and (kind != frames.SETTINGS or flags & frames.ACK):
             raise BrokenError(Reason.PROTOCOL_ERROR, "settings have to be the first frame")
@@ -214,7 +141,7 @@ class Core(Sending):
         if flags & frames.END_HEADERS:
             yield from self._on_block(flags, stream, payload)
         else:
-            self._block = _Block(stream, flags, payload)
+            self._block = Block(stream, flags, payload)
 
     def _on_continuation(self, flags: int, stream: int, payload: bytes) -> Iterator[Event]:
         block = self._block
@@ -355,16 +282,6 @@ class Core(Sending):
         found.ended = True
         if found.answered:
             del self.streams[stream]
-
-    def _take(self, size: int) -> None:
-        """So much came of all streams; a quarter of their window is given back at once."""
-        self._room -= size
-        if self._room < 0:
-            raise BrokenError(Reason.FLOW_CONTROL_ERROR, "more came than the window has")
-        if self._room < CONNECTION_WINDOW_BYTES // 4 * 3:
-            more = CONNECTION_WINDOW_BYTES - self._room
-            self._room = CONNECTION_WINDOW_BYTES
-            self.out.append(frames.window_update(0, more))
 
     def _check_met(self, stream: int) -> None:
         if stream == 0 or stream > self.last_stream or not stream & 1:

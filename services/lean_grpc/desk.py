@@ -22,10 +22,11 @@ from services.grpc.status import status_of, trailers
 from services.host import ModelHost
 from services.lanes import Priority
 from services.lean.desk import Turn
-from services.lean_grpc.events import Whole
-from services.lean_grpc.head import HEADERS, Fields, make_trailers
-from services.lean_grpc.known import Known, Memory, Rendered, split_answer
-from services.lean_grpc.messages import frame
+from services.lean_grpc.head import HEADERS, Head, make_trailers
+from services.lean_grpc.hpack import encode
+from services.lean_grpc.ids import id_in
+from services.lean_grpc.known import Known, Memory, render, with_id
+from services.lean_grpc.messages import PREFIX_BYTES, frame
 from services.lean_grpc.outbox import Outbox
 from services.observe.calls import GRPC
 from services.secure.public import failed, is_public
@@ -48,8 +49,8 @@ class Link(Protocol):
     def begin(self, call: InferCall) -> None:
         """The call is open."""
 
-    def turn_away(self, stream: int, fields: Fields, seconds: float) -> None:
-        """Answer a call with trailers alone, before it is open."""
+    def turn_away(self, stream: int, block: bytes) -> None:
+        """Answer a call, which may be open, with a block of trailers alone."""
 
     def over(self, call: InferCall) -> None:
         """The call was answered."""
@@ -59,11 +60,14 @@ class Link(Protocol):
 
 
 class InferCall:
-    """A caller of the desk: one known call of one connection."""
+    """A caller of the desk: one known call of one connection.
+
+    Its message is `data` but for `id_field`, which counts as well until it is answered.
+    """
 
     __slots__ = (
-        "_over", "data", "desk", "form", "key", "known", "link", "number", "priority", "rows",
-        "stream", "timeout", "turn",
+        "_over", "data", "desk", "form", "id_field", "key", "known", "link", "number", "priority",
+        "rows", "stream", "timeout", "turn",
     )  # fmt: skip
     form: Form
     data: bytes
@@ -73,13 +77,21 @@ class InferCall:
     priority: Priority
 
     def __init__(
-        self, desk: InferDesk, link: Link, stream: int, known: Known, data: bytes, timeout: float
+        self,
+        desk: InferDesk,
+        link: Link,
+        stream: int,
+        known: Known,
+        data: bytes,
+        id_field: bytes,
+        timeout: float,
     ) -> None:
         self.desk = desk
         self.link = link
         self.stream = stream
         self.known = known
-        self.data = data
+        self.data = data[len(id_field) :] if id_field else data
+        self.id_field = id_field
         self.form = known.form
         self.rows = known.rows
         self.key = known.key
@@ -123,13 +135,11 @@ class InferCall:
         """Nobody waits any more."""
         self._over = True
         self.data = b""
-        self.desk.let_go(self.known.size)
+        self.desk.let_go(self.known.size + len(self.id_field))
 
     def _refuse(self, error: MlctlError) -> None:
         self.end()
-        fields = self.desk.ending_of(error)
-        self.link.outbox.end(self.stream, fields, refuse_rest=False, seconds=self.desk.seconds)
-        self.link.over(self)
+        self.link.turn_away(self.stream, self.desk.ending_of(error))
 
 
 class InferDesk:
@@ -144,7 +154,7 @@ class InferDesk:
         self._turn = Turn()
         self._began = 0.0
         self._told: tuple[str, float] | None = None
-        self._ending: Fields = ()
+        self._ending = b""
         self._full = False  # whether the queue was just now: only then is it asked first
         self._uncounted = 0  # of those turned away in this turn of the loop
 
@@ -161,18 +171,22 @@ class InferDesk:
         """See `Memory.find`."""
         return self._memory.find(data)
 
-    def take(self, link: Link, event: Whole) -> bool:
-        """Whether the call is known and would be let in; else it has to go the long way."""
-        stream, head, data = event
+    def take(self, link: Link, stream: int, head: Head, data: bytes) -> bool:
+        """Whether the call is known and would be let in; else it has to go the long way.
+
+        It came at once, with `data` in one frame.
+        """
         if head.path != _INFER or not head.plain:
             return False
         known = link.known
-        if known is None or not known.is_of(data):
+        id_field = None if known is None else known.id_of(data)
+        if known is None or id_field is None:
             known = link.known = self._memory.find(data)
-            if known is None:
+            id_field = None if known is None else known.id_of(data)
+            if known is None or id_field is None:
                 return False
-        host, size = self._host, known.size
-        if host.observer is not None or size - 5 > host.settings.max_body_bytes:
+        host, size = self._host, len(data)
+        if host.observer is not None or size - PREFIX_BYTES > host.settings.max_body_bytes:
             return False
         if not host.access.allows(head.authorization):
             return False
@@ -184,7 +198,7 @@ class InferDesk:
         for limit in (head.timeout, known.timeout):
             if limit is not None and limit < timeout:
                 timeout = limit
-        link.begin(InferCall(self, link, stream, known, data, timeout))
+        link.begin(InferCall(self, link, stream, known, data, id_field, timeout))
         return True
 
     def arrive(self, call: InferCall) -> Turn:
@@ -205,17 +219,15 @@ class InferDesk:
         self._full = self._full or isinstance(error, QueueFullError)
         self._host.count(GRPC, error)
 
-    def ending_of(self, error: MlctlError) -> Fields:
-        """The headers of a call that ends with the status of `error`.
+    def ending_of(self, error: MlctlError) -> bytes:
+        """The block of the headers of a call that ends with the status of `error`.
 
         Of a full queue many are told at once, and the same: theirs are not made again.
         """
-        if not isinstance(error, QueueFullError):
-            return HEADERS + make_trailers(*status_of(error), trailers(error))
-        told = (error.message, error.retry_after)
-        if told != self._told:
-            self._ending = HEADERS + make_trailers(*status_of(error), trailers(error))
-            self._told = told
+        told = (error.message, error.retry_after) if isinstance(error, QueueFullError) else None
+        if told is None or told != self._told:
+            ending = HEADERS + make_trailers(*status_of(error), trailers(error))
+            self._told, self._ending = told, encode(ending)
         return self._ending
 
     def let_go(self, size: int) -> None:
@@ -231,7 +243,7 @@ class InferDesk:
         if not self._uncounted:
             asyncio.get_running_loop().call_soon(self._count_refused, error)
         self._uncounted += 1
-        link.turn_away(stream, self.ending_of(error), self.seconds)
+        link.turn_away(stream, self.ending_of(error))
         return True
 
     def _count_refused(self, error: QueueFullError) -> None:
@@ -268,7 +280,7 @@ class InferDesk:
             if plan is None:
                 self._answer_alone(call, share, wait, seconds)
                 continue
-            ready.append((call, _message(plan, share[1], known.rows)))
+            ready.append((call, _message(plan, share[1], call)))
             turns[call.turn] = (turns[call.turn][0] + 1 if call.turn in turns else 1, wait)
         if ready:
             serialize = (perf_counter() - before) / len(ready)
@@ -285,7 +297,8 @@ class InferDesk:
         """The long way."""
         before = perf_counter()
         try:
-            message = self._codec.encode(self._response, call.known.request, cut(share))
+            request = call.known.request._replace(id=id_in(call.id_field))
+            message = self._codec.encode(self._response, request, cut(share))
             content = frame(message.SerializeToString())
         except Exception as error:  # noqa: BLE001 - it is logged and answered
             call.set_exception(error)
@@ -310,7 +323,7 @@ class InferDesk:
         rendered = known.rendered
         if rendered is None or rendered.tails != tails:
             message = self._codec.encode(self._response, known.request, cut(share))
-            rendered = known.rendered = Rendered(tails, tuple(split_answer(message)))
+            rendered = known.rendered = render(message, tails)
         plan = []
         for start, (name, datatype) in zip(rendered.starts, known.outputs.items(), strict=True):
             content = encode_raw(datatype, outputs[name])
@@ -318,9 +331,12 @@ class InferDesk:
         return plan
 
 
-def _message(plan: _Plan, first: int, rows: int) -> bytes:
-    """The framed answer with so many rows of the batch."""
-    parts: list[bytes] = []
+def _message(plan: _Plan, first: int, call: InferCall) -> bytes:
+    """The framed answer with the rows of the batch that are the call's."""
+    parts, rows = list[bytes](), call.rows
     for start, content, size in plan:
         parts += (start, content[first * size : (first + rows) * size])
-    return b"".join(parts)
+    answer, rendered = b"".join(parts), call.known.rendered
+    if not call.id_field or rendered is None:
+        return answer
+    return with_id(answer, rendered.place, call.id_field)

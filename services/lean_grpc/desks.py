@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from services.lean_grpc.desk import InferDesk, Link
-from services.lean_grpc.events import Whole
+from services.lean_grpc.head import Head
 
 
 class Taker(Protocol):
     """What a connection asks first of each whole call."""
 
-    def take(self, link: Link, event: Whole) -> bool:
+    def take(self, link: Link, stream: int, head: Head, data: bytes) -> bool:
         """See `InferDesk.take`."""
         ...
 
@@ -23,12 +23,11 @@ class InferDesks:
     def __init__(self, desks: Sequence[InferDesk]) -> None:
         self._desks = desks
 
-    def take(self, link: Link, event: Whole) -> bool:
+    def take(self, link: Link, stream: int, head: Head, data: bytes) -> bool:
         """See `InferDesk.take`; what the link's last call was may be another desk's."""
-        data = event[2]
         for desk in self._desks:
             known = desk.find(data)
             if known is not None:
                 link.known = known
-                return desk.take(link, event)
+                return desk.take(link, stream, head, data)
         return False

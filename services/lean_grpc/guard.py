@@ -28,4 +28,5 @@ class Bucket:
 
     def answered(self) -> None:
         """A message was sent."""
-        self._level = max(0.0, self._level - PER_ANSWER)
+        if self._level:
+            self._level = max(0.0, self._level - PER_ANSWER)

@@ -13,6 +13,7 @@ from urllib.parse import quote_from_bytes
 
 from bundle.errors import MlctlError
 from services.grpc.status import Trailer
+from services.http.fields import fields_of
 from services.lanes import LANE_HEADER
 from services.lean_grpc.messages import CODINGS
 from services.v2.wire import invalid
@@ -94,9 +95,9 @@ class Head:
 @lru_cache(maxsize=128)
 def parse_head(fields: Fields) -> Head:
     """The head of a call; MalformedError for headers that are against HTTP/2."""
-    seen: dict[bytes, bytes] = {}
+    seen = set[bytes]()
     regular = False
-    for name, value in fields:
+    for name, _ in fields:
         if name.startswith(b":"):
             if regular or name in seen or name not in _PSEUDO:
                 raise MalformedError(name)
@@ -104,16 +105,17 @@ def parse_head(fields: Fields) -> Head:
             regular = True
             if name in _ONE_HOP or _NAME.fullmatch(name) is None:
                 raise MalformedError(name)
-        seen[name] = value
-    if not seen.keys() >= _REQUIRED or seen.get(b"te", b"trailers") != b"trailers":
+        seen.add(name)
+    named = fields_of(fields)
+    if not seen >= _REQUIRED or named.get(b"te", b"trailers") != b"trailers":
         raise MalformedError
     head = Head(
-        seen[b":method"],
-        seen[b":path"].decode("latin-1"),
-        seen.get(b"content-type", b""),
-        seen.get(b"grpc-timeout"),
-        seen.get(b"grpc-encoding", b"identity"),
-        seen.get(b"authorization"),
+        named[b":method"],
+        named[b":path"].decode("latin-1"),
+        named.get(b"content-type", b""),
+        named.get(b"grpc-timeout"),
+        named.get(b"grpc-encoding", b"identity"),
+        named.get(b"authorization"),
         fields,
         sum(len(name) + len(value) + _FIELD_BYTES for name, value in fields),
     )

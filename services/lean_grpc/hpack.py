@@ -55,26 +55,29 @@ class _Table(HeaderTable):
 class HeadReader:
     """Decodes one connection's header blocks, those that left the table as it was only once.
 
-    `drops` grows by what blocks of very many fields cost; who charges the client for it
-    sets it to 0 again.
+    `last` is the last block of these, and its head. `drops` grows by what blocks of very many
+    fields cost; who charges the client for it sets it to 0 again.
     """
 
     def __init__(self, max_header_list_size: int) -> None:
         self._decoder = Decoder(max_header_list_size)
         self._table = self._decoder.header_table = _Table()
         self._known: dict[bytes, Head] = {}
+        self.last: tuple[bytes, Head] | None = None
         self.drops = 0.0
 
     def read(self, block: bytes) -> Head:
         """The head of a call. Raises BrokenError, and MalformedError if only the call is broken."""
         found = self._known.get(block)
         if found is not None:
+            self.last = block, found
             return found
         head = parse_head(self.decode(block))
         if not self._table.changed and len(block) <= _MAX_BLOCK_BYTES:
             if len(self._known) >= _MAX_BLOCKS:
                 self._known.clear()
             self._known[block] = head
+            self.last = block, head
         return head
 
     def decode(self, block: bytes) -> Fields:
@@ -87,6 +90,7 @@ class HeadReader:
             raise BrokenError(Reason.COMPRESSION_ERROR, "a header block is broken") from None
         if table.changed:  # what other blocks say may be something else now
             self._known.clear()
+            self.last = None
         if len(fields) > _FREE_FIELDS:
             self.drops += (len(fields) - _FREE_FIELDS) * _FIELD_DROPS
         return fields

@@ -1,8 +1,9 @@
-"""What an infer call means whose every byte but its tensors came before: it is not parsed again.
+"""What an infer call means that came before but for its tensors and its id: not parsed again.
 
 Protobuf messages may be put together: one with raw contents is the same message without them
 and then each of them after its tag and length. So for tensors of fixed sizes all else of a
 message is the same bytes in the same places, and all that is checked of it follows from them.
+Only its id may come between, which the answer has in the same bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from bundle.tensors import Datatype
 from services.batching.rawrows import Form
 from services.host import ModelHost
 from services.lanes import Priority
-from services.lean_grpc.messages import frame
+from services.lean_grpc.ids import cut_id, field_head, id_in, is_id
+from services.lean_grpc.messages import PREFIX_BYTES, frame, prefix
 from services.lean_grpc.sending import MAX_FRAME_BYTES
 from services.v2.wire import InferRequest, declare
 
@@ -27,26 +29,33 @@ _RAW_OUTPUT = b"\x32"
 _KEPT = 256
 _KEPT_OF_SIZE = 8
 _KEPT_BYTES = 4096
+# The field of an id.
+_PROBE = field_head(b"\x1a", 1) + b"?"
 # What their bytes say has to be looked at in each request, or is of no fixed size.
 _LOOKED_AT = frozenset({Datatype.BOOL, Datatype.BYTES})
 
 
 class Rendered(NamedTuple):
-    """An answer but for its tensors, whose rows have the shapes `tails`.
+    """An answer but for its tensors, whose rows have the shapes `tails`, and its id.
 
-    `starts` are the bytes before each of them: the first begins with the frame of the message.
+    `starts` are the bytes before each of them: the first begins with the frame of the message,
+    and has the id at `place`.
     """
 
     tails: tuple[tuple[int, ...], ...]
     starts: tuple[bytes, ...]
+    place: int
 
 
 class Known:
-    """A framed message of `size` bytes but for its tensors; `gaps` are the bytes between those."""
+    """A framed message of `size` bytes but for its tensors; `gaps` are the bytes between those.
+
+    It has no id; one that is alike may have it at `place`.
+    """
 
     __slots__ = (
-        "form", "gaps", "key", "outputs", "priority", "rendered", "request", "rows", "size",
-        "start", "timeout",
+        "form", "gaps", "key", "outputs", "place", "priority", "rendered", "request", "rows",
+        "size", "start", "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -60,22 +69,39 @@ class Known:
         outputs: Mapping[str, Datatype],
     ) -> None:
         self.start = start
+        self.place = cut_id(start, PREFIX_BYTES)[0]
         self.gaps = gaps
         self.size = size
         self.form = form
         self.rows = next(iter(form.declared.values())).shape[0]
         self.key = key
-        self.request = request._replace(inputs={})
+        self.request = request._replace(id="", inputs={})
         self.timeout = request.timeout
         self.priority: Priority = request.priority
         self.outputs = outputs
         self.rendered: Rendered | None = None
 
-    def is_of(self, data: bytes) -> bool:
-        """Whether `data` is this with some tensors."""
-        if len(data) != self.size or not data.startswith(self.start):
-            return False
-        return all([data.startswith(gap, at) for at, gap in self.gaps])  # noqa: C419 - faster
+    def id_of(self, data: bytes) -> bytes | None:
+        """The field of the id that `data` has, which may be none; None if `data` is not alike.
+
+        Without those bytes at its beginning it would be this with some tensors.
+        """
+        more = len(data) - self.size
+        found = b""
+        if more:
+            place = self.place
+            found = data[place : place + more]
+            if more < 0 or not is_id(found) or data[:PREFIX_BYTES] != prefix(len(data)):
+                return None
+            first, rest = self.start[PREFIX_BYTES:place], self.start[place:]
+            if not data.startswith(first, PREFIX_BYTES) or not data.startswith(rest, place + more):
+                return None
+        elif not data.startswith(self.start):
+            return None
+        for at, gap in self.gaps:
+            if not data.startswith(gap, at + more):
+                return None
+        return found
 
 
 class Memory:
@@ -94,15 +120,18 @@ class Memory:
 
     def find(self, data: bytes) -> Known | None:
         """What is known of a framed message."""
-        for known in self._kept.get(len(data), ()):
-            if known.is_of(data):
+        start, stop = cut_id(data, PREFIX_BYTES)
+        for known in self._kept.get(len(data) - (stop - start), ()):
+            if known.id_of(data) is not None:
                 return known
         return None
 
     def learn(self, message: bytes, parsed: Any, request: InferRequest) -> None:
         """Remember what a message means, if that lasts; it was answered."""
-        size = len(message) + 5
-        if not self._fit or request.id or request.keys or size > MAX_FRAME_BYTES:
+        start, stop = cut_id(message)
+        message = message[:start] + message[stop:]
+        size = len(message) + PREFIX_BYTES
+        if not self._fit or request.keys or size > MAX_FRAME_BYTES:
             return
         raw = parsed.raw_input_contents
         if not raw or not all(raw) or not self._outputs.keys() >= request.outputs.keys():
@@ -139,11 +168,13 @@ class Memory:
         if cut is None or len(cut[0]) > _KEPT_BYTES:
             return None
         start, *between = cut
+        place, end = cut_id(start, PREFIX_BYTES)[0], -len(field_head(_RAW_INPUT, len(raw[0])))
+        probe = start[PREFIX_BYTES:place] + _PROBE + start[place:end]
         try:  # without its tensors it is still a message, so the end was nothing but them
-            bare = type(parsed).FromString(start[5 : -len(_head(_RAW_INPUT, raw[0]))])
+            bare = type(parsed).FromString(probe)
         except DecodeError:
             return None
-        if bare.raw_input_contents:
+        if bare.raw_input_contents or bare.id != id_in(_PROBE):  # a later id would be its id
             return None
         at, gaps, places, declared = len(start), [], {}, {}
         for tensor, content, gap in zip(parsed.inputs, raw, [*between, b""], strict=True):
@@ -163,25 +194,21 @@ def split(message: bytes, contents: Any, tag: bytes) -> list[bytes] | None:
 
     `contents` are its last fields, each after `tag`.
     """
-    between = [_head(tag, content) for content in contents]
+    between = [field_head(tag, len(content)) for content in contents]
     tail = b"".join(part for pair in zip(between, contents, strict=True) for part in pair)
     if not message.endswith(tail):
         return None
-    return [frame(message)[: len(message) + 5 - len(tail)] + between[0], *between[1:]]
+    return [frame(message)[: len(message) + PREFIX_BYTES - len(tail)] + between[0], *between[1:]]
 
 
-def split_answer(message: Any) -> list[bytes]:
-    """The same of a ModelInferResponse that we made."""
-    found = split(message.SerializeToString(), message.raw_output_contents, _RAW_OUTPUT)
-    assert found is not None
-    return found
+def render(message: Any, tails: tuple[tuple[int, ...], ...]) -> Rendered:
+    """A ModelInferResponse that we made, without an id."""
+    starts = split(message.SerializeToString(), message.raw_output_contents, _RAW_OUTPUT)
+    assert starts is not None
+    return Rendered(tails, tuple(starts), cut_id(starts[0], PREFIX_BYTES)[0])
 
 
-def _head(tag: bytes, content: bytes) -> bytes:
-    """What is before a field's bytes: the length has seven bits a byte, the lowest first."""
-    found, number = bytearray(tag), len(content)
-    while number > 0x7F:
-        found.append(number & 0x7F | 0x80)
-        number >>= 7
-    found.append(number)
-    return bytes(found)
+def with_id(answer: bytes, place: int, field: bytes) -> bytes:
+    """A framed answer with the field of its id."""
+    size = prefix(len(answer) + len(field))
+    return b"".join((size, answer[PREFIX_BYTES:place], field, answer[place:]))

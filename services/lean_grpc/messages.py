@@ -15,6 +15,7 @@ from services.v2.encoding import inflate
 from services.v2.wire import invalid
 
 _PREFIX = Struct(">BL")
+PREFIX_BYTES = _PREFIX.size
 # What an empty message costs that waits.
 _OVERHEAD = 128
 CODINGS = frozenset({b"identity", b"gzip", b"deflate"})
@@ -126,6 +127,11 @@ def unpack(message: Packed, coding: bytes, limit: int) -> bytes:
 def frame(data: bytes) -> bytes:
     """A message with its prefix."""
     return _PREFIX.pack(0, len(data)) + data
+
+
+def prefix(size: int) -> bytes:
+    """What a message begins with that has `size` bytes with it."""
+    return _PREFIX.pack(0, size - PREFIX_BYTES)
 
 
 def too_large(limit: int) -> MlctlError:

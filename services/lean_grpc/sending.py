@@ -28,7 +28,8 @@ _HELLO = (
 # An answer's frames but for the stream's number.
 _HEADERS, _OK_TRAILERS = encode(HEADERS), encode(OK_TRAILERS)
 _BEGIN = frames.frame(frames.HEADERS, frames.END_HEADERS, 0, _HEADERS)[:5]
-_END = frames.frame(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, 0, _OK_TRAILERS)[:5]
+_LAST = frames.END_HEADERS | frames.END_STREAM
+_END = frames.frame(frames.HEADERS, _LAST, 0, _OK_TRAILERS)[:5]
 
 
 class Stream:
@@ -55,7 +56,7 @@ class Sending:
 
     def headers(self, stream: int, block: bytes, *, end: bool) -> None:
         """Send a header block that `encode` made, of up to one frame."""
-        flags = frames.END_HEADERS | (frames.END_STREAM if end else 0)
+        flags = _LAST if end else frames.END_HEADERS
         if not self.ready:
             self.ready, block = True, NO_TABLE + block
         self.out.append(frames.frame(frames.HEADERS, flags, stream, block))
@@ -65,6 +66,15 @@ class Sending:
     def send_headers(self, stream: int, fields: Fields, *, end: bool = False) -> None:
         """Send headers or trailers."""
         self.headers(stream, encode(fields), end=end)
+
+    def turn_away(self, stream: int, block: bytes) -> None:
+        """Answer a call of which all has come with trailers alone, which `encode` made."""
+        if self.ready:
+            del self.streams[stream]
+            head = len(block) << 8 | frames.HEADERS
+            self.out.append(frames.FRAME_HEAD.pack(head, _LAST, stream) + block)
+        else:
+            self.headers(stream, block, end=True)
 
     def answer(self, stream: int, message: bytes) -> bool:
         """Send a whole answer of one message, if the windows and a frame have room for it."""

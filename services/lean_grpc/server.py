@@ -24,7 +24,8 @@ from services.observe.grpc_calls import GrpcCalls
 from services.secure.grpc_gate import is_admitted, is_probe, message_limit
 from services.secure.tokens import unauthenticated
 
-_BACKLOG = 1024
+# As over HTTP: who does not find room in it tries again a second later.
+_BACKLOG = 2048
 # What all open calls may take beside their messages.
 _CALLS_BYTES = 256 << 20
 # The same of probes, with their messages. Anybody may send them: they take of nothing else.
@@ -54,7 +55,7 @@ class LeanServer(grpc.aio.Server):
         self._generic: list[Any] = []
         self._found: dict[str, Any] = {}
         self._listeners: list[tuple[socket.socket, ssl.SSLContext | None]] = []
-        self._servers: list[asyncio.Server] = []
+        self._servers: list[asyncio.AbstractServer] = []
         self._connections: set[Connection] = set()
         self._parking = Parking()
         self._stopped = asyncio.Event()
@@ -105,6 +106,8 @@ class LeanServer(grpc.aio.Server):
             connection.drain()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
+                for server in self._servers:
+                    await server.wait_closed()
                 await self._all_gone()
 
     async def stop(self, grace: float | None) -> None:

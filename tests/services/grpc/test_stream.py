@@ -18,7 +18,9 @@ from prometheus_client import CollectorRegistry
 from bundle.verify import VerifiedBundle
 from services.grpc.server import GrpcServer
 from services.host import ModelHost
+from services.lanes import Priority
 from services.settings import Settings
+from services.streaming import AnswerStream
 from services.v2.messages import SERVICE, methods
 from tests.support.listening import until
 from tests.support.streams import code_of, counting_row, make_stream_bundle
@@ -73,7 +75,7 @@ def message(pieces: int, request_id: str = "", **values: Any) -> Any:
     return request
 
 
-def opened(channel: grpc.aio.Channel) -> Any:
+def opened(channel: grpc.aio.Channel, *metadata: tuple[str, str]) -> Any:
     """A stream on a bare channel."""
     return channel.stream_stream(
         f"/{SERVICE}/ModelStreamInfer",
@@ -81,7 +83,7 @@ def opened(channel: grpc.aio.Channel) -> Any:
             given if isinstance(given, bytes) else given.SerializeToString()
         ),
         response_deserializer=METHOD.response.FromString,
-    )()
+    )(metadata=metadata)
 
 
 def test_tritonclient_gets_the_pieces_in_turn(counting: VerifiedBundle) -> None:
@@ -158,6 +160,38 @@ def test_one_that_fails_says_whose_it_is_and_the_stream_goes_on(counting: Verifi
         assert answers[-1].infer_response.id == "good"
 
     serve(counting, use)
+
+
+def test_its_metadata_name_the_lane_of_its_requests_and_win(
+    counting: VerifiedBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lanes: list[Priority] = []
+
+    async def use(server: GrpcServer, host: ModelHost, _code: ModuleType) -> None:
+        stream_of = host.stream
+
+        def noted(inputs: Any, timeout: float | None, priority: Priority) -> AnswerStream:
+            lanes.append(priority)
+            return stream_of(inputs, timeout, priority)
+
+        monkeypatch.setattr(host, "stream", noted)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            for named in ([], [("mlctl-priority", "high")], [("mlctl-priority", "2")]):
+                stream = opened(channel, *named)
+                for asked in ("normal", "high"):
+                    request = message(1)
+                    request.parameters["priority"].string_param = asked
+                    await stream.write(request)
+                await stream.done_writing()
+                assert all([not answer.error_message async for answer in stream])
+            wrong = opened(channel, ("mlctl-priority", "highest"))
+            await wrong.write(message(1))
+            assert "high or normal" in (await wrong.read()).error_message
+            wrong.cancel()
+
+    serve(counting, use)
+    high, normal = Priority.HIGH, Priority.NORMAL
+    assert lanes == [normal, high, high, high, normal, normal]
 
 
 def test_a_message_that_is_too_large_ends_its_stream_and_leaves_nothing(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,9 @@ from prometheus_client import CollectorRegistry
 from bundle.verify import VerifiedBundle
 from services.grpc.server import GrpcServer
 from services.host import ModelHost
+from services.lean.desk import Turn
 from services.lean_grpc.connection import Times
+from services.lean_grpc.desk import InferCall, InferDesk
 from services.lean_grpc.server import LeanServer
 from services.settings import Settings
 from services.v2.messages import SERVICE, methods
@@ -144,6 +146,21 @@ def serve(shared_bundle: VerifiedBundle, request: pytest.FixtureRequest) -> Serv
         return serving(shared_bundle, use, times, request.param, **settings)
 
     return run
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[InferCall]]:
+    """The calls that the desk took."""
+    found: list[InferCall] = []
+    arrive = InferDesk.arrive
+
+    def note(desk: InferDesk, call: InferCall) -> Turn:
+        found.append(call)
+        return arrive(desk, call)
+
+    monkeypatch.setattr(InferDesk, "arrive", note)
+    yield found
+    assert all(call.done() and call.data == b"" for call in found)
 
 
 def serving(

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from bundle.verify import VerifiedBundle
 from services.grpc.server import GrpcServer
 from services.host import ModelHost
+from services.lean_grpc.desk import InferCall
 from services.settings import Settings
 from tests.services.lean_grpc.conftest import INFER, Serve, X, infer_message
 
@@ -42,6 +43,20 @@ def test_tritonclient(serve: Serve) -> None:
         async with AIO.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
             answers = await asyncio.gather(*(client.infer("tiny", asked()) for _ in range(300)))
             assert all(np.array_equal(a.as_numpy("y"), [[12, 14, 16, 18]]) for a in answers)
+
+    serve(use)
+
+
+def test_tritonclient_with_an_id_for_each_call(serve: Serve, taken: list[InferCall]) -> None:
+    async def use(server: GrpcServer, _host: ModelHost) -> None:
+        async with AIO.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
+            await client.infer("tiny", asked(), request_id="first")
+            texts = [f"call-{number}" for number in range(300)]
+            answers = await asyncio.gather(
+                *(client.infer("tiny", asked(), request_id=text) for text in texts)
+            )
+        assert [answer.get_response().id for answer in answers] == texts
+        assert len(taken) > len(texts) / 2  # one that is read in two parts goes the long way
 
     serve(use)
 

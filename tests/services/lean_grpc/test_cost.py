@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from math import inf
 from types import FrameType
 from typing import Any
 
@@ -13,8 +14,10 @@ from prometheus_client import CollectorRegistry
 
 from bundle.clock import ManualClock
 from bundle.verify import VerifiedBundle
+from services.batching.admission import QueueFullError, Shut
 from services.grpc.server import GrpcServer
 from services.host import ModelHost
+from services.lanes import Priority
 from services.lean_grpc import frames
 from services.lean_grpc.frames import frame
 from services.lean_grpc.hpack import encode
@@ -26,7 +29,7 @@ from tests.support.wires import Wire
 HELLO = frames.PREFACE + frame(frames.SETTINGS, 0, 0)
 BLOCK = encode(tuple(head()))
 BODY = framed(infer_message().SerializeToString())
-OK = encode(((b"grpc-status", b"0"),))
+OK, REFUSED = (encode(((b"grpc-status", number),)) for number in (b"0", b"8"))
 # What waits for the answers is not the server's.
 OTHERS = (__file__, wires.__file__, asyncio.tasks.__file__)
 TURNS = 8
@@ -39,8 +42,11 @@ def request(stream: int) -> bytes:
     return asked + frame(frames.DATA, frames.END_STREAM, stream, BODY)
 
 
-async def ask(connections: list[tuple[Any, Wire]], stream: int) -> None:
-    """Ask once on each of `connections` in one turn of the loop, and wait for every answer."""
+async def ask(connections: list[tuple[Any, Wire]], stream: int, ending: bytes) -> None:
+    """Ask once on each of `connections` in one turn of the loop, and wait for every answer.
+
+    It ends with the block `ending`; without one it is a refusal.
+    """
     data = request(stream)
     for connection, _ in connections:
         connection.data_received(data)
@@ -49,13 +55,28 @@ async def ask(connections: list[tuple[Any, Wire]], stream: int) -> None:
             await asyncio.sleep(0)
     for _, wire in connections:
         # After the first of all, which is made another way, one write for each answer.
-        assert b"".join(wire.sent).endswith(frame(frames.HEADERS, 5, stream, b"")[3:] + OK)
+        sent = b"".join(wire.sent)
+        last = frame(frames.HEADERS, 5, stream, b"")[3:]
+        assert sent.endswith(last + ending) if ending else sent[3:].startswith(last)
+        assert ending or REFUSED in sent
         assert len(wire.sent) == 1 or stream == 1
         assert not wire.closed
         wire.sent.clear()
 
 
-async def calls(host: ModelHost, count: int) -> float:
+def fill(host: ModelHost) -> None:
+    """Let nobody in who is like those that ask here."""
+    policy: Any = host._batching._policy  # type: ignore[union-attr]
+    error = QueueFullError(8, 8, 2.3, wait=2.3)
+
+    def full(*_: object) -> None:
+        policy._shut = Shut(1, Priority.NORMAL, inf, error)
+        raise error
+
+    policy.offer = full
+
+
+async def calls(host: ModelHost, count: int, *, refused: bool = False) -> float:
     """The calls that each of `count` infer calls costs which come at the same time."""
     server: Any = GrpcServer(host, "127.0.0.1", 0)._server
     connections: list[tuple[Any, Wire]] = [(server._connect(), Wire()) for _ in range(count)]
@@ -66,8 +87,12 @@ async def calls(host: ModelHost, count: int) -> float:
     for _, wire in connections:
         wire.sent.clear()
     found = 0
-    for stream in (1, 3, 5):
-        await ask(connections, stream)
+    for stream in (1, 3):
+        await ask(connections, stream, OK)
+    if refused:
+        fill(host)
+    ending = b"" if refused else OK
+    await ask(connections, 5, ending)
 
     def note(frame: FrameType, event: str, _: object) -> None:
         nonlocal found
@@ -76,7 +101,7 @@ async def calls(host: ModelHost, count: int) -> float:
     sys.setprofile(note)
     try:
         for turn in range(TURNS):
-            await ask(connections, 7 + 2 * turn)
+            await ask(connections, 7 + 2 * turn, ending)
     finally:
         sys.setprofile(None)
     for connection, _ in connections:
@@ -85,9 +110,11 @@ async def calls(host: ModelHost, count: int) -> float:
     return found / TURNS / count
 
 
-@pytest.mark.parametrize(("count", "bound"), [(1, 294), (64, 98)])
+@pytest.mark.parametrize(
+    ("count", "refused", "bound"), [(1, False, 290), (64, False, 97), (64, True, 55)]
+)
 def test_a_known_call_costs_no_more(
-    shared_bundle: VerifiedBundle, count: int, bound: float
+    shared_bundle: VerifiedBundle, count: int, refused: bool, bound: float
 ) -> None:
     async def main() -> float:
         # By this clock every batch takes no time, so that what is learned is the same, too.
@@ -95,7 +122,7 @@ def test_a_known_call_costs_no_more(
         host = ModelHost(shared_bundle, Settings(), clock=ManualClock(), registry=registry)
         await host.start()
         try:
-            return await calls(host, count)
+            return await calls(host, count, refused=refused)
         finally:
             await host.stop()
 

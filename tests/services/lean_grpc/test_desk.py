@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Iterator
 from math import inf
 from typing import Any, cast
 
@@ -23,8 +22,7 @@ from services.batching.budget import Inflight
 from services.grpc.server import GrpcServer
 from services.host import ModelHost
 from services.lanes import Priority
-from services.lean.desk import Turn
-from services.lean_grpc.desk import InferCall, InferDesk
+from services.lean_grpc.desk import InferCall
 from services.v2.messages import methods
 from tests.services.lean_grpc.conftest import INFER, LIVE, Raw, Serve, framed, head, infer_message
 from tests.support.listening import until
@@ -49,21 +47,6 @@ def rows(data: bytes) -> list[float]:
 
 def data_of(raw: Raw, stream: int) -> bytes:
     return b"".join(event.data for event in raw.of(events.DataReceived, stream))
-
-
-@pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[InferCall]]:
-    """The calls that the desk took."""
-    found: list[InferCall] = []
-    arrive = InferDesk.arrive
-
-    def note(desk: InferDesk, call: InferCall) -> Turn:
-        found.append(call)
-        return arrive(desk, call)
-
-    monkeypatch.setattr(InferDesk, "arrive", note)
-    yield found
-    assert all(call.done() and call.data == b"" for call in found)
 
 
 async def learned(server: GrpcServer, *extra: tuple[bytes, bytes]) -> Raw:
@@ -125,8 +108,8 @@ def test_what_is_not_known_goes_the_long_way(serve: Serve, taken: list[InferCall
         raw = await learned(server)
         cases: list[tuple[Any, bytes, bytes]] = [
             (head(), body(1, model_name="other"), b"5"),
-            (head(), body(1, id="7"), b"0"),
-            (head(), body(1, id="7"), b"0"),
+            (head(), body(1, id="sieben \u0667"), b"0"),
+            (head(), body(1, id="7" * 20_000), b"0"),
             (head(), BODY + BODY, b"3"),
             (head(), b"\1" + BODY[1:], b"3"),
             (head(INFER, (b"grpc-encoding", b"snappy")), BODY, b"12"),
@@ -230,8 +213,8 @@ def test_a_full_queue_says_when_to_come_again(
             monkeypatch.setattr(policy, "offer", full)
             found = await raw.trailers(raw.ask(head(), BODY))
             assert len(taken) == count
-            # An id is no part of what is known: this one goes the long way.
-            assert found == await raw.trailers(raw.ask(head(), body(1, id="new")))
+            # Such an id is not understood at a glance: this one goes the long way.
+            assert found == await raw.trailers(raw.ask(head(), body(1, id="\u0667")))
             assert len(taken) == count
             assert (found[b"grpc-status"], found[b"retry-after"]) == (b"8", b"%d" % (seconds + 1))
             assert f"{seconds:.3g} s".encode() in found[b"grpc-message"]

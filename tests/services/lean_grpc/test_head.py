@@ -31,6 +31,16 @@ def test_content_types(content_type: bytes, expected: bool) -> None:
     assert parse_head((*fields, (b"content-type", content_type))).is_grpc is expected
 
 
+def test_one_of_two_that_differ_is_not_taken() -> None:
+    twice = tuple(head(b"/", (b"grpc-timeout", b"1S"), (b"content-type", b"application/grpc")))
+    found = parse_head((*twice, (b"grpc-timeout", b"1S")))
+    assert (found.is_grpc, found.timeout) == (True, 1.0)
+    assert not parse_head((*twice, (b"content-type", b"application/json"))).is_grpc
+    assert not parse_head((*twice, (b"grpc-timeout", b"2S"))).plain
+    with pytest.raises(MalformedError):
+        parse_head((*twice, (b"te", b"gzip"), (b"te", b"trailers")))
+
+
 @pytest.mark.parametrize("text", [b"", b"1", b"S", b"-1S", b"123456789S", b"1.5S", b"1s", b"1S "])
 def test_timeouts_that_are_none(text: bytes) -> None:
     with pytest.raises(MlctlError):

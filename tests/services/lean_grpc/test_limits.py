@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from h2 import events
@@ -97,3 +99,16 @@ def test_a_message_that_is_none_is_its_callers_fault(
 
     serve(use)
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_as_many_may_wait_to_be_let_in_as_over_http(serve: Serve) -> None:
+    kernel = int(Path("/proc/sys/net/core/somaxconn").read_text())
+
+    async def use(server: GrpcServer, _host: ModelHost) -> None:
+        listener: socket.socket = cast("Any", server)._server._listeners[0][0]
+        # struct tcp_info has it in tcpi_sacked; it begins with 8 bytes and 5 numbers.
+        about = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32)
+        most = int.from_bytes(about[28:32], sys.byteorder)
+        assert most == min(2048, kernel)
+
+    serve(use)
