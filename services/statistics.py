@@ -13,12 +13,10 @@ from bundle.tensors import Datatype, TensorSpec
 from services.describe import PLATFORM
 from services.host import ModelHost
 from services.metrics.counts import Tally
+from services.metrics.triton import TRITON_VERSION
 
 _BACKEND = "onnxruntime"
 _LANES = 2
-# Triton numbers versions, and perf_analyzer ends on statistics of one that is no number; a
-# server has one version of its model, whose digest the metadata tells.
-_VERSION = "1"
 
 
 def model_config(host: ModelHost) -> dict[str, Any]:
@@ -64,7 +62,8 @@ def _statistics(host: ModelHost) -> dict[str, Any]:
     batches = sorted(tally.batches.items())
     return {
         "name": host.name,
-        "version": _VERSION,
+        # perf_analyzer ends on a version that is no number; the digest is in the metadata.
+        "version": TRITON_VERSION,
         "last_inference": round(tally.last * 1e3),
         "inference_count": sum(rows * count for rows, (count, _) in batches),
         "execution_count": sum(count for _, (count, _) in batches),

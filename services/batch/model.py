@@ -135,10 +135,17 @@ def open_scorer(bundle: VerifiedBundle, batch_rows: int | None = None) -> Scorer
     from services.runtime.scorer import Scorer
     from services.settings import load_settings
 
-    # On a GPU its rows are copied ahead to memory that changes, which no captured graph reads.
-    settings = load_settings().model_copy(update={"cuda_graphs": "off"})
-    scorer = Scorer.open(bundle, settings)
-    scorer.max_rows = batch_rows or _call_rows(bundle)
+    # With CUDA its rows are copied ahead to memory that changes, which no captured graph reads,
+    # in calls that are all as large but for the last one.
+    given = load_settings()
+    update: dict[str, object] = {"cuda_graphs": "off"}
+    if (given.provider or bundle.manifest.variant.target) == "cuda" and given.pad_rows is None:
+        update["pad_rows"] = False
+    scorer = Scorer.open(bundle, given.model_copy(update=update))
+    rows = batch_rows or _call_rows(bundle, scorer.provider)
+    if scorer.provider.startswith("tensorrt"):  # an engine takes no more than it was built for
+        rows = min(rows, scorer.max_rows)
+    scorer.max_rows = rows
     return scorer
 
 
@@ -174,10 +181,10 @@ def open_staging(scorer: Scorer | PipelineScorer) -> Staging | None:
     return Staging(session, scorer.signature, scorer.max_rows, Gpu(driver), Gpu(driver))
 
 
-def _call_rows(bundle: VerifiedBundle) -> int:
+def _call_rows(bundle: VerifiedBundle, provider: str) -> int:
     """At least what the bundle says; for a light model more, for a call costs more than rows."""
     manifest = bundle.manifest
-    if manifest.variant.target != "cpu":
+    if provider != "cpu":
         return manifest.batching.max_rows
     weights = sum(e.size for e in manifest.files if e.path.startswith(MODEL_NAME))
     signature = manifest.model_signature

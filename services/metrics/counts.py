@@ -16,6 +16,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from bundle.latency import SERVED_EDGES_MS
 from services.metrics.exposition import CounterSink, Exposition, GaugeSink, HistogramSink
+from services.metrics.triton import TritonNames
 
 OK = "ok"
 GONE = "gone"
@@ -98,6 +99,7 @@ class Metrics:
         self._queue = Distribution(_SECONDS)
         self._infer = Distribution(_SECONDS)
         self._request = Distribution(_REQUEST_SECONDS)
+        self._first_piece = Distribution(_SECONDS)
         names = ("parse", "queue", "infer", "serialize")
         self._stages = {name: Distribution(_STAGE_SECONDS) for name in names}
         self._parse_stage, self._queue_stage, self._infer_stage, self._serialize_stage = (
@@ -114,6 +116,7 @@ class Metrics:
         self._make_counters(model, registry)
         self._make_histograms(model, registry)
         self._make_gauges(model, registry)
+        self._triton = TritonNames.of(model, registry)
         self._exposition.touch()  # a worker is there before anyone asks it
 
     def request(self, protocol: str, outcome: str, count: int = 1) -> None:
@@ -145,6 +148,11 @@ class Metrics:
         self._last = time.time()
         self._exposition.touch()
 
+    def first_piece(self, seconds: float) -> None:
+        """Record that a stream has its first piece, so long after it was asked for."""
+        self._first_piece.observe(seconds)
+        self._exposition.touch()
+
     def queue_rows(self, rows: int) -> None:
         """Record how many rows wait."""
         self._waiting = rows
@@ -156,9 +164,8 @@ class Metrics:
 
     def tally(self) -> Tally:
         """Everything that was counted so far, as one value."""
-        failed = sum(
-            count for (_, outcome), count in self._outcomes.items() if outcome not in {OK, GONE}
-        )
+        outcomes = dict(self._outcomes)  # a scrape may run beside who counts
+        failed = sum(count for (_, outcome), count in outcomes.items() if outcome not in {OK, GONE})
         return Tally(
             answered=sum(self._infer_stage.counts) + sum(self._streams.counts),
             failed=failed,
@@ -210,6 +217,10 @@ class Metrics:
             "mlctl_queue_seconds": ("Longest wait in each batch.", self._queue),
             "mlctl_infer_seconds": ("Seconds each batch ran.", self._infer),
             "mlctl_request_seconds": ("Seconds each answered request took here.", self._request),
+            "mlctl_first_piece_seconds": (
+                "Seconds until the first piece of an answer in pieces.",
+                self._first_piece,
+            ),
         }
         self._histograms = [
             (
@@ -261,3 +272,4 @@ class Metrics:
         self._depth_sink.tell(self._waiting)
         self._worker_sink.tell(1)
         self._hung_sink.tell(int(self._hung))
+        self._triton.tell(self.tally())

@@ -120,6 +120,25 @@ class GaugeSink:
         self._gauge.set(value)
 
 
+class GrowingSink:
+    """A gauge that only grows, with the sum of all workers, those that ended among them."""
+
+    def __init__(
+        self, name: str, text: str, labels: Mapping[str, str], registry: CollectorRegistry
+    ) -> None:
+        def make() -> Gauge:
+            return Gauge(name, text, tuple(labels), registry=registry, multiprocess_mode="sum")
+
+        self._gauge = _shared(registry, name, make).labels(*labels.values())
+        self._told = 0.0
+
+    def tell(self, total: float) -> None:
+        """Bring it up to this process's `total`."""
+        if total != self._told:
+            self._gauge.inc(total - self._told)
+            self._told = total
+
+
 class HistogramSink:
     """A histogram, or with `label` one for each value of that label."""
 

@@ -27,7 +27,7 @@ class Seen:
 
     __slots__ = (
         "bytes_in", "client", "protocol", "request_id", "sampling", "started", "traced",
-        "traceparent",
+        "traceparent", "tracestate",
     )  # fmt: skip
 
     def __init__(
@@ -39,10 +39,12 @@ class Seen:
         *,
         traced: bool,
         sampling: Sampling | None,
+        tracestate: bytes | None = None,
     ) -> None:
         self.protocol = protocol
         self.request_id = request_id
         self.traceparent = traceparent
+        self.tracestate = tracestate
         self.client = client
         self.traced = traced
         self.sampling = sampling

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from bundle.errors import MlctlError
 from services.host import ModelHost
+from services.http.fields import fields_of
 from services.observe.calls import GRPC, Seen
 from services.observe.ids import RequestIds
 
@@ -23,10 +24,11 @@ class GrpcCalls:
         """A request of `size` bytes, if that is known; None if nobody wants to hear more of it."""
         if self._host.observer is None:
             return None
-        metadata = dict(context.invocation_metadata() or ())
-        request_id = self._ids.of(_header(metadata, "x-request-id"))
-        traceparent = _header(metadata, "traceparent")
-        seen = self._host.observer.begin(GRPC, request_id, traceparent, context.peer())
+        metadata = context.invocation_metadata() or ()
+        fields = fields_of([(name.encode(), _bytes(value)) for name, value in metadata])
+        request_id = self._ids.of(fields.get(b"x-request-id"))
+        traceparent, tracestate = fields.get(b"traceparent"), fields.get(b"tracestate")
+        seen = self._host.observer.begin(GRPC, request_id, traceparent, context.peer(), tracestate)
         if seen is not None and size is not None:
             seen.bytes_in = size()
         return seen
@@ -43,6 +45,5 @@ class GrpcCalls:
             self._host.observer.ended(seen, error)
 
 
-def _header(metadata: Mapping[str, str | bytes], name: str) -> bytes | None:
-    value = metadata.get(name)
+def _bytes(value: str | bytes) -> bytes:
     return value.encode() if isinstance(value, str) else value

@@ -69,7 +69,12 @@ class Observer:
         self._thread.start()
 
     def begin(
-        self, protocol: str, request_id: bytes, traceparent: bytes | None, client: Any = None
+        self,
+        protocol: str,
+        request_id: bytes,
+        traceparent: bytes | None,
+        client: Any = None,
+        tracestate: bytes | None = None,
     ) -> Seen | None:
         """A request's headers are there; None if nobody wants to hear more of it.
 
@@ -80,7 +85,15 @@ class Observer:
         if self._log is None and not traced and sampling is None:
             return None
         peer = _shown(client) if self._clients and client else None
-        return Seen(protocol, request_id, traceparent, peer, traced=traced, sampling=sampling)
+        return Seen(
+            protocol,
+            request_id,
+            traceparent,
+            peer,
+            traced=traced,
+            sampling=sampling,
+            tracestate=tracestate if traced else None,
+        )
 
     def answered(
         self,
@@ -201,6 +214,13 @@ def _open_recorder(
         max_bytes=settings.sample_max_bytes,
         redact=settings.sample_redact,
     )
+    known = {spec.name for spec in (*signature.inputs, *signature.outputs)}
+    for name in sorted({*settings.sample_redact} - known):
+        logger.warning(
+            "MLCTL_SAMPLE_REDACT: no tensor is called %s; these are: %s",
+            name,
+            ", ".join(sorted(known)),
+        )
     writer = SegmentWriter(settings.sample_dir, signature, digest)
     return Recorder(writer, Control(sampling, settings.sample_control), clock)
 

@@ -8,6 +8,7 @@ from typing import Any
 from bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
 from services.host import ModelHost
 from services.http.app import App, Message, Receive, Send
+from services.http.fields import fields_of
 from services.observe.calls import PREDICT, Seen
 from services.observe.ids import RequestIds
 from services.secure.public import CALLERS
@@ -28,12 +29,12 @@ class Call:
 
 def begin(host: ModelHost, scope: Mapping[str, Any]) -> Call:
     """The call with this scope is there."""
-    headers = dict(scope.get("headers", ()))
+    headers = fields_of(scope.get("headers", ()))
     if host.observer is None:
         return Call(None)
     request_id = _IDS.of(headers.get(b"x-request-id"))
-    traceparent = headers.get(b"traceparent")
-    seen = host.observer.begin(PREDICT, request_id, traceparent, scope.get("client"))
+    traceparent, tracestate = headers.get(b"traceparent"), headers.get(b"tracestate")
+    seen = host.observer.begin(PREDICT, request_id, traceparent, scope.get("client"), tracestate)
     length = headers.get(b"content-length", b"")
     if seen is not None and length.isdigit():
         seen.bytes_in = int(length)

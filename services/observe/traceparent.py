@@ -1,4 +1,5 @@
-"""The header `traceparent` of W3C trace context: which span of the caller a request belongs to."""
+"""W3C trace context: which span of the caller a request belongs to (`traceparent`), and what
+tracing systems on the way have to say of it (`tracestate`)."""
 
 from __future__ import annotations
 
@@ -6,6 +7,11 @@ import re
 from typing import NamedTuple
 
 _FORM = re.compile(rb"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
+_MEMBER = re.compile(
+    r"[ \t]*([a-z][_0-9a-z*/-]{0,255}|[a-z0-9][_0-9a-z*/-]{0,240}@[a-z][_0-9a-z*/-]{0,13})"
+    r"=([ -+\--<>-~]{0,255}[!-+\--<>-~])[ \t]*"
+)
+_MOST_MEMBERS = 32
 _FLAGS_END = 55
 _NO_TRACE, _NO_SPAN = b"0" * 32, b"0" * 16
 # The last digit of the flags, when their lowest bit says that the caller records the trace.
@@ -27,6 +33,16 @@ def parse_traceparent(header: bytes | None) -> TraceParent | None:
         return None
     found = TraceParent(*(int(part, 16) for part in match.groups()))
     return found if found.trace_id and found.span_id else None
+
+
+def parse_tracestate(header: bytes | None) -> list[tuple[str, str]]:
+    """The members of a W3C tracestate header; none if there is none, or one is not valid."""
+    members = [] if header is None else header.decode("latin-1").split(",")
+    found = [match for member in members if (match := _MEMBER.fullmatch(member))]
+    keys = {match[1] for match in found}
+    if not len(keys) == len(found) == sum(1 for member in members if member.strip(" \t")):
+        return []
+    return [] if len(found) > _MOST_MEMBERS else [(match[1], match[2]) for match in found]
 
 
 def trace_id(header: bytes) -> str | None:

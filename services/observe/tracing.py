@@ -12,7 +12,7 @@ from typing import Any
 from bundle.errors import ErrorCode, MlctlError
 from services.observe.backlog import Backlog
 from services.observe.calls import GONE, GRPC, OK, PREDICT, Done
-from services.observe.traceparent import TraceParent, parse_traceparent
+from services.observe.traceparent import TraceParent, parse_traceparent, parse_tracestate
 
 # The standard variables; a URL in the second one is that of the signal itself.
 BASE_VARIABLE = "OTEL_EXPORTER_OTLP_ENDPOINT"
@@ -66,7 +66,7 @@ class Tracing:
         start = end - _nanoseconds(done.seconds)
         span = self._tracer.start_span(
             self._names[seen.protocol],
-            context=_context(parent),
+            context=_context(parent, seen.tracestate),
             kind=SpanKind.SERVER,
             attributes=self._describe(done),
             start_time=start,
@@ -138,16 +138,20 @@ def open_tracing(endpoint: str | None, model: str, digest: str) -> Tracing:
     return Tracing(provider, model, digest)
 
 
-def _context(parent: TraceParent) -> Any:
+def _context(parent: TraceParent, tracestate: bytes | None) -> Any:
     from opentelemetry.trace import (
         NonRecordingSpan,
         SpanContext,
         TraceFlags,
+        TraceState,
         set_span_in_context,
     )
 
-    flags = TraceFlags(parent.flags)
-    context = SpanContext(parent.trace_id, parent.span_id, is_remote=True, trace_flags=flags)
+    # Its own reader writes what is not valid into the log: any caller could fill that.
+    state = TraceState(parse_tracestate(tracestate))
+    context = SpanContext(
+        parent.trace_id, parent.span_id, True, TraceFlags(parent.flags), trace_state=state
+    )
     return set_span_in_context(NonRecordingSpan(context))
 
 

@@ -19,15 +19,16 @@ from bundle.tensors import Datatype, TensorSpec
 from bundle.verify import VerifiedBundle
 from services.runtime.faults import ModelError, RunError, lacks_memory
 from services.runtime.forms import check_inputs
-from services.runtime.graphed import GraphedSession, open_graphed
+from services.runtime.graphed import open_graphed
 from services.runtime.padding import RowPaddedSession
 from services.runtime.session import OnnxSession, Session, open_session
 from services.runtime.transform import Transform, TransformError, load_transform
 from services.settings import Settings
 
 Arrays = Mapping[str, np.ndarray]
-# A shape that these have not seen costs them more than the surplus rows of the next larger one.
-_FIXED_SHAPES = ("tensorrt", "tensorrt-raw")
+# A shape that these have not seen costs them more than the surplus rows of the next larger one:
+# CUDA's convolutions look for the fastest way anew, which takes up to a second.
+_FIXED_SHAPES = ("cuda", "tensorrt", "tensorrt-raw")
 logger = logging.getLogger("mlctl.scorer")
 
 
@@ -71,9 +72,14 @@ class Scorer:
             session = open_graphed(model, signature, batching, threads)
         else:
             session = open_session(
-                model, provider, threads, batching=batching, engine=settings.engine
+                model,
+                provider,
+                threads,
+                batching=batching,
+                engine=settings.engine,
+                graphs=settings.cuda_graphs == "auto",
             )
-        fixed = provider in _FIXED_SHAPES or isinstance(session, GraphedSession)
+        fixed = provider in _FIXED_SHAPES
         wants_fixed = fixed if settings.pad_rows is None else settings.pad_rows
         if wants_fixed and bundle.manifest.signature.batched and batching.row_independent:
             session = RowPaddedSession(session, batching.buckets)

@@ -20,8 +20,9 @@ import numpy as np
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import Batching
+from bundle.tensors import DYNAMIC
 from services.runtime.faults import RunError
-from services.runtime.graph import read_graph
+from services.runtime.graph import Graph, read_graph
 from services.runtime.installed import require_onnxruntime
 from services.tensorrt.options import EngineOptions
 from services.tensorrt.provider import PROVIDER as TENSORRT
@@ -77,7 +78,7 @@ class OnnxSession:
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         feed = {name: _to_runtime(name, array) for name, array in inputs.items()}
         try:
-            values = self._inner.run(None, feed, self._options)
+            values = self._inner.run(self._outputs, feed, self._options)
         except Exception as error:
             raise RunError(str(error)) from error
         return {
@@ -109,20 +110,22 @@ def open_session(
 
     `threads` are those of one run on the CPU. Only the two of TensorRT look at `batching`,
     for the batch sizes that their engine is built for, and at `engine`; the first time
-    that takes minutes. Only cuda looks at `graphs`: whether runs may be captured, which takes
-    `graph_options`; the runtime refuses models that it cannot capture. PATH_UNSAFE or
-    FILE_MISSING for external data that is not beside the model, PROVIDER_UNAVAILABLE when the
-    provider cannot be had, UNSUPPORTED_MODEL when the runtime refuses the file.
+    that takes minutes. `graphs` is whether runs may be captured: tensorrt-raw captures the sizes
+    of `batching`, cuda what `graph_options` name, and it refuses models that it cannot capture.
+    PATH_UNSAFE or FILE_MISSING for external data that is not beside the model,
+    PROVIDER_UNAVAILABLE when the provider cannot be had, UNSUPPORTED_MODEL when the runtime
+    refuses the file.
     """
     if provider == RAW_TENSORRT:
-        return open_engine(model, batching, engine or EngineOptions())
+        return open_engine(model, batching, engine or EngineOptions(), graphs=graphs)
     require_onnxruntime()
+    graphs = graphs and provider == "cuda"
     if provider == TENSORRT:
         chain: Providers = prepare_providers(model, batching, engine or EngineOptions())
     elif provider in _PROVIDERS:
-        read_graph(model)
-        graphs = graphs and provider == "cuda"
-        chain = [(_PROVIDERS[provider], {"enable_cuda_graph": "1"} if graphs else {})]
+        graph = read_graph(model)
+        options = _cuda_options(graph, graphs=graphs) if provider == "cuda" else {}
+        chain = [(_PROVIDERS[provider], options)]
     else:
         known = ", ".join((*_PROVIDERS, TENSORRT, RAW_TENSORRT))
         raise MlctlError(
@@ -130,6 +133,14 @@ def open_session(
         )
     inner = load_onnx(model, chain, threads)
     return OnnxSession(inner, provider, graph_options(_NO_GRAPH) if graphs else None)
+
+
+def _cuda_options(graph: Graph, *, graphs: bool) -> Mapping[str, str]:
+    options = {"enable_cuda_graph": "1"} if graphs else {}
+    if any(DYNAMIC in shape[1:] for shape in graph.inputs.values()):
+        # Unset, each convolution is tried in every way for each new length: up to a second.
+        options["cudnn_conv_algo_search"] = "HEURISTIC"
+    return options
 
 
 def graph_options(number: int) -> Any:

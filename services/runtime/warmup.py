@@ -11,6 +11,7 @@ from bundle.clock import Clock
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import GOLDEN_NAME, Evidence
 from bundle.verify import VerifiedBundle
+from services.runtime.faults import ModelError
 from services.runtime.golden import load_golden
 from services.runtime.padding import LengthPadding
 from services.runtime.scorer import Scorer, join_rows, split_rows
@@ -20,7 +21,7 @@ from services.runtime.scorer import Scorer, join_rows, split_rows
 _SLACK = 1.5
 _FLOAT_NOISE = 1e-4
 _GOLDEN = "of the golden rows"
-# A batch size is timed so many times, or until so many seconds are spent.
+# A batch size is timed twice, and up to so many times until so many seconds are spent.
 _TIMED_RUNS = 5
 _TIMED_SECONDS = 0.05
 
@@ -46,7 +47,7 @@ def check_golden(scorer: Scorer, bundle: VerifiedBundle) -> Mapping[str, np.ndar
 def check_padding(scorer: Scorer, lengths: LengthPadding, inputs: Mapping[str, np.ndarray]) -> None:
     """Half of a golden row's sequence must answer the same when padded to its whole length.
 
-    PARITY_FAILED otherwise, by the same measure as the golden rows.
+    PARITY_FAILED otherwise, by the same measure as the golden rows, and if the model fails on it.
     """
     row = {name: array[:1] for name, array in inputs.items()}
     whole = lengths.length(row)
@@ -56,8 +57,15 @@ def check_padding(scorer: Scorer, lengths: LengthPadding, inputs: Mapping[str, n
     short = {
         name: array[:, :half] if name in lengths.names else array for name, array in row.items()
     }
-    alone = scorer.run(short)
-    padded = lengths.cut(scorer.run(lengths.widen(short, whole)), whole, half)
+    try:
+        alone = scorer.run(short)
+        padded = lengths.cut(scorer.run(lengths.widen(short, whole)), whole, half)
+    except ModelError as error:
+        raise MlctlError(
+            ErrorCode.PARITY_FAILED,
+            f"{error.message}: a golden row, cut in half at {', '.join(sorted(lengths.names))}",
+            "The `pad` of the manifest's batching must name all inputs of that length.",
+        ) from error
     for name, want in alone.items():
         _compare(name, want, padded[name], scorer.manifest.evidence, "padded, of the golden rows")
 
@@ -72,7 +80,7 @@ def warm_up(scorer: Scorer, inputs: Mapping[str, np.ndarray], clock: Clock) -> d
     for rows in scorer.manifest.batching.buckets if scorer.batched else (1,):
         batch = _resize(inputs, rows) if scorer.batched else inputs
         scorer.run(batch)
-        runs = [_timed(scorer, batch, clock)]
+        runs = [_timed(scorer, batch, clock) for _ in range(2)]
         while sum(runs) < _TIMED_SECONDS and len(runs) < _TIMED_RUNS:
             runs.append(_timed(scorer, batch, clock))
         seconds[rows] = median_low(runs)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -22,6 +22,8 @@ LIBRARY = "libcuda.so.1"
 _COMPUTE_CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 _PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE
+# CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: what other threads allocate meanwhile ends no capture.
+_THREAD_LOCAL = 1
 _NAME_BYTES = 256
 
 _PROTOTYPES: Mapping[str, Sequence[Any]] = MappingProxyType(
@@ -36,6 +38,12 @@ _PROTOTYPES: Mapping[str, Sequence[Any]] = MappingProxyType(
         "cuStreamCreate": (POINTER(c_void_p), c_uint),
         "cuStreamSynchronize": (c_void_p,),
         "cuStreamDestroy_v2": (c_void_p,),
+        "cuStreamBeginCapture_v2": (c_void_p, c_int),
+        "cuStreamEndCapture": (c_void_p, POINTER(c_void_p)),
+        "cuGraphInstantiateWithFlags": (POINTER(c_void_p), c_void_p, c_uint64),
+        "cuGraphLaunch": (c_void_p, c_void_p),
+        "cuGraphDestroy": (c_void_p,),
+        "cuGraphExecDestroy": (c_void_p,),
         "cuMemAlloc_v2": (POINTER(c_uint64), c_size_t),
         "cuMemFree_v2": (c_uint64,),
         "cuMemHostAlloc": (POINTER(c_void_p), c_size_t, c_uint),
@@ -146,6 +154,27 @@ class Gpu:
             "cuMemcpyDtoHAsync_v2", array.ctypes.data, buffer.address, array.nbytes, self.stream
         )
 
+    def capture(self, work: Callable[[], None]) -> Graph:
+        """What `work` queues on the stream, as one graph; nothing of it is done yet.
+
+        It may neither allocate nor wait. CudaError, or what `work` raises, if there is no graph.
+        """
+        self._driver.call("cuStreamBeginCapture_v2", self.stream, _THREAD_LOCAL)
+        graph, launched = c_void_p(), c_void_p()
+        try:
+            try:
+                work()
+            finally:
+                # Also of a capture that failed: a stream that captures takes nothing else.
+                self._driver.call("cuStreamEndCapture", self.stream, byref(graph))
+            self._driver.call("cuGraphInstantiateWithFlags", byref(launched), graph, 0)
+        finally:
+            if graph:
+                self._driver.call("cuGraphDestroy", graph)
+        found = Graph(self._driver, launched, self.stream)
+        weakref.finalize(found, self._release, "cuGraphExecDestroy", launched).atexit = False
+        return found
+
     def synchronize(self) -> None:
         """Wait for everything queued on the stream."""
         self._driver.call("cuStreamSynchronize", self.stream)
@@ -157,3 +186,16 @@ class Buffer:
 
     address: int
     size: int
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class Graph:
+    """Captured work that is launched as a whole; its addresses must stay what they were."""
+
+    driver: Driver
+    handle: c_void_p
+    stream: int
+
+    def launch(self) -> None:
+        """Queue all of it on the stream that it was captured from."""
+        self.driver.call("cuGraphLaunch", self.handle, self.stream)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import math
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,35 +12,22 @@ import numpy as np
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import Batching
-from bundle.tensors import DYNAMIC
 from services.runtime.faults import RunError
 from services.runtime.graph import read_graph
-from services.runtime.staging import Side
 from services.tensorrt.build import build_engine
 from services.tensorrt.builder import make_logger
 from services.tensorrt.cache import ENGINE_NAME, TIMING_NAME, fetch_engine, timing_directory
-from services.tensorrt.cuda import Driver, Gpu
+from services.tensorrt.cuda import CudaError, Driver, Gpu, Graph
 from services.tensorrt.key import engine_key, model_sha256
 from services.tensorrt.options import EngineOptions
 from services.tensorrt.probe import require_device
 from services.tensorrt.process import OnProgress
 from services.tensorrt.profile import make_profile
+from services.tensorrt.runner import Runner, Tensors
 
 PROVIDER = "tensorrt-raw"
 
-_ELSEWHERE = "Use the provider tensorrt, which runs such parts with CUDA."
-
-# BF16 has no numpy type of its own; its bits travel as uint16, as in `bundle.tensors`.
-_DTYPES: Mapping[str, str] = {
-    "FLOAT": "float32",
-    "HALF": "float16",
-    "BF16": "uint16",
-    "INT8": "int8",
-    "UINT8": "uint8",
-    "INT32": "int32",
-    "INT64": "int64",
-    "BOOL": "bool",
-}
+logger = logging.getLogger("mlctl.graphs")
 
 
 def prepare_engine(
@@ -66,8 +53,13 @@ def prepare_engine(
     return fetch_engine(model, key, build).root / ENGINE_NAME
 
 
-def open_engine(model: Path, batching: Batching | None, options: EngineOptions) -> EngineSession:
-    """A session on the engine of `model`, which is built first if it has to be."""
+def open_engine(
+    model: Path, batching: Batching | None, options: EngineOptions, *, graphs: bool = False
+) -> EngineSession:
+    """A session on the engine of `model`, which is built first if it has to be.
+
+    With `graphs` batches of the sizes of `batching` are captured and replayed.
+    """
     path = prepare_engine(model, batching, options)
     trt: Any = importlib.import_module("tensorrt")
     gpu = Gpu(Driver())
@@ -80,94 +72,64 @@ def open_engine(model: Path, batching: Batching | None, options: EngineOptions) 
         raise MlctlError(
             ErrorCode.PROVIDER_UNAVAILABLE, f"TensorRT cannot load its engine: {log.last}"
         )
-    return EngineSession(trt, engine, gpu, owners=(runtime, log))
+    captured = batching.buckets if graphs and batching is not None else ()
+    return EngineSession(trt, engine, gpu, captured, owners=(runtime, log))
 
 
 class EngineSession:
-    """Runs an engine of TensorRT on one stream, with memory that grows to what is asked.
+    """Runs an engine of TensorRT on one stream; batches of `captured` rows as one graph each.
 
-    `owners` are what must outlive the engine.
+    A graph is tied to the shapes and the addresses of the context that it was captured from,
+    so each has a context and memory of its own. TensorRT settles what a shape needs in the
+    first run with it, so that one is not captured. When a graph cannot be captured or launched
+    there are none from then on. `graphs` are those there are, by rows; `owners` are what must
+    outlive the engine.
     """
 
-    def __init__(self, trt: Any, engine: Any, gpu: Gpu, owners: tuple[Any, ...] = ()) -> None:
+    def __init__(
+        self,
+        trt: Any,
+        engine: Any,
+        gpu: Gpu,
+        captured: Sequence[int] = (),
+        owners: tuple[Any, ...] = (),
+    ) -> None:
         self.provider = PROVIDER
-        self._context = engine.create_execution_context()
         self._engine, self._gpu, self._owners = engine, gpu, owners
-        names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
-        for name in names:
-            if engine.get_tensor_location(name) != trt.TensorLocation.DEVICE:
-                raise MlctlError(
-                    ErrorCode.UNSUPPORTED_MODEL,
-                    f"tensor {name!r} decides the shape of others",
-                    _ELSEWHERE,
-                )
-        self._dtypes = {name: _dtype(name, engine.get_tensor_dtype(name).name) for name in names}
-        self._inputs = [
-            name for name in names if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT
-        ]
-        self._outputs = [name for name in names if name not in self._inputs]
-        self._sides: dict[str, Side] = {}
+        self._tensors = Tensors.of(trt, engine)
+        self._plain = Runner(engine, self._tensors, gpu)
+        self._captured = frozenset(captured)
+        self.graphs: dict[int, tuple[Runner, Graph]] = {}
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """All outputs; INVALID_INPUT for a shape outside of the engine's profile."""
         self._gpu.attach()
-        sent = {name: self._feed(name, inputs[name]) for name in self._inputs}
-        if unknown := self._context.infer_shapes():
-            raise MlctlError(ErrorCode.INVALID_INPUT, f"tensor {unknown[0]!r} has no shape")
-        received = {name: self._prepare_output(name) for name in self._outputs}
-        for name, array in sent.items():
-            self._gpu.upload(array, self._sides[name].device)
-        if not self._context.execute_async_v3(self._gpu.stream):
-            raise RunError("TensorRT did not run the engine")
-        for name, array in received.items():
-            self._gpu.download(self._sides[name].device, array)
-        self._gpu.synchronize()
-        # The next run writes where these lie.
-        return {name: array.copy() for name, array in received.items()}
+        rows = self._rows(inputs)
+        if rows not in self._captured:
+            return self._plain.run(inputs)
+        try:
+            return self._replayed(rows, inputs)
+        except (RunError, CudaError) as error:
+            logger.warning("from now on without CUDA graphs: %s", str(error))
+        except MlctlError as error:
+            if error.code is not ErrorCode.PROVIDER_UNAVAILABLE:
+                raise
+            logger.warning("from now on without CUDA graphs: %s", error.message)
+        self._captured = frozenset()
+        self.graphs.clear()
+        return self._plain.run(inputs)
 
-    def _feed(self, name: str, value: np.ndarray) -> np.ndarray:
-        """A copy of `value` in pinned memory."""
-        if value.dtype != self._dtypes[name]:
-            raise MlctlError(
-                ErrorCode.INVALID_INPUT,
-                f"tensor {name!r}: dtype is {value.dtype}, "
-                f"the engine takes {self._dtypes[name].name}",
-            )
-        if not self._context.set_input_shape(name, value.shape):
-            least, _, greatest = map(list, self._engine.get_tensor_profile_shape(name, 0))
-            raise MlctlError(
-                ErrorCode.INVALID_INPUT,
-                f"tensor {name!r}: shape is {list(value.shape)}, "
-                f"the engine takes {least} to {greatest}",
-            )
-        array = self._reserve(name, value.shape)
-        array[...] = value
-        return array
+    def _replayed(self, rows: int, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        known = self.graphs.get(rows)
+        if known is None:
+            runner = Runner(self._engine, self._tensors, self._gpu)
+            answers = runner.run(inputs)
+            self.graphs[rows] = runner, runner.capture()
+            return answers
+        runner, graph = known
+        # Only one length of sequences is captured, that of the warm-up.
+        return runner.replay(graph, inputs) if runner.fits(inputs) else self._plain.run(inputs)
 
-    def _prepare_output(self, name: str) -> np.ndarray:
-        """Pinned memory for the output."""
-        shape = tuple(self._context.get_tensor_shape(name))
-        if DYNAMIC in shape:
-            raise MlctlError(
-                ErrorCode.UNSUPPORTED_MODEL,
-                f"the shape of output {name!r} depends on the values of the inputs",
-                _ELSEWHERE,
-            )
-        return self._reserve(name, shape)
-
-    def _reserve(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        """Pinned memory for a tensor of that shape, and memory of the device, which is bound."""
-        dtype = self._dtypes[name]
-        size = math.prod(shape) * dtype.itemsize
-        side = self._sides.setdefault(name, Side(self._gpu))
-        side.reserve(max(size, 1))
-        self._context.set_tensor_address(name, side.device.address)
-        return side.host[:size].view(dtype).reshape(shape)
-
-
-def _dtype(name: str, tensorrt_name: str) -> np.dtype[Any]:
-    if tensorrt_name not in _DTYPES:
-        raise MlctlError(
-            ErrorCode.UNSUPPORTED_MODEL, f"tensor {name!r} is of TensorRT's type {tensorrt_name}"
-        )
-    return np.dtype(_DTYPES[tensorrt_name])
+    def _rows(self, inputs: Mapping[str, np.ndarray]) -> int:
+        shapes = {inputs[name].shape[:1] for name in self._tensors.inputs if name in inputs}
+        return next(iter(shapes))[0] if len(shapes) == 1 and () not in shapes else 0

@@ -63,6 +63,7 @@ def test_workers_are_summed_whether_they_were_asked_or_not(tmp_path: Path) -> No
     assert 'mlctl_requests_total{model="m",outcome="ok",protocol="http"} 6.0' in text
     assert 'mlctl_stage_seconds_bucket{le="0.25",model="m",stage="queue"} 6.0' in text
     assert 'mlctl_batch_rows_sum{model="m"} 14.0' in text
+    assert 'nv_inference_count{model="m",version="1"} 14.0' in text
 
 
 def test_a_worker_that_nobody_asks_tells_by_itself(tmp_path: Path) -> None:

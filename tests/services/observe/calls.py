@@ -19,9 +19,18 @@ def seen(
     *,
     sampling: Sampling | None = None,
     traceparent: bytes | None = TRACEPARENT,
+    tracestate: bytes | None = None,
     client: str | None = None,
 ) -> Seen:
-    return Seen(protocol, request_id, traceparent, client, traced=True, sampling=sampling)
+    return Seen(
+        protocol,
+        request_id,
+        traceparent,
+        client,
+        traced=True,
+        sampling=sampling,
+        tracestate=tracestate,
+    )
 
 
 def done(request: Seen | None = None, code: str = "ok", at: float = 1_700_000_000.5) -> Done:

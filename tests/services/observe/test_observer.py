@@ -37,6 +37,16 @@ def test_nothing_is_made_unless_it_is_asked_for(tmp_path: Path) -> None:
     assert open_observer(settings, "tiny", "d", SIGNATURE, SystemClock()) is None
 
 
+def test_a_name_to_redact_that_no_tensor_has_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {"sample_dir": tmp_path, "sample_share": 1}
+    observer(**settings, sample_redact="x,y").close()
+    assert "REDACT" not in caplog.text
+    observer(**settings, sample_redact="x,name").close()
+    assert "MLCTL_SAMPLE_REDACT: no tensor is called name; these are: x, y" in caplog.text
+
+
 def test_a_request_that_nobody_wants_is_not_watched(tmp_path: Path) -> None:
     ours = observer(sample_dir=tmp_path / "s", sample_control=tmp_path / "none.json")
     assert ours.begin("http", b"r", TRACEPARENT) is None

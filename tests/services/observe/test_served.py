@@ -41,7 +41,11 @@ class Watched:
 
     def ask(self, door: str, request_id: str, flags: str = "01") -> None:
         """Ask through a front door, as a caller with a trace."""
-        headers = {"x-request-id": request_id, "traceparent": f"00-{TRACE}-{SPAN}-{flags}"}
+        headers = {
+            "x-request-id": request_id,
+            "traceparent": f"00-{TRACE}-{SPAN}-{flags}",
+            "tracestate": f"door={door}",
+        }
         if door == "grpc":
             client = triton.InferenceServerClient(f"127.0.0.1:{self.server.grpc_port}")
             tensor = triton.InferInput("x", [2, 4], "FP32")
@@ -137,6 +141,7 @@ def test_spans_of_sampled_callers_only(watched: Watched) -> None:
         "inference.GRPCInferenceService/ModelInfer",
         "POST /predict",
     }
+    assert {span.trace_state for span in servers} == {f"door={door}" for door in DOORS}
     assert watched.collector.services == {"tiny"}
 
 

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
-from opentelemetry.trace import get_current_span
+from opentelemetry.trace import TraceState, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from services.observe.traceparent import is_sampled, parse_traceparent, trace_id
+from services.observe.traceparent import (
+    is_sampled,
+    parse_traceparent,
+    parse_tracestate,
+    trace_id,
+)
 from tests.services.observe.calls import SPAN, TRACE, TRACEPARENT
 
 HEX = "0123456789abcdef"
@@ -45,3 +50,22 @@ def test_it_agrees_with_the_sdks_own_reader(header: str) -> None:
         assert is_sampled(header.encode()) == bool(theirs.trace_flags & 1)
     else:
         assert not theirs.is_valid or header != header.strip()
+
+
+MEMBERS = st.from_regex(r"[ \t]?[a-bA]{1,2}[@*]?[a-b]{0,2}=[ -~]{0,3}[ \t]?", fullmatch=True)
+
+
+@given(st.lists(MEMBERS | st.sampled_from(["", " ", "a", "a=1", "b=2"]), max_size=4).map(",".join))
+@example("k=" + "v" * 256)
+@example("k=" + "v" * 257)
+@example("k" * 256 + "=v")
+@example("k" * 257 + "=v")
+@example(",".join(f"k{number}=v" for number in range(32)))
+@example(",".join(f"k{number}=v" for number in range(33)))
+def test_what_others_say_is_what_the_sdk_reads(header: str) -> None:
+    theirs = TraceState.from_header([header])
+    assert parse_tracestate(header.encode()) == list(theirs.items())
+
+
+def test_no_header_says_nothing() -> None:
+    assert parse_tracestate(None) == []

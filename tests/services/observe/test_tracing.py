@@ -60,6 +60,20 @@ def test_a_failure_is_one_span_with_its_code() -> None:
     assert gone.status.status_code is StatusCode.UNSET
 
 
+def test_what_other_systems_say_of_the_trace_goes_with_its_spans(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    found = spans(done(seen(tracestate=b"rojo=00f0, congo@x=t 61")))
+    assert len(found) == 5
+    for span in found.values():
+        assert span.context is not None
+        assert span.context.trace_state.to_header() == "rojo=00f0,congo@x=t 61"
+    (span,) = spans(done(seen(tracestate=b"not one\xff"), "queue_full")).values()
+    assert span.context is not None
+    assert not span.context.trace_state
+    assert caplog.records == []
+
+
 def test_no_span_without_a_valid_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     assert spans(done(seen(traceparent=b"00-" + b"x" * 50 + b"01"))) == {}
     monkeypatch.setattr(tracing, "MAX_WAITING", 1)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
 import services.runtime.graphed
+import services.runtime.session
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import MODEL_NAME, Batching
 from bundle.tensors import Datatype, Signature, TensorSpec
@@ -243,27 +244,59 @@ def test_where_no_cuda_is_that_is_told(bundle: VerifiedBundle, model: Path) -> N
     assert caught.value.code is ErrorCode.PROVIDER_UNAVAILABLE
 
 
-def test_online_batches_are_padded_to_what_is_captured_unless_graphs_are_off(
+def test_online_batches_are_padded_to_what_is_warm_with_graphs_or_without(
     bundle: VerifiedBundle, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = opened(monkeypatch, model)
-    for settings, graphs in (
+    for settings, padded in (
         (Settings(provider="cuda", cuda_graphs="auto"), True),
-        (Settings(provider="cuda"), False),
+        (Settings(provider="cuda"), True),
+        (Settings(provider="cuda", pad_rows=False), False),
     ):
         scorer = Scorer.open(bundle, settings)
-        assert isinstance(scorer._session, RowPaddedSession) is graphs
-    assert asked == [True, False]
+        assert isinstance(scorer._session, RowPaddedSession) is padded
+    assert asked == [True, False, False]
 
 
-def test_a_batch_job_captures_nothing(
+@pytest.mark.parametrize("given", ["auto", "off"])
+def test_raw_tensorrt_is_asked_to_capture_the_sizes_of_the_bundle(
+    bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch, given: Literal["auto", "off"]
+) -> None:
+    asked = []
+
+    def engine(model: Path, batching: Batching, _: object, *, graphs: bool) -> Session:
+        asked.append((batching.buckets, graphs))
+        return open_session(model)
+
+    monkeypatch.setattr(services.runtime.session, "open_engine", engine)
+    Scorer.open(bundle, Settings(provider="tensorrt-raw", cuda_graphs=given))
+    assert asked == [(bundle.manifest.batching.buckets, given == "auto")]
+
+
+def test_a_batch_job_captures_and_pads_nothing(
     bundle: VerifiedBundle, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = opened(monkeypatch, model)
     monkeypatch.setenv("MLCTL_PROVIDER", "cuda")
     monkeypatch.setenv("MLCTL_CUDA_GRAPHS", "auto")
-    open_scorer(bundle)
+    scorer = open_scorer(bundle)
     assert asked == [False]
+    assert not isinstance(scorer._session, RowPaddedSession)
+
+
+@pytest.mark.parametrize(("provider", "rows"), [("tensorrt-raw", 32), ("cpu", 64)])
+def test_a_batch_job_asks_an_engine_for_no_more_than_it_was_built_for(
+    bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch, provider: str, rows: int
+) -> None:
+    def engine(model: Path, *_: object, **__: object) -> Session:
+        session = open_session(model)
+        session.provider = provider
+        return session
+
+    monkeypatch.setattr(services.runtime.session, "open_engine", engine)
+    monkeypatch.setenv("MLCTL_PROVIDER", provider)
+    assert open_scorer(bundle, 64).max_rows == rows
+    assert (open_scorer(bundle).max_rows > 32) is (provider == "cpu")
 
 
 @pytest.mark.gpu

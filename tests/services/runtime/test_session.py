@@ -10,9 +10,12 @@ from onnx import TensorProto, helper
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import MODEL_NAME
 from bundle.verify import VerifiedBundle
+from services.runtime import session
 from services.runtime.session import FunctionSession, open_session
 from services.tensorrt import probe
 from services.tensorrt.probe import Probe
+from services.tensorrt.provider import Providers
+from tests.services.tensorrt.graphs import scaling
 from tests.support.bundles import expected
 
 ROOT = Path(__file__).parents[3]
@@ -99,3 +102,41 @@ def test_the_runtime_reports_nothing_of_its_use(bundle: VerifiedBundle, tmp_path
     # Nothing else of ours: the runtime is also silent where a variable says that it is tested.
     subprocess.run(command, cwd=ROOT, env={"HOME": str(home)}, check=True, timeout=60)
     assert not list(home.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("shape", "graphs", "expected_options"),
+    [
+        (("rows", 3), False, {}),
+        (("rows", 3), True, {"enable_cuda_graph": "1"}),
+        (("rows", "length"), False, {"cudnn_conv_algo_search": "HEURISTIC"}),
+    ],
+)
+def test_cuda_is_told_what_changes_from_run_to_run(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    shape: tuple[int | str, ...],
+    graphs: bool,
+    expected_options: dict[str, str],
+) -> None:
+    asked: list[object] = []
+    on_cpu = session.load_onnx
+
+    def load(model: Path, providers: Providers, threads: int) -> object:
+        asked.extend(providers)
+        return on_cpu(model, [("CPUExecutionProvider", {})], threads)
+
+    monkeypatch.setattr(session, "load_onnx", load)
+    open_session(scaling(tmp_path / "model.onnx", shape), "cuda", graphs=graphs)
+    assert asked == [("CUDAExecutionProvider", expected_options)]
+
+
+@pytest.mark.parametrize("provider", ["cpu", "tensorrt"])
+def test_runs_say_nothing_of_graphs_where_the_runtime_captures_none(
+    bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch, provider: str
+) -> None:
+    chain: Providers = [("CPUExecutionProvider", {})]
+    monkeypatch.setattr(session, "prepare_providers", lambda *_: chain)
+    monkeypatch.setattr(session, "graph_options", lambda number: pytest.fail(f"graph {number}"))
+    opened = open_session(bundle.path(MODEL_NAME), provider, graphs=True)
+    assert opened.run({"x": np.zeros((1, 4), np.float32)})["y"].shape[0] == 1

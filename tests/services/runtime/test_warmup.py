@@ -8,6 +8,7 @@ from bundle.clock import ManualClock
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import Manifest
 from bundle.verify import VerifiedBundle
+from services.runtime.faults import RunError
 from services.runtime.padding import LengthPadding
 from services.runtime.scorer import Scorer
 from services.runtime.session import FunctionSession
@@ -58,22 +59,25 @@ def test_every_bucket_is_run_and_the_slowest_counts(bundle: VerifiedBundle) -> N
     rows = {"x": np.zeros((3, 4), np.float32)}
     measured = warm_up(scorer_of(bundle, run), rows, clock)
     assert measured == pytest.approx({1: 0.01, 8: 0.08, 32: 0.32})
-    assert seen == [1] * 6 + [8, 8, 32, 32]
+    assert seen == [1] * 6 + [8] * 3 + [32] * 3
 
 
-def test_a_stall_while_a_quick_model_is_timed_is_not_what_it_takes(bundle: VerifiedBundle) -> None:
+@pytest.mark.parametrize(("stall", "count"), [(0.02, 6), (0.2, 3)])
+def test_a_stall_while_a_quick_model_is_timed_is_not_what_it_takes(
+    bundle: VerifiedBundle, stall: float, count: int
+) -> None:
     clock = ManualClock()
     runs: list[int] = []
 
     def run(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         runs.append(inputs["x"].shape[0])
         stalled = runs.count(runs[-1]) == 2
-        clock.advance(0.02 if stalled else 0.0001)
+        clock.advance(stall if stalled else 0.0001)
         return {"y": inputs["x"]}
 
     measured = warm_up(scorer_of(bundle, run), {"x": np.zeros((3, 4), np.float32)}, clock)
     assert measured == pytest.approx({1: 0.0001, 8: 0.0001, 32: 0.0001})
-    assert runs == [1] * 6 + [8] * 6 + [32] * 6
+    assert runs == [1] * count + [8] * count + [32] * count
 
 
 def sequence_scorer(run: Run) -> Scorer:
@@ -98,6 +102,20 @@ def test_a_model_that_padding_disturbs_is_refused() -> None:
     with pytest.raises(MlctlError, match="'y' padded, of the golden rows") as caught:
         check(lambda inputs: {"y": inputs["x"] * inputs["x"].mean(axis=1, keepdims=True)})
     assert caught.value.code is ErrorCode.PARITY_FAILED
+
+
+def test_a_model_that_fails_on_a_half_of_its_inputs_cannot_be_padded() -> None:
+    def run(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        if inputs["x"].shape[1] != 6:
+            raise RunError("x and mask are of unlike length")
+        return {"y": inputs["x"]}
+
+    scorer = sequence_scorer(run)
+    lengths = LengthPadding(scorer.signature, {"x": 0})
+    with pytest.raises(MlctlError, match="a golden row, cut in half at x") as caught:
+        check_padding(scorer, lengths, {"x": np.ones((2, 6), np.float32)})
+    assert caught.value.code is ErrorCode.PARITY_FAILED
+    assert "unlike" not in caught.value.message
 
 
 def test_a_single_column_proves_nothing_about_padding() -> None:

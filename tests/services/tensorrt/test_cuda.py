@@ -1,6 +1,8 @@
 import ctypes
 import gc
+from collections.abc import Callable
 from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,8 @@ import pytest
 from services.tensorrt.cuda import CudaError, Driver, Gpu
 
 OUT_OF_MEMORY = 2
+NOT_WHILE_CAPTURING = 900
+INVALIDATED = 901
 
 
 class HostDriver:
@@ -18,6 +22,11 @@ class HostDriver:
         self.memory: dict[int, Any] = {}
         self.current: int | None = None
         self.synchronized = 0
+        self.capturing: list[Callable[[], Any]] | None = None
+        self.graphs: dict[int, list[Callable[[], Any]]] = {}
+        self.launches = 0
+        self.captures = True
+        self.fails: set[str] = set()
         self._limit = limit
         stream_copy = (c_size_t, c_void_p)
         self._bind("cuInit", lambda _: 0, c_uint)
@@ -30,6 +39,13 @@ class HostDriver:
         self._bind("cuStreamCreate", self._stream, POINTER(c_void_p), c_uint)
         self._bind("cuStreamSynchronize", self._synchronize, c_void_p)
         self._bind("cuStreamDestroy_v2", lambda _: 0, c_void_p)
+        self._bind("cuStreamBeginCapture_v2", self._begin_capture, c_void_p, c_int)
+        self._bind("cuStreamEndCapture", self._end_capture, c_void_p, POINTER(c_void_p))
+        handle = POINTER(c_void_p)
+        self._bind("cuGraphInstantiateWithFlags", self._instantiate, handle, c_void_p, c_uint64)
+        self._bind("cuGraphLaunch", self._launch, c_void_p, c_void_p)
+        self._bind("cuGraphDestroy", self._destroy, c_void_p)
+        self._bind("cuGraphExecDestroy", self._destroy, c_void_p)
         self._bind("cuMemAlloc_v2", self._allocate, POINTER(c_uint64), c_size_t)
         self._bind("cuMemFree_v2", self._free, c_uint64)
         self._bind("cuMemHostAlloc", self._pin, POINTER(c_void_p), c_size_t, c_uint)
@@ -68,11 +84,52 @@ class HostDriver:
         stream[0] = 0x7F00_0000_0002
         return 0
 
+    def queue(self, work: Callable[[], Any]) -> None:
+        """Do it, or keep it for the graph that is captured."""
+        (work() if self.capturing is None else self.capturing.append(work))
+
+    def _begin_capture(self, _: int, mode: int) -> int:
+        assert (self.capturing, mode) == (None, 1)
+        self.capturing = []
+        return 0
+
+    def _end_capture(self, _: int, graph: Any) -> int:
+        captured, self.capturing = self.capturing, None
+        if captured is None or not self.captures:
+            return INVALIDATED
+        graph[0] = self._keep(captured)
+        return 0
+
+    def _instantiate(self, launched: Any, graph: int, flags: int) -> int:
+        launched[0] = self._keep(self.graphs[graph])
+        return flags
+
+    def _keep(self, work: list[Callable[[], Any]]) -> int:
+        handle = max(self.graphs, default=0x6F00_0000_0000) + 1
+        self.graphs[handle] = work
+        return handle
+
+    def _launch(self, graph: int, _: int) -> int:
+        if "cuGraphLaunch" in self.fails:
+            return OUT_OF_MEMORY
+        self.launches += 1
+        for work in self.graphs[graph]:
+            work()
+        return 0
+
+    def _destroy(self, graph: int) -> int:
+        del self.graphs[graph]
+        return 0
+
     def _synchronize(self, stream: int) -> int:
+        if self.capturing is not None:
+            return NOT_WHILE_CAPTURING
         self.synchronized += 1
         return 0 if stream == 0x7F00_0000_0002 else 1
 
     def _allocate(self, address: Any, size: int) -> int:
+        if self.capturing is not None:
+            return NOT_WHILE_CAPTURING
         if size > self._limit or size == 0:
             return OUT_OF_MEMORY
         memory = ctypes.create_string_buffer(size)
@@ -88,7 +145,7 @@ class HostDriver:
         return 0
 
     def _copy(self, target: int, source: int, size: int, _: int) -> int:
-        ctypes.memmove(target, source, size)
+        self.queue(partial(ctypes.memmove, target, source, size))
         return 0
 
 
@@ -109,6 +166,42 @@ def test_arrays_go_there_and_back() -> None:
     gpu.synchronize()
     np.testing.assert_array_equal(received, sent)
     assert library.synchronized == 1
+
+
+def test_what_is_captured_is_done_when_it_is_launched_and_each_time() -> None:
+    library = HostDriver()
+    gpu = Gpu(Driver(library))
+    sent, received = np.zeros(3, np.float32), np.zeros(3, np.float32)
+    buffer = gpu.allocate(sent.nbytes)
+
+    def work() -> None:
+        gpu.upload(sent, buffer)
+        gpu.download(buffer, received)
+
+    sent[:] = 7
+    graph = gpu.capture(work)
+    assert not received.any()
+    for value in (1, 2):
+        sent[:] = value
+        graph.launch()
+        assert (received == value).all()
+    assert len(library.graphs) == 1
+    del graph
+    gc.collect()
+    assert not library.graphs
+
+
+def test_a_capture_that_fails_leaves_the_stream_as_it_was() -> None:
+    library = HostDriver()
+    gpu = Gpu(Driver(library))
+    with pytest.raises(CudaError, match="cuMemAlloc_v2"):
+        gpu.capture(lambda: print(gpu.allocate(8)))
+    library.captures = False
+    with pytest.raises(CudaError, match="cuStreamEndCapture"):
+        gpu.capture(lambda: None)
+    assert library.capturing is None
+    assert not library.graphs
+    gpu.synchronize()
 
 
 def test_memory_is_freed_with_its_buffer() -> None:

@@ -18,6 +18,7 @@ from services.tensorrt.options import EngineFlags, EngineOptions, HardwareCompat
 from services.tensorrt.probe import probe_device
 from services.tensorrt.process import Cause, WorkerError
 from services.tensorrt.profile import make_profile
+from services.tensorrt.session import EngineSession
 from tests.services.tensorrt.graphs import convolution
 from tests.support.bundles import expected
 
@@ -82,6 +83,20 @@ def test_raw_answers_like_the_model_at_every_bucket_and_reuses_its_engine(
     answers(open_session(model, "tensorrt-raw", batching=TABLE), 8)
     assert engines(home) == before
     assert any((home / "cache" / "tensorrt" / "timing").rglob("timing.cache"))
+
+
+@pytest.mark.usefixtures("tensorrt")
+def test_raw_replays_every_bucket_from_a_graph_and_runs_the_rest(
+    bundle: VerifiedBundle, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = bundle.path(MODEL_NAME)
+    with caplog.at_level("WARNING", "mlctl.graphs"):
+        session = open_session(model, "tensorrt-raw", batching=TABLE, graphs=True)
+        for rows in (*TABLE.buckets, 5) * 3:
+            answers(session, rows)
+    assert isinstance(session, EngineSession)
+    assert sorted(session.graphs) == list(TABLE.buckets)
+    assert caplog.records == []
 
 
 @pytest.mark.usefixtures("tensorrt")

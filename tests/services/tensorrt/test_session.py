@@ -1,4 +1,7 @@
+import copy
 import ctypes
+import gc
+import logging
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -40,15 +43,25 @@ class DoublingEngine:
         dtype: DataType = DataType.FLOAT,
         output: tuple[int, ...] | None = None,
         location: Location = Location.DEVICE,
+        library: HostDriver | None = None,
+        contexts: int = 9,
     ) -> None:
         self.dtype = dtype
         self.location = location
         self.output = output
         self.shape: tuple[int, ...] = ()
         self.addresses: dict[str, int] = {}
+        self.library = library or HostDriver()
+        self.contexts = contexts
+        self.runs = 0
 
-    def create_execution_context(self) -> "DoublingEngine":
-        return self
+    def create_execution_context(self) -> "DoublingEngine | None":
+        self.contexts -= 1
+        if self.contexts < 0:
+            return None
+        context = copy.copy(self)
+        context.addresses = {}
+        return context
 
     def get_tensor_name(self, index: int) -> str:
         return "xy"[index]
@@ -80,14 +93,32 @@ class DoublingEngine:
         return True
 
     def execute_async_v3(self, stream: int) -> bool:
-        size = int(np.prod(self.shape)) * 4
-        x = np.frombuffer(ctypes.string_at(self.addresses["x"], size), np.float32)
-        ctypes.memmove(self.addresses["y"], (2 * x).tobytes(), size)
+        # As TensorRT: a graph has the sizes and addresses that hold when it is captured.
+        size, addresses = int(np.prod(self.shape)) * 4, dict(self.addresses)
+
+        def work() -> None:
+            x = np.frombuffer(ctypes.string_at(addresses["x"], size), np.float32)
+            ctypes.memmove(addresses["y"], (2 * x).tobytes(), size)
+
+        # What a shape needs is settled by its first run, which does not capture.
+        if self.library.capturing is not None and self.runs == 0:
+            return False
+        self.runs += 1
+        self.library.queue(work)
         return stream != 0
 
 
-def session(**engine: Any) -> EngineSession:
-    return EngineSession(TRT, DoublingEngine(**engine), Gpu(Driver(HostDriver())))
+def session(
+    library: HostDriver | None = None, captured: tuple[int, ...] = (), **engine: Any
+) -> EngineSession:
+    library = library or HostDriver()
+    made = DoublingEngine(library=library, **engine)
+    return EngineSession(TRT, made, Gpu(Driver(library)), captured)
+
+
+def ask(opened: EngineSession, rows: int, seed: int) -> None:
+    x = np.random.default_rng(seed).random((rows, 3), dtype=np.float32)
+    np.testing.assert_array_equal(opened.run({"x": x})["y"], 2 * x)
 
 
 @pytest.fixture
@@ -125,7 +156,7 @@ def test_runs_every_batch_size_with_buffers_that_grow() -> None:
 
 def test_answers_outlive_the_next_run_and_memory_here_is_pinned_once() -> None:
     library = HostDriver()
-    opened = EngineSession(TRT, DoublingEngine(), Gpu(Driver(library)))
+    opened = session(library)
     given = [np.random.default_rng(seed).random((4, 3), dtype=np.float32) for seed in range(4)]
     answers = [opened.run({"x": x})["y"] for x in given]
     for x, answer in zip(given, answers, strict=True):
@@ -169,3 +200,66 @@ def test_half_types_keep_their_bits_and_unknown_ones_are_refused() -> None:
     with pytest.raises(MlctlError, match="FP8") as caught:
         session(dtype=DataType.FP8)
     assert caught.value.code is ErrorCode.UNSUPPORTED_MODEL
+
+
+def test_each_size_is_captured_after_its_first_run_and_replayed_from_its_own_memory() -> None:
+    library = HostDriver()
+    opened = session(library, (1, 4))
+    for seed in range(5):
+        for rows in (4, 1):
+            ask(opened, rows, seed)
+    assert library.launches == 8
+    assert len(library.graphs) == 2
+    # Here and there, for `x` and `y`, of both sizes.
+    assert len(library.memory) == 8
+
+
+def test_other_sizes_and_forms_run_beside_the_graphs() -> None:
+    library = HostDriver()
+    opened = session(library, (1, 4))
+    for seed in range(3):
+        for rows in (3, 4, 2):
+            ask(opened, rows, seed)
+    for wrong in (np.zeros((4, 3)), np.zeros((4, 2), np.float32), np.zeros((), np.float32)):
+        with pytest.raises(MlctlError) as caught:
+            opened.run({"x": wrong})
+        assert caught.value.code is ErrorCode.INVALID_INPUT
+    ask(opened, 4, 9)
+    assert library.launches == 3
+
+
+@pytest.mark.parametrize("contexts", [9, 1])
+def test_without_a_graph_or_memory_for_one_all_is_run_plainly(
+    contexts: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    library = HostDriver()
+    library.captures = False
+    opened = session(library, (1, 4), contexts=contexts)
+    with caplog.at_level(logging.WARNING, "mlctl.graphs"):
+        for seed, rows in enumerate((4, 4, 1)):
+            ask(opened, rows, seed)
+    assert library.launches == 0
+    assert library.graphs == {}
+    assert [record.message.split(":")[0] for record in caplog.records] == [
+        "from now on without CUDA graphs"
+    ]
+
+
+def test_a_launch_that_fails_is_answered_plainly_and_gives_the_memory_back() -> None:
+    library = HostDriver()
+    opened = session(library, (1, 4))
+    for seed, rows in enumerate((4, 1)):
+        ask(opened, rows, seed)
+    held = len(library.memory)
+    library.fails.add("cuGraphLaunch")
+    ask(opened, 4, 7)
+    gc.collect()
+    assert library.graphs == {}
+    assert len(library.memory) < held
+    ask(opened, 1, 8)
+
+
+def test_no_memory_for_a_context_is_told() -> None:
+    with pytest.raises(MlctlError, match="no execution context") as caught:
+        session(contexts=0)
+    assert caught.value.code is ErrorCode.PROVIDER_UNAVAILABLE
