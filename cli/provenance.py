@@ -90,8 +90,13 @@ def chain(digest: str, known: Known) -> dict[str, Any]:
     """The chain as --json shows it; what is not known any more is null.
 
     Where the digest is that of a Bento with several models, `models` has the origin of each.
+    `bentos` are all that hold it, those first that are of this digest themselves.
     """
-    bento = next((each for each in known.bentos if _holds(each, digest)), None)
+    bentos = sorted(
+        (each for each in known.bentos if _holds(each, digest)),
+        key=lambda each: each.labels.get(_DIGEST_LABEL) != digest,
+    )
+    bento = next(iter(bentos), None)
     inside = bento.digests if bento and digest == bento.labels.get(_DIGEST_LABEL) else {}
     origin = dict.fromkeys(_ORIGIN) if inside else _origin(digest, bento, known)
     return {
@@ -101,7 +106,7 @@ def chain(digest: str, known: Known) -> dict[str, Any]:
             {"name": name, "digest": each, **_origin(each, bento, known)}
             for name, each in inside.items()
         ],
-        "bento": bento.tag if bento else None,
+        "bentos": [each.tag for each in bentos],
         "rollouts": [_rollout(each) for each in reversed(known.rollouts) if _bears(each, digest)],
         "serves": [
             each.name

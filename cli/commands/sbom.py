@@ -38,7 +38,7 @@ def sbom(output: Output, bento: str, file: Path | None, platform: str, lock: Pat
     found = find_bento(bento)
     target = Platform.of(platform)
     if lock is None:
-        output.note("Asking the package index for the hashes of the packages ...")
+        output.note("Finding the hashes of the packages ...")
     locked = lock_for(found, target, lock)
     document = sbom_of(found, unpack(found.source), locked, target)
     if file is None:

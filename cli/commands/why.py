@@ -38,7 +38,7 @@ def _show(output: Output, chain: dict[str, Any]) -> None:
     for model in chain["models"]:
         output.line(f"model      {model['name']}, digest {model['digest']}")
         _show_origin(output, model)
-    output.line(f"bento      {chain['bento'] or 'not in the store'}")
+    output.line(f"bento      {', '.join(chain['bentos']) or 'not in the store'}")
     for each in chain["rollouts"]:
         outcome = each["outcome"] or f"under way ({each['phase']})"
         output.line(

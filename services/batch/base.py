@@ -205,6 +205,13 @@ class Sink(Protocol):
 class QuarantineSink(Sink, Protocol):
     """A sink whose bad rows can be scored again."""
 
+    def require_job(self) -> None:
+        """Before it is entered: NOT_FOUND if no job was begun here. Nothing is made.
+
+        A place that must be entered to know is left to `stored`.
+        """
+        ...
+
     def stored(self) -> tuple[Job, Progress]:
         """The job whose answers are here, and how far it got; NOT_FOUND if there is none."""
         ...

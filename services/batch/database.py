@@ -97,14 +97,16 @@ class DatabaseSink:
             self._check_all_there()
             self._write(_STATE, {"finished": "1", "summary": json.dumps(summary)})
 
+    def require_job(self) -> None:
+        if not self._db.may_have(self._facts_table):
+            raise self._no_job()
+
     def stored(self) -> tuple[Job, Progress]:
         with self._db.transaction():
-            columns = self._db.columns(f"{self._place.table}_mlctl_facts")
+            columns = self._db.columns(self._facts_table)
             fingerprint = self._facts(_FINGERPRINT) if columns else {}
             if not fingerprint:
-                raise MlctlError(
-                    ErrorCode.NOT_FOUND, f"{self._place.shown} holds no batch job's answers"
-                )
+                raise self._no_job()
             self._key = tuple(filter(None, fingerprint.pop(_KEY).split(",")))
             return job_from_text(fingerprint, self._facts(_FACT)), self._progress()
 
@@ -115,6 +117,13 @@ class DatabaseSink:
             )
         for unit, row, origin, reason, held in sorted(found):
             yield Quarantined(unit, origin, BadRow(row, reason, json.loads(held)))
+
+    @property
+    def _facts_table(self) -> str:
+        return f"{self._place.table}_mlctl_facts"
+
+    def _no_job(self) -> MlctlError:
+        return MlctlError(ErrorCode.NOT_FOUND, f"{self._place.shown} holds no batch job's answers")
 
     def _put(self, table: pa.Table) -> None:
         """Append the rows, or replace those with the same key."""

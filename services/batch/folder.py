@@ -82,16 +82,25 @@ class FolderSink:
         write_atomic(self.root / SUCCESS, b"")
         self._open().finish()
 
+    def require_job(self) -> None:
+        if not self.root.is_dir():
+            raise MlctlError(ErrorCode.NOT_FOUND, f"there is no folder {self.root}")
+        if not self._path().exists():
+            raise self._no_job()
+
     def stored(self) -> tuple[Job, Progress]:
         job = self._open().stored() if self._path().exists() else None
         if job is None:
-            raise MlctlError(ErrorCode.NOT_FOUND, f"{self.root} holds no batch job's answers")
+            raise self._no_job()
         self._remove_orphans()
         self._partition_by = job.partition_by
         return job, self._open().progress()
 
     def quarantined(self) -> Iterator[Quarantined]:
         return self._open().quarantined()
+
+    def _no_job(self) -> MlctlError:
+        return MlctlError(ErrorCode.NOT_FOUND, f"{self.root} holds no batch job's answers")
 
     def _open(self) -> Ledger:
         if self._ledger is None:

@@ -13,7 +13,6 @@ from bundle.errors import ErrorCode, MlctlError
 from services.batch.answers import result_schema
 from services.batch.base import BadRow, Chunk, Quarantined, QuarantineSink, Sink, Unit, UnitResult
 from services.batch.engine import Executor
-from services.batch.folder import FolderSink
 from services.batch.job import (
     Control,
     MakeExecutor,
@@ -56,12 +55,10 @@ def redrive(
     have other columns, or for a sink that keeps no quarantine. A job that was not complete is
     not complete after it either.
     """
-    if isinstance(sink, FolderSink) and not sink.root.is_dir():
-        # To open it would make it.
-        raise MlctlError(ErrorCode.NOT_FOUND, f"there is no folder {sink.root}")
+    if not isinstance(sink, QuarantineSink):
+        raise MlctlError(ErrorCode.INVALID_INPUT, "this kind of output cannot be redriven")
+    sink.require_job()  # to enter it would make it
     with sink:
-        if not isinstance(sink, QuarantineSink):
-            raise MlctlError(ErrorCode.INVALID_INPUT, "this kind of output cannot be redriven")
         job, progress = sink.stored()
         model = find(bento or job.facts["bento"])
         wanted = Wanted.from_text(job.facts["wanted"])

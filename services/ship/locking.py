@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
+from bundle.home import state_dir
 from services.bento.store import BentoInfo
+from services.ship.known_locks import KnownLocks
 from services.ship.lock import Lock, Platform, read_lock
-from services.ship.resolve import complete, resolve
+from services.ship.resolve import complete, proved, python_version, resolve
 from services.ship.signing import packages_of
 
 
@@ -25,12 +28,16 @@ def requirements_of(bento: BentoInfo) -> list[str]:
     return [*named, *packages_of(bento.source)]
 
 
-def lock_for(bento: BentoInfo, platform: Platform, file: Path | None) -> Lock:
-    """The lock of all that `bento` needs; with `file` no index is asked.
+def lock_for(
+    bento: BentoInfo, platform: Platform, file: Path | None, clock: Clock | None = None
+) -> Lock:
+    """The lock of all that `bento` needs; with `file` no index is asked, without once a day.
 
     Raises as `read_lock` and `resolve` do.
     """
     requirements = requirements_of(bento)
     if file is None:
-        return resolve(requirements, platform)
+        asked = [requirements, proved(requirements), platform.oci, python_version()]
+        known = KnownLocks(state_dir("cache", "locks"), clock or SystemClock())
+        return known.get(asked, lambda: resolve(requirements, platform))
     return complete(read_lock(file, requirements), requirements, platform)

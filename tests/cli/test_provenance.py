@@ -36,7 +36,7 @@ def test_the_links_that_are_left_are_told(known: Known) -> None:
     told = chain(full_digest("aaaaaa02", known.digests()), known)
     assert [rollout["candidate"]["bento"] for rollout in told["rollouts"]] == ["tiny:aaaaaa02"]
     assert told["rollouts"][0]["deployment"] == "shop"
-    assert (told["source"], told["bento"], told["serves"]) == (None, None, [])
+    assert (told["source"], told["bentos"], told["serves"]) == (None, [], [])
     assert chain(LIVE.digest, known)["serves"] == ["shop"]
 
 
@@ -51,13 +51,30 @@ def test_of_several_models_each_is_told(tmp_path: Path, known: Known) -> None:
     labels = {DIGEST_LABEL: packed.digest, MODELS_LABEL: packed.together.told()}
     held = replace(known, bentos=[BentoInfo("both:1", tmp_path / "bento", labels)])
     told = chain(packed.digest, held)
-    assert (told["bento"], told["source"], told["variant"]) == ("both:1", None, None)
+    assert (told["bentos"], told["source"], told["variant"]) == (["both:1"], None, None)
     assert [(each["name"], each["source"]["uri"]) for each in told["models"]] == [
         ("double", "models:/double/1"),
         ("triple", "models:/triple/1"),
     ]
     one = chain(packed.bundles[1].digest, held)
-    assert (one["bento"], one["models"], one["variant"]["recipe"]) == ("both:1", [], "fp32")
+    assert (one["bentos"], one["models"], one["variant"]["recipe"]) == (["both:1"], [], "fp32")
+
+
+def test_all_bentos_with_a_digest_are_named_its_own_first(tmp_path: Path, known: Known) -> None:
+    bundles = [make_bundle(tmp_path / name, name=name) for name in ("double", "triple")]
+    joined = pack(bundles, "both", ["triple.x=double.y"])
+    assert joined.together is not None
+    lay_out(joined, tmp_path / "both" / "src")
+    labels = {DIGEST_LABEL: joined.digest, MODELS_LABEL: joined.together.told()}
+    bentos = [BentoInfo("both:1", tmp_path / "both", labels)]
+    digest = bundles[1].digest
+    for flavour in ("", "-gpu"):
+        folder = tmp_path / f"alone{flavour}"
+        lay_out(pack(bundles[1:]), folder / "src")
+        bentos.append(BentoInfo(f"triple:1{flavour}", folder, {DIGEST_LABEL: digest}))
+    told = chain(digest, replace(known, bentos=bentos))
+    assert told["bentos"] == ["triple:1", "triple:1-gpu", "both:1"]
+    assert (told["models"], told["variant"]["recipe"]) == ([], "fp32")
 
 
 def test_the_alias_is_on_each_of_several_models(known: Known) -> None:

@@ -115,7 +115,7 @@ def test_the_digest_of_one_leads_to_the_bento(shop: BuiltBento) -> None:
     known = Known([bento], [], [], [])
     assert known.digests() == {shop.digest, *bento.digests.values()}
     found = chain(models[1].digest, known)
-    assert found["bento"] == shop.tag
+    assert found["bentos"] == [shop.tag]
     assert found["source"]["uri"] == models[1].manifest.source.uri
 
 

@@ -7,6 +7,7 @@ import errno
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bundle.errors import ErrorCode, MlctlError
@@ -50,11 +51,15 @@ class DuckDb:
     def __init__(self, place: Place) -> None:
         self._driver = load_driver()
         self._place = place
+        self._path = place.url.partition("://")[2]
         self._db: Any = None
+
+    def may_have(self, table: str) -> bool:  # noqa: ARG002 - the file says enough
+        return Path(self._path).is_file()
 
     def open(self) -> None:
         try:
-            self._db = self._driver.connect(self._place.url.partition("://")[2])
+            self._db = self._driver.connect(self._path)
         except self._driver.IOException as error:
             locked = "lock" in str(error)
             raise MlctlError(

@@ -44,6 +44,16 @@ class Sqlite:
         self._stack = contextlib.ExitStack()
         self._db: Any = None
 
+    def may_have(self, table: str) -> bool:
+        if not Path(self._path).is_file():
+            return False
+        # Not mode=ro: that leaves the files of a write-ahead log behind.
+        url = f"{Path(self._path).absolute().as_uri()}?mode=rw"
+        with self._translated(), contextlib.closing(sqlite3.connect(url, uri=True)) as db:
+            name = table.rpartition(".")[2]
+            found = db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (name,)).fetchone()
+        return found is not None
+
     def open(self) -> None:
         try:
             lock = lock_job(Path(f"{self._path}-mlctl-lock"), self._place.shown)

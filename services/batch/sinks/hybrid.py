@@ -135,12 +135,14 @@ class HybridSink:
                 self._store.flip(number, self._clock.wall())
         self._open().finish()
 
+    def require_job(self) -> None:
+        if not self._path.exists():
+            raise self._no_job()
+
     def stored(self) -> tuple[Job, Progress]:
         job = self._open().stored()
         if job is None:
-            raise MlctlError(
-                ErrorCode.NOT_FOUND, f"hybrid://{self._name} holds no batch job's answers"
-            )
+            raise self._no_job()
         self._job = job
         progress = self._open().progress()
         # Its generation was live once; whoever has gone back since wants it so.
@@ -150,10 +152,19 @@ class HybridSink:
     def quarantined(self) -> Iterator[Quarantined]:
         return self._open().quarantined()
 
+    @property
+    def _path(self) -> Path:
+        return self._folder / "ledger.db"
+
+    def _no_job(self) -> MlctlError:
+        return MlctlError(
+            ErrorCode.NOT_FOUND, f"hybrid://{self._name} holds no batch job's answers"
+        )
+
     def _open(self) -> Ledger:
         if self._ledger is None:
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            self._ledger = Ledger(self._folder / "ledger.db")
+            self._ledger = Ledger(self._path)
         return self._ledger
 
     def _known(self) -> Job:

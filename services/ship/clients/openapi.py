@@ -118,7 +118,7 @@ def _model_paths(label: str, model: Model) -> Iterator[tuple[str, Schema]]:
         about = f"of model {model.name}"
         told = _get(f"{named}Metadata", f"Versions and tensors {about}", "Metadata", 404)
         yield path, {"get": told, **more}
-        ready = _get(f"{named}Ready", f"Readiness {about}", "Ready", 404, fails="Ready")
+        ready = _get(f"{named}Ready", f"Readiness {about}", "ModelReady", 404, fails="ModelReady")
         yield f"{path}/ready", {"get": ready, **more}
         config = _get(f"{named}Config", f"How batches are made {about}", "Configuration", 404, 503)
         yield f"{path}/config", {"get": config, **more}

@@ -123,7 +123,8 @@ def described_schemas() -> dict[str, Schema]:
             {"name": text, "version": text, "extensions": {"type": "array", "items": text}}
         ),
         "Live": _object({"live": {"type": "boolean"}}),
-        "Ready": _object({"ready": {"type": "boolean"}}),
+        "Ready": _object({"live": {"type": "boolean"}, "ready": {"type": "boolean"}}),
+        "ModelReady": _object({"name": text, "ready": {"type": "boolean"}}),
         "Metadata": _object(
             {
                 "name": text,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from services.batch.base import SinkRequest, UnitResult
 from services.batch.folder import FolderSink
 from services.batch.job import Control, Report, Wanted, local_executor
 from services.batch.redrive import Redriven, redrive
+from services.batch.sinks import open_sink as open_any
 from services.batch.sinks.parquet import open_sink
 from tests.support import tables
 from tests.support.bundles import make_bundle
@@ -137,11 +139,31 @@ def test_what_was_no_row_stays_and_keeps_no_other_from_passing(tmp_path: Path) -
     assert tables.answers(out)["id"].to_pylist() == [1, 2, 4]
 
 
-def test_a_folder_without_a_job_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "place",
+    [
+        "{}",
+        "sqlite://{}/typo.db?table=scores",
+        "sqlite://{}/other.db?table=scores",
+        "duckdb://{}/typo.db?table=scores",
+        "hybrid://scores",
+    ],
+)
+def test_a_place_without_a_job_is_refused_and_nothing_is_made(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLCTL_HYBRID_STORE", str(tmp_path))
     (tmp_path / "out").mkdir()
+    with sqlite3.connect(tmp_path / "out" / "other.db") as other:
+        other.execute("PRAGMA journal_mode=WAL")  # which has files of its own while it is open
+        other.execute("CREATE TABLE scores (x)")
+    other.close()
+    sink = open_any(SinkRequest(place.format(tmp_path / "out")))
     with pytest.raises(MlctlError, match="no batch job") as caught:
-        again(tmp_path / "out")
+        redrive(sink, lambda name: verify(Path(name)), None, local_executor(1), Control())
     assert caught.value.code is ErrorCode.NOT_FOUND
+    found = [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")]
+    assert sorted(found) == ["out", "out/other.db"]
 
 
 def test_special_values_survive_the_quarantine(bundle: VerifiedBundle, tmp_path: Path) -> None:

@@ -10,8 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bundle.clock import ManualClock
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import sha256_file
+from services.bento.store import BentoInfo
+from services.ship import locking
+from services.ship.known_locks import KnownLocks
 from services.ship.lock import Lock, Package, Platform, lock_of_report, parse_lock
 from services.ship.resolve import resolve
 
@@ -134,3 +138,60 @@ def test_an_index_that_cannot_be_reached_is_told_with_the_way_out(
         resolve(["numpy==2.0"], Platform.AMD64)
     assert caught.value.code is ErrorCode.INDEX_UNAVAILABLE
     assert "--lock" in caught.value.hint
+
+
+def test_what_the_index_said_is_known_for_a_day_unless_something_else_is_asked(
+    wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock(5e8)
+    asked_index: list[str] = []
+
+    def get(name: str) -> Lock:
+        def ask() -> Lock:
+            asked_index.append(name)
+            return Lock((Package(name, "1.0", ("a" * 64, "b" * 64), ("below",), "MIT"),))
+
+        return KnownLocks(wheels, clock).get([[name], ["base==1"]], ask)
+
+    first = get("app")
+    clock.advance(80_000)
+    assert get("app") == first
+    assert asked_index == ["app"]
+    get("below")
+    monkeypatch.setenv("PIP_FIND_LINKS", f"{wheels}/")
+    get("app")
+    clock.advance(80_000)
+    get("app")
+    assert asked_index == ["app", "below", "app"]
+    clock.advance(10_000)
+    get("app")
+    assert len(asked_index) == 4
+
+
+def test_what_a_bento_wants_is_not_taken_for_what_is_here(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MLCTL_HOME", str(tmp_path))
+    bento = BentoInfo("tiny:1", tmp_path, {})
+
+    def lock_with(wanted: list[str], here: list[str]) -> Lock:
+        packages = [Package(line.partition("==")[0], "1", ("a" * 64,)) for line in wanted]
+        monkeypatch.setattr(locking, "requirements_of", lambda _: wanted)
+        monkeypatch.setattr(locking, "proved", lambda _: here)
+        monkeypatch.setattr(locking, "resolve", lambda *_: Lock(tuple(packages)))
+        return locking.lock_for(bento, Platform.AMD64, None)
+
+    assert lock_with(["app"], ["base==1"]).versions().keys() == {"app"}
+    assert lock_with(["app", "base==1"], []).versions().keys() == {"app", "base"}
+
+
+def test_a_lock_that_is_not_as_it_was_written_is_asked_for_again(wheels: Path) -> None:
+    known = KnownLocks(wheels, ManualClock(5e8))
+    lock = Lock((Package("app", "1.0", ("a" * 64,)),))
+    assert known.get(["app"], lambda: lock) == lock
+    (path,) = wheels.glob("*.json")
+    whole = path.read_text()
+    for spoiled in (whole.replace("aaa", "bbb"), whole[:-1], "", "no digest"):
+        path.write_text(spoiled)
+        assert known.get(["app"], lambda: lock) == lock
+        assert path.read_text() == whole
