@@ -46,13 +46,15 @@ class Settings(ObserveSettings, SecureSettings, HybridSettings):
     the bundle allows; under overload a predicted wait of less
     than `overload_patience_ms` is accepted all the same. `max_long_requests` is how many streams
     and requests above a batch's rows are open at once. `pad_rows` unset pads batches to the
-    bundle's sizes only where TensorRT runs them or CUDA graphs do; those are captured where the
+    bundle's sizes only on CUDA and TensorRT; graphs of these are captured where the
     model allows it if `cuda_graphs` is auto. A batch that runs for longer than `hang_s`
     (and 20 times what is expected) counts as hung, and unless `hang_exit` is off its worker
     ends, so that the supervisor starts another. `deadline_ms` bounds every request,
     reading included. `workers` processes share the ports. Each takes requests whose bodies,
     answered or not, are at most `max_inflight_bytes` together, over at most
-    `max_connections` connections of each protocol. `lean_http` answers V2 infer requests in
+    `max_connections` connections of each protocol; one of HTTP is closed after `keep_alive_s`
+    without a request: later than most clients and proxies close theirs, for who closes first
+    loses no request. `lean_http` answers V2 infer requests in
     the HTTP protocol itself; off, they take the way through ASGI and uvicorn's own protocol.
     `lean_grpc` answers gRPC on an HTTP/2 core of ours instead of gRPC's own server.
     The `trt_` ones shape TensorRT's engine; `trt_lengths` is the least, usual and greatest
@@ -73,6 +75,7 @@ class Settings(ObserveSettings, SecureSettings, HybridSettings):
     workers: Annotated[int, Field(ge=1, le=256)] = 1
     max_inflight_bytes: Annotated[int, Field(ge=1)] = 1 << 30
     max_connections: Annotated[int, Field(ge=1, le=1 << 20)] = 4096
+    keep_alive_s: Annotated[int, Field(ge=1, le=3600)] = 75
     max_body_bytes: Annotated[int, Field(ge=1, le=(1 << 31) - 1)] = 64 << 20
     max_queue_rows: Annotated[int, Field(ge=1)] | None = None
     max_queue_ms: Annotated[float, Field(ge=0, le=3_600_000)] | None = None

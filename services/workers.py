@@ -24,6 +24,7 @@ from bundle.errors import ErrorCode, MlctlError
 from services.settings import Settings
 
 _COUNTS = "MLCTL_COUNTS_DIR"
+_SUPERVISOR = "MLCTL_SUPERVISOR_PID"
 _FAILURE = "failure"  # in that folder
 _PROMETHEUS = "PROMETHEUS_MULTIPROC_DIR"
 # Set in BentoML's images: its supervisor then replaces no worker, and ends with the last one.
@@ -43,10 +44,16 @@ def prepare_server(settings: Settings) -> None:
     folder = tempfile.mkdtemp(prefix="mlctl-counts-")
     atexit.register(_end_server, Path(folder))
     os.environ[_COUNTS] = folder
+    os.environ[_SUPERVISOR] = str(os.getpid())
     if settings.workers > 1:
         os.environ.pop(_CONTAINERIZED, None)
         if settings.grpc_port is not None:
             _reserved.append(reserve_port(settings.grpc_host, settings.grpc_port))
+
+
+def supervisor() -> int:
+    """In a worker: the process that started it, which may be gone by now."""
+    return int(os.environ.get(_SUPERVISOR) or os.getppid())
 
 
 def note_failure(exit_code: int) -> None:

@@ -209,8 +209,8 @@ def _upstream_protocol(protocol: str) -> Document:
     else:
         options = {
             "explicit_http_config": {"http_protocol_options": {}},
-            # Below the server's keep-alive time (5 s): else both close at once and a request
-            # written in between is lost.
+            # Below any server's keep-alive time (5 s or more): else both close at once and a
+            # request written in between is lost.
             "common_http_protocol_options": {"idle_timeout": "3s"},
         }
     kind = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"

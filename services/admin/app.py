@@ -29,6 +29,7 @@ from services.batching.batcher import deadline_exceeded
 from services.host import ModelHost
 from services.hosts import Serving
 from services.http.app import App, Message, Receive, Send, send_error, too_large
+from services.http.fields import fields_of
 from services.http.responses import MethodError, error_response, json_response
 from services.secure.gate import TokenGate
 from services.secure.public import failed
@@ -121,7 +122,7 @@ class NoPages:
         self._app = app
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        headers = dict(scope.get("headers", ()))
+        headers = fields_of(scope.get("headers", ()))
         if b"origin" in headers or not _is_local(headers.get(b"host", b"")):
             await send_error(
                 send,
@@ -210,10 +211,10 @@ def _as_starlette(response: Any) -> Response:
 
 
 def _is_local(host: bytes) -> bool:
-    name = urlsplit(f"//{host.decode('latin-1')}").hostname or ""
-    if name == "localhost":
-        return True
     try:
+        name = urlsplit(f"//{host.decode('latin-1')}").hostname or ""
+        if name == "localhost":
+            return True
         ip_address(name)
     except ValueError:
         return False

@@ -25,6 +25,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
 from services.admin.server import AdminServer, open_admin
 from services.bento.app import TimeLimit, bento_app
+from services.bento.parent import ParentWatch
 from services.bento.watchdog import Watchdog
 from services.grpc.server import GrpcServer
 from services.hosts import Serving, serving_of
@@ -41,7 +42,7 @@ from services.lean.stock import StockProtocol
 from services.observe.predict_calls import PredictCalls
 from services.secure.gate import PROBES, TokenGate
 from services.settings import Settings
-from services.workers import forget_dead_workers, note_failure, prepare_server
+from services.workers import forget_dead_workers, note_failure, prepare_server, supervisor
 
 # What the model was asked is answered within its deadline first; this is for calls of
 # other kinds, and for bodies that are still on their way.
@@ -116,9 +117,8 @@ def serve_http(settings: Settings, inference: Inference, *others: Inference) -> 
     protocols: dict[str, Any] = HTTP_PROTOCOLS
     limited = lean_protocol(inference, *others) if settings.lean_http else StockProtocol
     LOOP_FACTORIES["auto"] = f"{accepting.__name__}:{accepting.loop_factory.__name__}"
-    protocols["auto"] = type(
-        limited.__name__, (limited,), {"max_connections": settings.max_connections}
-    )
+    limits = {"max_connections": settings.max_connections, "idle_seconds": settings.keep_alive_s}
+    protocols["auto"] = type(limited.__name__, (limited,), limits)
 
 
 def build_service(found: VerifiedBundle | Packed, settings: Settings) -> MlctlService:
@@ -153,6 +153,7 @@ class Worker:
         self._grpc: GrpcServer | None = None
         self._admin: AdminServer | None = None
         self._watchdog: Watchdog | None = None
+        self._parent: ParentWatch | None = None
 
     @bentoml.on_startup
     async def start(self) -> None:
@@ -162,6 +163,8 @@ class Worker:
             await self._start_grpc()
             await self._start_admin()
             self._start_watchdog()
+            if is_worker():
+                self._parent = ParentWatch(supervisor())
         except BaseException as error:
             logger.critical("%s", explain(error))
             if isinstance(error, MlctlError):
@@ -171,6 +174,8 @@ class Worker:
 
     @bentoml.on_shutdown
     async def stop(self) -> None:
+        if self._parent is not None:
+            self._parent.stop()
         self.host.drain(on=True)
         if self._grpc is not None:
             self._grpc.announce_stop()
@@ -252,4 +257,5 @@ def stop_supervisor(error: BaseException) -> None:
     if is_worker():
         code = error.code if isinstance(error, MlctlError) else ErrorCode.INTERNAL
         note_failure(ERROR_TABLE[code].exit_code)
-        os.kill(os.getppid(), signal.SIGTERM)
+        if os.getppid() == supervisor():  # whoever took its place does not know of us
+            os.kill(supervisor(), signal.SIGTERM)

@@ -24,6 +24,7 @@ from services.describe import (
     server_metadata,
 )
 from services.hosts import Serving
+from services.http.fields import fields_of
 from services.http.responses import MethodError, Response, error_response, json_response
 from services.http.sse import EventWriter, GoneError, Message, Receive, Send, send_events
 from services.inference import Inference, too_large
@@ -44,6 +45,8 @@ __all__ = [
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 # The second is what other servers of the protocol call the same.
 _STREAMS = frozenset({"infer_stream", "generate_stream"})
+# What comes after a path of so many parts, /v2/models/NAME, is asked of the model.
+_NAMED = 3
 _MODEL_PATHS: tuple[list[str], ...] = ([], ["ready"], ["config"], ["stats"])
 
 
@@ -63,16 +66,17 @@ class V2App:
             raise ValueError(f"the V2 app takes HTTP, not {scope['type']}")
         parts = scope["path"].strip("/").split("/")
         try:
-            if parts[-1] == "infer" and parts[1:2] == ["models"]:
+            verb = parts[-1] if parts[1:2] == ["models"] and len(parts) > _NAMED else ""
+            if verb == "infer":
                 await self._infer(scope, parts, receive, send)
-            elif parts[-1] in _STREAMS and parts[1:2] == ["models"]:
+            elif verb in _STREAMS:
                 await self._infer_stream(scope, parts, receive, send)
             elif parts[1:2] == ["repository"]:
                 _require_method(scope, "POST")
                 await _send(send, await self._repository(parts[2:], receive))
             else:
-                _require_method(scope, "GET", "HEAD")
                 status, document = self._describe(parts)
+                _require_method(scope, "GET", "HEAD")
                 await _send(send, json_response(status, document))
         except MlctlError as error:
             await send_error(send, error)
@@ -86,7 +90,8 @@ class V2App:
             case ["health", "live"]:
                 return (200 if self._host.live else 503), {"live": self._host.live}
             case ["health", "ready"]:
-                return _readiness(self._host.ready)
+                # The protocol's text calls this one `live`, too.
+                return _readiness(self._host.ready, live=self._host.live)
             case ["models", "stats"] if "stats" not in self._inferences:
                 return 200, model_statistics(*self._host.hosts)
             case ["models", name, *rest]:
@@ -101,7 +106,7 @@ class V2App:
             raise _no_such_path()
         match rest:
             case ["ready"]:
-                return _readiness(is_ready(self._host, name, version))
+                return _readiness(is_ready(self._host, name, version), name=name)
             case ["config"]:
                 return 200, model_config(self._host.find(name, version))
             case ["stats"]:
@@ -124,7 +129,7 @@ class V2App:
         return self._inferences.get(parts[2] if len(parts) > 2 else "", self._inference)
 
     async def _infer(self, scope: Message, parts: list[str], receive: Receive, send: Send) -> None:
-        headers, inference = dict(scope["headers"]), self._meant(parts)
+        headers, inference = fields_of(scope["headers"]), self._meant(parts)
         request_id = inference.request_id(headers)
         seen = inference.watch(headers, request_id, scope.get("client"))
         try:
@@ -144,7 +149,7 @@ class V2App:
     async def _infer_stream(
         self, scope: Message, parts: list[str], receive: Receive, send: Send
     ) -> None:
-        headers, inference = dict(scope["headers"]), self._meant(parts)
+        headers, inference = fields_of(scope["headers"]), self._meant(parts)
         request_id = inference.request_id(headers)
         seen = inference.watch(headers, request_id, scope.get("client"))
         events = EventWriter(send, request_id)
@@ -175,8 +180,8 @@ class V2App:
                 raise _no_such_path()
 
 
-def _readiness(ready: bool) -> tuple[int, Mapping[str, Any]]:
-    return (200 if ready else 503), {"ready": ready}
+def _readiness(ready: bool, **told: object) -> tuple[int, Mapping[str, Any]]:
+    return (200 if ready else 503), {**told, "ready": ready}
 
 
 async def _answer(

@@ -12,7 +12,6 @@ import keyword
 import logging
 import re
 from collections.abc import Iterable, Mapping
-from http import HTTPStatus
 from typing import Annotated, Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from bundle.errors import MlctlError
 from bundle.tensors import Datatype, Signature, TensorSpec
 from services.host import ModelHost
 from services.hosts import Serving
-from services.lanes import LANE_HEADER, Priority, parse_priority
+from services.lanes import LANE_HEADER, Priority, named_lane
 from services.observe.calls import Stages
 from services.observe.predict_calls import take
 from services.secure.public import failed, is_public
@@ -88,9 +87,8 @@ async def _predict(
     seen = take(host, {} if context is None else context.request.scope)
     try:
         inputs = {name: arguments[plain] for name, plain in names.items()}
-        lane = None if context is None else context.request.headers.get(LANE_HEADER)
-        priority = Priority.NORMAL if lane is None else parse_priority(lane)
-        answer = await host.infer(inputs, priority=priority)
+        lines = () if context is None else context.request.headers.getlist(LANE_HEADER)
+        answer = await host.infer(inputs, priority=named_lane(lines) or Priority.NORMAL)
         shaped = _shape_answer(host.signature, output, answer.outputs)
         if seen is not None and host.observer is not None:
             stages = Stages(None, answer.queue_seconds, answer.infer_seconds, None)
@@ -170,9 +168,9 @@ def _from_array(spec: TensorSpec, outputs: Mapping[str, np.ndarray]) -> Any:
 
 
 def _as_bentoml(error: MlctlError) -> Exception:
-    from bentoml.exceptions import BentoMLException
+    from services.bento.refused import RefusedError
 
     if not is_public(error):
         logger.error("a predict call failed", exc_info=error)
         error = failed()
-    return BentoMLException(error.message, error_code=HTTPStatus(error.spec.http))
+    return RefusedError(error)

@@ -1,4 +1,4 @@
-"""An event loop that takes many new connections in a turn.
+"""An event loop that takes many new connections in a turn, and the last ones, too.
 
 libuv takes one in each turn of its loop. A turn of a server that is asked for more than it can do
 is milliseconds long, so that new connections would wait for seconds before anyone looks at them.
@@ -6,65 +6,45 @@ is milliseconds long, so that new connections would wait for seconds before anyo
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import uvloop
 
+from services.listening import Listening
+
 # So many handles of one listening socket, each of which takes a connection in a turn.
 _HANDLES = 8
-
-
-class Servers(asyncio.AbstractServer):
-    """Several servers that listen on the same sockets, as one."""
-
-    def __init__(self, servers: Sequence[Any]) -> None:
-        self._servers = servers
-
-    @property
-    def sockets(self) -> Any:
-        """What they listen on, each once."""
-        return self._servers[0].sockets
-
-    def get_loop(self) -> asyncio.AbstractEventLoop:
-        loop: asyncio.AbstractEventLoop = self._servers[0].get_loop()
-        return loop
-
-    def is_serving(self) -> bool:
-        serving: bool = self._servers[0].is_serving()
-        return serving
-
-    def close(self) -> None:
-        for server in self._servers:
-            server.close()
-
-    async def start_serving(self) -> None:
-        for server in self._servers:
-            await server.start_serving()
-
-    async def serve_forever(self) -> None:
-        await self._servers[0].serve_forever()
-
-    async def wait_closed(self) -> None:
-        for server in self._servers:
-            await server.wait_closed()
+_BACKLOG = 100  # asyncio's default
 
 
 class AcceptingLoop(uvloop.Loop):
-    """uvloop's loop, but for that."""
+    """uvloop's loop, but for the servers of a given socket."""
 
     async def create_server(
-        self, protocol_factory: Callable[[], Any], *places: Any, sock: Any = None, **options: Any
+        self,
+        protocol_factory: Callable[[], Any],
+        *places: Any,
+        sock: Any = None,
+        ssl: Any = None,
+        backlog: int = _BACKLOG,
+        ssl_handshake_timeout: float | None = None,
+        **options: Any,
     ) -> Any:
+        """See asyncio's. The protocols of a `sock` are to be like `Guest`."""
         make = super().create_server
-        server = await make(protocol_factory, *places, sock=sock, **options)
         if sock is None:
-            return server
-        others = [
-            await make(protocol_factory, sock=sock.dup(), **options) for _ in range(_HANDLES - 1)
+            options.update(ssl=ssl, ssl_handshake_timeout=ssl_handshake_timeout)
+            return await make(protocol_factory, *places, backlog=backlog, **options)
+        sock.setblocking(False)
+        if ssl is not None:
+            sock.listen(backlog)
+            return Listening(sock, protocol_factory, (), ssl, ssl_handshake_timeout)
+        handles = [sock, *(sock.dup() for _ in range(_HANDLES - 1))]
+        servers = [
+            await make(protocol_factory, sock=each, backlog=backlog, **options) for each in handles
         ]
-        return Servers([server, *others])
+        return Listening(sock, protocol_factory, servers)
 
 
 def loop_factory(*, use_subprocess: bool = False) -> type[AcceptingLoop]:

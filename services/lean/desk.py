@@ -61,7 +61,7 @@ class RepeatDesk:
             wanted = cycle.known.timeout
             cycle.timeout = seconds if wanted is None or wanted > seconds else wanted
         try:
-            if texts := [cycle for cycle in waiting if cycle.texts]:
+            if texts := [cycle for cycle in waiting if cycle.places]:
                 read_all(texts, self._inference)
                 waiting = [cycle for cycle in waiting if not cycle.response_complete]
             self._turn.parse = (perf_counter() - self._began) / len(arrived)
@@ -101,12 +101,12 @@ class RepeatDesk:
             parts = (_STATUS, headers, start, moment, cycle.request_id(), plan.end, *chunks)
             ready.append((cycle, b"".join(parts)))
             turns[cycle.turn] = (turns[cycle.turn][0] + 1 if cycle.turn in turns else 1, wait)
-        if ready:
-            serialize = (perf_counter() - before) / len(ready)
-            for turn, (count, wait) in turns.items():
-                self._inference.answered(count, turn.parse, wait, seconds, serialize)
+        serialize = (perf_counter() - before) / max(1, len(ready))
         for cycle, content in ready:
             cycle.send(content)
+        # Who waits need not wait for this, too.
+        for turn, (count, wait) in turns.items():
+            self._inference.answered(count, turn.parse, wait, seconds, serialize)
 
     def _answer_alone(self, cycle: RepeatCycle, share: Share, wait: float, seconds: float) -> None:
         """The long way: an answer that is packed or ends its connection, or that failed."""

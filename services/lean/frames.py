@@ -1,4 +1,4 @@
-"""Requests that are alike but for the numbers in their JSON, and many requests' numbers at once.
+"""Requests that are alike but for the numbers in their JSON.
 
 A frame is all the bytes of a request but its content's length and the insides of its arrays
 named `data`. Where only these differ nothing else is parsed again.
@@ -11,21 +11,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 
-import numpy as np
-import orjson
-
-from bundle.errors import MlctlError
-from services.v2.jsondata import FLOATS, decode_data, floats_of
-from services.v2.wire import Declared
-
 # What is longer is not for the event loop, or at least not together with others.
 MOST_BYTES = 64 << 10
 _KEPT_BYTES = 4096
-_QUOTE = ord('"')
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]+)[ \t]*(?=\r\n)", re.IGNORECASE)
 _DATA = re.compile(rb'"data"[ \t\r\n]*:[ \t\r\n]*\[([^]\["{]*)\]')
-# Between the rows of one request and the next. A null of a request's own is no number.
-_BETWEEN = b",null,"
 
 
 class Frame:
@@ -49,11 +39,11 @@ class Frame:
         """Equal for equal frames."""
         return (self.start, self.first, *self.others)
 
-    def cut(self, data: bytes) -> tuple[int, list[bytes]] | None:
-        """The body's length, and what is in each of the arrays if `data` has this frame.
+    def cut(self, data: bytes) -> tuple[int, list[slice]] | None:
+        """The body's length, and where each of the arrays is if `data` has this frame.
 
-        Neither quotes nor closing brackets are in what is cut out: that could be anything
-        else, but never change what the frame means.
+        With its brackets. Neither quotes nor other closing brackets are in it: that could be
+        anything else, but never change what the frame means.
         """
         if len(data) > MOST_BYTES or not data.startswith(self.start):
             return None
@@ -66,15 +56,14 @@ class Frame:
         if not data.startswith(first, at):
             return None
         at += len(first)
-        texts = []
+        places = []
         for piece in self.others:
             end = data.find(b"]", at)
-            text = data[at:end]
-            if end < 0 or not data.startswith(piece, end) or _QUOTE in text:
+            if end < 0 or not data.startswith(piece, end) or data.find(b'"', at, end) >= 0:
                 return None
-            texts.append(text)
+            places.append(slice(at - 1, end + 1))
             at = end + len(piece)
-        return (size, texts) if at == len(data) else None
+        return (size, places) if at == len(data) else None
 
 
 def find_frame(data: bytes, body: int) -> Frame | None:
@@ -98,33 +87,6 @@ def fill(frame: Frame, values: Sequence[bytes]) -> bytes:
     _, _, opening = frame.first.partition(b"\r\n\r\n")
     pairs = zip(values, frame.others, strict=True)
     return b"".join([opening, *(piece for pair in pairs for piece in pair)])
-
-
-def read_numbers(declared: Declared, texts: Sequence[bytes]) -> np.ndarray | None:
-    """One row for each of `texts`, of which each has the numbers of `declared`, flat.
-
-    None if one of them, whichever, is anything else. What is in them is cut out by `Frame.cut`.
-    """
-    joined = b"[%b]" % _BETWEEN.join(texts)
-    if joined.rfind(b"[") or b"{" in joined:
-        return None
-    count, rows = declared.count, len(texts)
-    try:
-        values = orjson.loads(joined)
-    except orjson.JSONDecodeError:
-        return None
-    if rows > 1:
-        # Only if all are where they belong has every text its count: one that is elsewhere stays.
-        if values[count :: count + 1] != [None] * (rows - 1):
-            return None
-        del values[count :: count + 1]
-    whole = Declared(declared.spec, (rows, count), rows * count, declared.dtype)
-    # To look at each value's type takes as long as to read it, so the text is looked at.
-    quick = declared.spec.dtype in FLOATS and b"t" not in joined and b"f" not in joined
-    try:
-        return floats_of(whole, values) if quick else decode_data(whole, values)
-    except MlctlError:
-        return None
 
 
 @lru_cache(4096)

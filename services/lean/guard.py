@@ -18,10 +18,11 @@ from services.http.responses import error_response, make_response, render_header
 from services.lean.upgrade import PlainParser
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_LARGE_HEAD = "The head of the request is too large."
 
 
-class _HeadersError(Exception):
-    """More headers than are taken."""
+class _HeadError(Exception):
+    """More headers than are taken, or more bytes of them."""
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -30,6 +31,8 @@ class GuardedProtocol(HttpToolsProtocol):
     max_head_bytes = 64 << 10
     max_headers = 128
     max_connections = 4096
+    # How long a connection is kept between requests; None is what uvicorn was told.
+    idle_seconds: int | None = None
     head_seconds = 10.0
     drain_seconds = 10.0
     # How long a refused connection is kept, so that its client can read why.
@@ -45,7 +48,9 @@ class GuardedProtocol(HttpToolsProtocol):
     _in_head = True
     _in_body = False
     _broken = False
-    _too_many_headers = False
+    _refused_head = ""
+    # The bytes of all reads since the head began.
+    _read_bytes = 0
     # Whether the last bytes brought a head's beginning or end or a part of a body, and how
     # many came since any did: the parser keeps unfinished headers, trailers' as well.
     _progress = False
@@ -62,6 +67,8 @@ class GuardedProtocol(HttpToolsProtocol):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.parser = PlainParser(self)
+        if self.idle_seconds is not None:
+            self.timeout_keep_alive = self.idle_seconds
 
     @property
     def answering(self) -> bool:
@@ -89,6 +96,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._broken or self.transport.is_closing():
             return
         self._progress = False
+        self._read_bytes = len(data) + (self._read_bytes if self._in_head else 0)
         super().data_received(data)
         if self._in_head or self._in_body:
             self._unfinished_bytes = 0 if self._progress else self._unfinished_bytes + len(data)
@@ -108,16 +116,16 @@ class GuardedProtocol(HttpToolsProtocol):
         if not self._in_head:
             return  # trailers mean nothing here
         if len(self.headers) >= self.max_headers:
-            self._too_many_headers = True
-            raise _HeadersError
+            self._refuse_head("The request has too many headers.")
         name = name.lower()
         if name == b"expect" and value.lower() == b"100-continue":
             self.expect_100_continue = True
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        self._end_head()
+        self._check_head()
         super().on_headers_complete()
+        self._end_head()  # not before: it may refuse the target
         if self._leaving and self.cycle is not None:
             self.cycle.keep_alive = False
 
@@ -192,8 +200,8 @@ class GuardedProtocol(HttpToolsProtocol):
             super().handle_websocket_upgrade()
 
     def send_400_response(self, msg: str) -> None:
-        if self._too_many_headers:
-            self._fail(431, "The request has too many headers.")
+        if self._refused_head:
+            self._fail(431, self._refused_head)
         else:
             self._fail(400, msg)
 
@@ -211,16 +219,31 @@ class GuardedProtocol(HttpToolsProtocol):
             self.transport.write(_CONTINUE)
             self._probe_timer = self.loop.call_later(self.probe_seconds, self._probe)
 
+    def _check_head(self) -> None:
+        """Refuse a head that is too large: one that came in one read was never unfinished."""
+        if self._read_bytes <= self.max_head_bytes:
+            return
+        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if size > self.max_head_bytes:
+            self._refuse_head(_LARGE_HEAD)
+
+    def _refuse_head(self, message: str) -> None:
+        self._refused_head = message
+        raise _HeadError
+
     def _end_head(self) -> None:
         self._in_head = False
         self._in_body = self._progress = True
+        self._disarm_head()
+
+    def _arm_head(self) -> None:
+        if self._head_timer is None and not self._broken:
+            self._head_timer = self.loop.call_later(self.head_seconds, self._head_is_late)
+
+    def _disarm_head(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
-
-    def _arm_head(self) -> None:
-        if self._head_timer is None:
-            self._head_timer = self.loop.call_later(self.head_seconds, self._head_is_late)
 
     def _head_is_late(self) -> None:
         if self._in_head and self.headers is not None:
@@ -229,8 +252,11 @@ class GuardedProtocol(HttpToolsProtocol):
             self._close()
 
     def _fail(self, status: int, message: str) -> None:
-        """Answer `status` and close, after the answers that are still to come."""
+        """Answer `status` once and close, after the answers that are still to come."""
+        if self._broken:
+            return
         self._broken = True
+        self._disarm_head()
         waiting = self.cycle if self.answering else None
         if waiting is not None and (self._in_head or not waiting.more_body):
             waiting.keep_alive = False
@@ -267,7 +293,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _refuse_flood(self) -> None:
         if self._in_head:
-            self._fail(431, "The head of the request is too large.")
+            self._fail(431, _LARGE_HEAD)
         else:
             self._fail(400, "The body's chunks are mostly framing.")
 

@@ -19,6 +19,7 @@ from services.batching.batcher import Priority
 from services.batching.rawrows import Form
 from services.inference import Asked, Head, Inference
 from services.lean.frames import Frame, fill, find_frame
+from services.lean.numbers import CODES, pack_of
 from services.v2.encoding import IDENTITY
 from services.v2.wire import InferRequest, declare
 
@@ -26,8 +27,7 @@ _KEPT = 256
 _KEPT_BYTES = 4096
 # What their bytes say has to be looked at in each request, or is of no fixed size.
 _LOOKED_AT = frozenset({Datatype.BOOL, Datatype.BYTES})
-# What JSON has as numbers, in which each input of a frame's probe can have another.
-_NO_NUMBERS = frozenset({*_LOOKED_AT, Datatype.BF16})
+# Each input of a frame's probe can have another number.
 _MOST_INPUTS = 100
 
 
@@ -55,12 +55,13 @@ class Known:
     """A request but for its tensors.
 
     `prefix` are the bytes before binary ones, `size` is all of it and `body_size` its body;
-    those in JSON have a `frame`. The tensors of the answer are `binary`, or else all in its JSON.
+    those in JSON have a `frame`, and `packs` that make tensors of numbers. The tensors of the
+    answer are `binary`, or else all in its JSON.
     """
 
     __slots__ = (
         "authorization", "binary", "body_size", "form", "frame", "head", "key", "outputs",
-        "prefix", "priority", "rendered", "request", "rows", "size", "timeout",
+        "packs", "prefix", "priority", "rendered", "request", "rows", "size", "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -74,6 +75,8 @@ class Known:
     ) -> None:
         self.frame = source if isinstance(source, Frame) else None
         self.prefix = b"" if isinstance(source, Frame) else source
+        declared = form.declared.values() if isinstance(source, Frame) else ()
+        self.packs = tuple(pack_of(each) for each in declared)
         self.size = max(place.stop for place in form.places.values())
         self.body_size = self.size - self.prefix.find(b"\r\n\r\n") - 4
         self.head = head
@@ -98,7 +101,7 @@ class Memory:
         self._inputs = {spec.name: spec for spec in signature.inputs}
         types = {spec.dtype for spec in signature.inputs}
         self._fits_raw = types.isdisjoint(_LOOKED_AT)
-        self._fits_text = types.isdisjoint(_NO_NUMBERS) and len(self._inputs) <= _MOST_INPUTS
+        self._fits_text = types <= CODES.keys() and len(self._inputs) <= _MOST_INPUTS
         self._outputs = {
             spec.name: spec for spec in signature.outputs if spec.dtype is not Datatype.BYTES
         }

@@ -16,6 +16,7 @@ from bundle.errors import MlctlError
 from services.batching.batcher import deadline_exceeded
 from services.batching.budget import Hold
 from services.batching.shell import Answer
+from services.http.fields import fields_of
 from services.http.responses import Headers, Response, render_headers, to_wire
 from services.inference import Asked, Head, Inference
 from services.lean.desk import RepeatDesk
@@ -208,6 +209,7 @@ class LeanProtocol(GuardedProtocol):
             self.headers += headers  # the scope has this very list
             super().on_headers_complete()
             return
+        self._check_head()
         self._end_head()
         route = self.routes[self.url]
         if route.inference is not self.inference:
@@ -217,7 +219,7 @@ class LeanProtocol(GuardedProtocol):
         lasting = parser.get_http_version() != "1.0" and parser.should_keep_alive()
         keep_alive = lasting and not self._leaving
         self.cycle = self._lean = LeanCycle(self, keep_alive=keep_alive)
-        self.cycle.begin(dict(self.headers))
+        self.cycle.begin(fields_of(self.headers))
 
     def on_body(self, body: bytes) -> None:
         if type(self.cycle) is LeanCycle:
@@ -299,12 +301,12 @@ class LeanProtocol(GuardedProtocol):
 
     def _repeats(self, known: Known, data: bytes) -> bool:
         """Whether `data` is a known request to an idle connection, which is answered then."""
-        texts: Sequence[bytes] = ()
+        places: Sequence[slice] = ()
         if known.frame is not None:
             cut = known.frame.cut(data)
             if cut is None:
                 return False
-            size, texts = cut
+            size, places = cut
         elif len(data) != known.size or not data.startswith(known.prefix):
             return False
         else:
@@ -327,7 +329,7 @@ class LeanProtocol(GuardedProtocol):
         if not self.inference.take_in(size, known.authorization):
             return False
         self._lessons = 0
-        self.cycle = self._lean = RepeatCycle(self, known, data, size, texts)
+        self.cycle = self._lean = RepeatCycle(self, known, data, size, places)
         return True
 
     def _learn(self, data: bytes) -> None:
@@ -337,9 +339,9 @@ class LeanProtocol(GuardedProtocol):
         if not self.cycle.keep_alive or not data.startswith(b"POST "):
             return
         if asked is not None:
-            self._known = self.memory.learn(data, dict(self.headers), asked)
+            self._known = self.memory.learn(data, fields_of(self.headers), asked)
         elif head is not None:  # it was refused, but others like it may have been answered
-            self._known = self.memory.find(data, dict(self.headers), head)
+            self._known = self.memory.find(data, fields_of(self.headers), head)
 
     def _is_lean(self) -> bool:
         return (

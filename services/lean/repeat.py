@@ -27,12 +27,12 @@ class RepeatCycle:
     """A caller of the desk; has what uvicorn's protocol looks for in a cycle.
 
     Its body of `held` bytes was taken in by `Inference.take_in`. If its tensors came as text,
-    `texts` are those of each, and `data` is the request until they are read.
+    `places` are those of each in `data`, which is the request until they are read.
     """
 
     __slots__ = (
         "_request_id", "data", "disconnected", "form", "held", "keep_alive", "key", "known",
-        "more_body", "number", "priority", "protocol", "response_complete", "rows", "texts",
+        "more_body", "number", "places", "priority", "protocol", "response_complete", "rows",
         "timeout", "turn",
     )  # fmt: skip
     message_event = NoEvent()
@@ -51,14 +51,14 @@ class RepeatCycle:
         known: Known,
         data: bytes,
         held: int,
-        texts: Sequence[bytes] = (),
+        places: Sequence[slice] = (),
     ) -> None:
         self.protocol = protocol
         self._request_id = known.head.request_id
         self.known = known
         self.data = data
         self.held = held
-        self.texts = texts
+        self.places = places
         self.form = known.form
         self.rows = known.rows
         self.key = known.key

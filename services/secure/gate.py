@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from bundle.errors import MlctlError
 from services.http.app import App, Message, Receive, Send, close_if_expecting
+from services.http.fields import fields_of
 from services.http.responses import Response
 from services.secure.tokens import Access, unauthenticated
 
@@ -33,7 +34,7 @@ class TokenGate:
         if scope["type"] == "lifespan" or scope["path"] in self._open:
             await self._app(scope, receive, send)
             return
-        headers = dict(scope["headers"])
+        headers = fields_of(scope["headers"])
         if self._access.allows(headers.get(b"authorization")):
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":

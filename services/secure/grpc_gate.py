@@ -9,6 +9,7 @@ import grpc
 
 from bundle.errors import MlctlError
 from services.grpc.status import abort
+from services.http.fields import fields_of
 from services.secure.tokens import Access, unauthenticated
 from services.v2.messages import SERVICE
 
@@ -23,6 +24,7 @@ _PROBES = frozenset(
 )
 # It may come from anybody, and is held while it comes.
 _PROBE_BYTES = 1 << 10
+_TOKEN = b"authorization"
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):
@@ -62,5 +64,5 @@ def message_limit(method: str, most: int) -> int:
 
 
 def _authorization(metadata: Any) -> bytes | None:
-    found = dict(metadata or ()).get("authorization")
-    return found.encode() if isinstance(found, str) else found
+    shown = [value.encode() for name, value in metadata or () if name == "authorization"]
+    return fields_of([(_TOKEN, value) for value in shown]).get(_TOKEN)

@@ -17,15 +17,17 @@ from bundle.tensors import Datatype, TensorSpec
 from services.v2.jsonnumbers import Numbers
 from services.v2.wire import Declared, invalid, shown
 
-BINARY_ONLY = frozenset({Datatype.BF16})
-FLOATS = frozenset({Datatype.FP16, Datatype.FP32, Datatype.FP64})
+# For each answer, as members of an Enum are found and hashed in Python.
+_BF16, _BYTES = Datatype.BF16, Datatype.BYTES
+BINARY_ONLY = frozenset({_BF16})
+_FLOATS = frozenset({Datatype.FP16, Datatype.FP32, Datatype.FP64})
 _NUMBER = frozenset({int, float})
 _WHOLE = frozenset({int})
 _OTHER: Mapping[Datatype, frozenset[type]] = MappingProxyType(
     {
         Datatype.BOOL: frozenset({bool}),
         Datatype.BYTES: frozenset({str}),
-        **dict.fromkeys(FLOATS, _NUMBER),
+        **dict.fromkeys(_FLOATS, _NUMBER),
     }
 )
 _CALLED: Mapping[type, str] = MappingProxyType(
@@ -54,33 +56,18 @@ def decode_data(declared: Declared, data: object) -> np.ndarray:
     return found.reshape(declared.shape)
 
 
-def floats_of(declared: Declared, values: list[Any]) -> np.ndarray:
-    """What `decode_data` makes of flat `values`, for a float tensor; nothing there but numbers.
-
-    Whoever calls saw that there are no texts and no truth values. A null is refused here.
-    """
-    spec = declared.spec
-    if len(values) != declared.count:
-        raise _wrong_count(declared, (len(values),))
-    with np.errstate(over="ignore"):
-        found = np.fromiter(values, spec.dtype.numpy_name, declared.count)
-    if not _finite(found):
-        raise _out_of_range(spec)
-    return found.reshape(declared.shape)
-
-
 def encode_data(spec: TensorSpec, array: np.ndarray) -> np.ndarray | list[str]:
     """The flat data of an output, for `orjson`; INVALID_INPUT if only binary data can carry it."""
-    if spec.dtype in BINARY_ONLY:
+    if spec.dtype is _BF16:
         raise invalid(f"output {spec.name!r} is {spec.dtype.value}: request it as binary data")
-    if spec.dtype is Datatype.BYTES:
+    if spec.dtype is _BYTES:
         try:
             return [value.decode() for value in array.flat]
         except UnicodeDecodeError:
             raise invalid(
                 f"output {spec.name!r} is not UTF-8 text: request it as binary data"
             ) from None
-    if spec.dtype in FLOATS and not _finite(array):
+    if array.dtype.kind == "f" and not _finite(array):
         raise MlctlError(
             ErrorCode.INTERNAL,
             f"output {spec.name!r} is not finite, which JSON cannot carry",
@@ -126,7 +113,7 @@ def _as_array(spec: TensorSpec, data: list[Any]) -> np.ndarray:
         raise _out_of_range(spec) from None
     except ValueError:
         raise _ragged(spec) from None
-    if spec.dtype in FLOATS and not _finite(found):
+    if spec.dtype in _FLOATS and not _finite(found):
         raise _out_of_range(spec)
     return found
 
@@ -137,7 +124,7 @@ def _finite(array: np.ndarray) -> bool:
 
 
 def _out_of_range(spec: TensorSpec) -> MlctlError:
-    if spec.dtype in FLOATS:
+    if spec.dtype in _FLOATS:
         return invalid(f"tensor {spec.name!r}: a value does not fit {spec.dtype.value}")
     limits = np.iinfo(spec.dtype.numpy_name)
     return invalid(f"tensor {spec.name!r}: a value is outside of {limits.min} to {limits.max}")

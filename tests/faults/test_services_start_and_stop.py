@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from bundle.verify import VerifiedBundle, seal
@@ -103,6 +104,8 @@ def test_sigterm_lets_requests_in_flight_finish(
             assert expecting.recv(100).startswith(b"HTTP/1.1 100")  # the worker reads the bodies
             server.process.send_signal(signal.SIGTERM)
             wait_until(lambda: not server.is_ready(), what="the listener is closed")
+            with pytest.raises(ConnectionRefusedError):  # by the kernel, not with a reset later
+                socket.create_connection(address)
             assert server.process.poll() is None
             for client, rest in ((plain, body[9:]), (expecting, body)):
                 client.sendall(rest)
@@ -110,6 +113,32 @@ def test_sigterm_lets_requests_in_flight_finish(
                 assert answer.startswith(b"HTTP/1.1 200")
                 assert b'"data":[12.0,14.0,16.0,18.0]' in answer
         assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
+
+
+def test_a_worker_that_was_told_to_stop_is_replaced_on_the_same_port(
+    project: Path, tmp_path: Path, bundle: VerifiedBundle
+) -> None:
+    with running(serve(project, tmp_path, bundle)) as server:
+        (worker,) = psutil.Process(server.process.pid).children()
+        worker.terminate()
+        worker.wait(PATIENCE_SECONDS)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", server.port))
+        wait_until(server.is_ready, what="another worker listens")
+
+
+def test_workers_end_with_their_supervisor(
+    project: Path, tmp_path: Path, bundle: VerifiedBundle, ended: list[Server]
+) -> None:
+    server = serve(project, tmp_path, bundle)
+    ended.append(server)
+    wait_until(server.is_ready, what="server is ready")
+    (worker,) = psutil.Process(server.process.pid).children()
+    server.process.kill()
+    server.process.wait(timeout=PATIENCE_SECONDS)
+    wait_until(lambda: not worker.is_running(), what="the worker is gone")
+    assert "the supervisor is gone" in server.log.read_text()
+    assert "Completed async cleanup hook" in server.log.read_text()
 
 
 def test_plain_bentoml_build_and_serve_from_the_repository(

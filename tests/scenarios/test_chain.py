@@ -152,7 +152,7 @@ def test_the_same_model_is_not_promoted_again(shop: Shop) -> None:
 
 def test_why_tells_the_chain_of_what_serves(shop: Shop) -> None:
     told = shop.mlctl.json("why", shop.built["digest"][:12])
-    assert (told["digest"], told["bento"]) == (shop.built["digest"], shop.built["tag"])
+    assert (told["digest"], told["bentos"]) == (shop.built["digest"], [shop.built["tag"]])
     assert told["source"]["uri"] == shop.optimized["source"]
     assert told["source"]["aliases"] == ["candidate"]
     assert told["source"]["run"]

@@ -165,7 +165,8 @@ def calls_of(request: bytes, count: int, parts: tuple[str, ...] = ("",)) -> Use:
 
 @pytest.mark.parametrize(
     ("request_of", "count", "bound"),
-    [(binary, 1, 253), (binary, 64, 57), (text, 1, 314), (text, 64, 73)],
+    # Text is read request by request: more calls than all together, but less time and memory.
+    [(binary, 1, 247), (binary, 64, 57), (text, 1, 278), (text, 64, 78)],
 )
 def test_a_request_costs_no_more_calls(
     measure: Measure, request_of: Callable[[], bytes], count: int, bound: float

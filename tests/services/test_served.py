@@ -7,6 +7,7 @@ import subprocess
 import sys
 from typing import Any
 
+import grpc
 import httpx
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from bundle.manifest import MODEL_NAME
 from bundle.verify import VerifiedBundle
 from services.bento.packaging import BuiltBento
 from services.runtime.session import open_session
+from services.v2.messages import SERVICE, methods
 from tests.support.serving import Server
 
 pytestmark = pytest.mark.slow
@@ -106,6 +108,7 @@ def test_v2_is_answered_by_our_application_before_bentomls(server: Server) -> No
         ("/predict", b'{"x": [[1, 2]]}', 400),
         ("/predict", b'{"x": [["a", 2, 3, 4]]}', 400),
         ("/predict", b'{"x": []}', 400),
+        ("/predict", b'{"x": [%b[0, 0, 0, 0]]}' % (b"[0, 0, 0, 0], " * 4096), 413),
         ("/predict", b"{}", 400),
         ("/predict", b" " * 100_001, 413),
     ],
@@ -116,7 +119,41 @@ def test_wrong_requests_are_the_callers_fault(
     headers = {"content-type": "application/json"}
     found = httpx.post(f"{server.url}{path}", content=content, headers=headers)
     assert found.status_code == status, found.text
+    assert found.json().keys() == {"error", "code", "hint"}
     assert "Traceback" not in found.text
+
+
+@pytest.mark.parametrize(
+    ("lanes", "status"), [(["high", "high"], 200), (["high", "normal"], 400), (["none"], 400)]
+)
+def test_a_lane_that_is_named_twice_is_the_same_to_all(
+    server: Server, lanes: list[str], status: int
+) -> None:
+    tensor = {"name": "x", "datatype": "FP32", "shape": [2, 4], "data": X.tolist()}
+    v2 = {"inputs": [tensor]}
+    headers = [("mlctl-priority", lane) for lane in lanes]
+    # A target in another spelling goes to the application, and not the short way.
+    for path, body in (("infer", v2), ("infer?", v2), ("infer_stream", v2)):
+        found = httpx.post(f"{server.url}{MODEL}/{path}", json=body, headers=headers)
+        assert found.status_code == status, path
+        assert ("high or normal" in found.text) is (status == 400)
+    typed = httpx.post(f"{server.url}/predict", json={"x": X.tolist()}, headers=headers)
+    assert typed.status_code == status
+    assert ("high or normal" in typed.text) is (status == 400)
+    opened: Any = grpc.insecure_channel
+    with opened(f"127.0.0.1:{server.grpc_port}") as channel:
+        infer = methods()["ModelInfer"]
+        message = infer.request(model_name="tiny")
+        message.inputs.add(name="x", datatype="FP32", shape=[2, 4])
+        message.raw_input_contents.append(X.tobytes())
+        call = channel.unary_unary(
+            f"/{SERVICE}/ModelInfer", infer.request.SerializeToString, infer.response.FromString
+        )
+        if status == 200:
+            assert call(message, metadata=headers).outputs
+            return
+        with pytest.raises(grpc.RpcError, match=r"(?s)INVALID_ARGUMENT.*high or normal"):
+            call(message, metadata=headers)
 
 
 def test_metrics_are_beside_bentomls(server: Server) -> None:

@@ -16,8 +16,9 @@ from prometheus_client import CollectorRegistry
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
 from services.host import ModelHost
+from services.lanes import Priority
 from services.settings import Settings
-from services.streaming import ROOM
+from services.streaming import ROOM, AnswerStream
 from tests.services.http.test_app import REQUEST, Client, counted, open_client
 from tests.support.listening import until
 from tests.support.streams import code_of, counting_row, make_stream_bundle
@@ -100,7 +101,28 @@ def test_each_piece_is_an_event_and_the_last_one_says_so(ask: Ask) -> None:
             assert [document["id"] for _, document in [*pieces, (name, final)]] == ["mine"] * 4
         await until(lambda: code.closed == [3, 3])
 
-    assert counted(ask(use), "ok") == 2
+    registry = ask(use)
+    assert counted(registry, "ok") == 2
+    assert registry.get_sample_value("mlctl_first_piece_seconds_count", {"model": "tiny"}) == 2
+
+
+def test_the_header_or_the_body_names_its_lane(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    lanes: list[Priority] = []
+
+    async def use(client: Client, host: ModelHost, _code: ModuleType) -> None:
+        stream_of = host.stream
+
+        def noted(inputs: Any, timeout: float | None, priority: Priority) -> AnswerStream:
+            lanes.append(priority)
+            return stream_of(inputs, timeout, priority)
+
+        monkeypatch.setattr(host, "stream", noted)
+        high = body(1, parameters={"priority": "high"})
+        for asked, named in ((body(1), {}), (high, {}), (high, {"mlctl-priority": "normal"})):
+            assert (await client.post(STREAM, json=asked, headers=named)).status_code == 200
+
+    ask(use)
+    assert lanes == [Priority.NORMAL, Priority.HIGH, Priority.NORMAL]
 
 
 def test_a_whole_answer_has_the_pieces_side_by_side(ask: Ask) -> None:

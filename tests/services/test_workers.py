@@ -24,6 +24,7 @@ from services.workers import (
     look_by_a_steady_clock,
     prepare_server,
     reserve_port,
+    supervisor,
 )
 from tests.support.wait import PATIENCE_SECONDS
 
@@ -124,7 +125,7 @@ def test_workers_count_in_a_folder_of_their_server(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("services.workers._reserved", reserved := [])  # type: ignore[var-annotated]
-    for name in ("MLCTL_COUNTS_DIR", "PROMETHEUS_MULTIPROC_DIR"):
+    for name in ("MLCTL_COUNTS_DIR", "PROMETHEUS_MULTIPROC_DIR", "MLCTL_SUPERVISOR_PID"):
         monkeypatch.setenv(name, "of another server")
     monkeypatch.setenv("BENTOML_CONTAINERIZED", "true")
     monkeypatch.setattr(IOLoop, "time", IOLoop.time)
@@ -133,6 +134,7 @@ def test_workers_count_in_a_folder_of_their_server(
     prepare_server(Settings(workers=2, grpc_port=port))
     join_server(Settings(workers=2, max_connections=10))
     folder = Path(os.environ["PROMETHEUS_MULTIPROC_DIR"])
+    assert supervisor() == os.getpid()
     assert folder.parent == tmp_path
     assert folder.is_dir()
     assert "BENTOML_CONTAINERIZED" not in os.environ  # else a dead worker is not replaced

@@ -148,7 +148,10 @@ def test_other_paths_methods_and_sizes(shared_bundle: VerifiedBundle) -> None:
 def test_web_pages_reach_nothing(shared_bundle: VerifiedBundle) -> None:
     async def use(client: httpx.AsyncClient, host: ModelHost) -> None:
         page = {"origin": "https://example.com"}
-        for headers in (page, {"origin": "null"}, {"host": "rebound.example.com:9"}, {"host": ""}):
+        rebound = {"host": "rebound.example.com:9"}
+        hosts = (rebound, {"host": ""}, {"host": "[::1"})
+        two = [*rebound.items(), ("host", "localhost")]
+        for headers in (page, {"origin": "null"}, *hosts, two):
             found = await client.post("/admin/drain", headers=headers)
             assert (found.status_code, found.json()["code"]) == (403, "not_permitted")
         for name in ("localhost", "127.0.0.1:9", "[::1]:9", "10.0.0.7"):

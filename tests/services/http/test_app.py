@@ -84,6 +84,10 @@ def test_health_and_metadata(ask: Ask, bundle: VerifiedBundle) -> None:
     async def use(client: Client, host: ModelHost) -> None:
         for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/tiny/ready"):
             assert (await client.get(path)).status_code == 200
+        assert (await client.get("/v2/health/ready")).json() == {"live": True, "ready": True}
+        for version in ("", f"/versions/{bundle.digest}"):
+            told = await client.get(f"/v2/models/tiny{version}/ready")
+            assert told.json() == {"name": "tiny", "ready": True}
         assert (await client.get("/v2")).json()["extensions"] == list(EXTENSIONS)
         for path in ("/v2/models/tiny", f"/v2/models/tiny/versions/{bundle.digest}"):
             assert (await client.get(path)).json() == {
@@ -139,6 +143,9 @@ def test_binary_both_ways(ask: Ask) -> None:
     ("method", "path", "status", "code"),
     [
         ("GET", "/v2/nothing", 404, "not_found"),
+        ("POST", "/v2/nothing", 404, "not_found"),
+        ("POST", "/v2/models/infer", 404, "model_not_found"),
+        ("POST", "/v2/models/tiny", 405, "method_not_allowed"),
         ("GET", "/v2/models", 404, "not_found"),
         ("GET", "/v2/models/other", 404, "model_not_found"),
         ("GET", "/v2/models/tiny/versions/1", 404, "model_not_found"),

@@ -28,7 +28,7 @@ def ask(use: Callable[[httpx.AsyncClient], Awaitable[None]]) -> None:
     routes = [Route(f"/{f.__name__}", f, methods=["POST"]) for f in (echo, stubborn)]
 
     async def main() -> None:
-        transport = httpx.ASGITransport(BodyLimit(Starlette(routes=routes), 100))
+        transport = httpx.ASGITransport(BodyLimit(Starlette(routes=routes), 100, values=20))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             await use(client)
 
@@ -53,6 +53,21 @@ def test_large_bodies_are_refused_as_declared_and_as_streamed() -> None:
         for path in ("/echo", "/stubborn"):
             assert (await client.post(path, content=b"x" * 101)).status_code == 413
             assert (await client.post(path, content=stream(11))).status_code == 413
+
+    ask(use)
+
+
+def test_many_values_are_refused_as_they_come() -> None:
+    async def values(count: int) -> AsyncIterator[bytes]:
+        for _ in range(count):
+            yield b"[1,"
+
+    async def use(client: httpx.AsyncClient) -> None:
+        for path in ("/echo", "/stubborn"):
+            assert (await client.post(path, content=values(10))).status_code == 200
+            refused = await client.post(path, content=values(11))
+            assert refused.status_code == 413
+            assert "more than 20 values" in refused.json()["error"]
 
     ask(use)
 

@@ -64,6 +64,60 @@ def test_a_head_has_a_size(bench: Bench, head: bytes) -> None:
     bench.run(use)
 
 
+@pytest.mark.parametrize("path", [INFER, "/v2", f"/v2?{'a' * 66_000}"])
+def test_a_large_head_that_comes_at_once_is_refused_as_well(bench: Bench, path: str) -> None:
+    async def use(server: Listening) -> None:
+        (reply,) = await talk(server, request(path, headers=f"X: {'a' * 66_000}\r\n"))
+        assert reply.status == 431
+        allowed = request(headers=f"X: {'a' * 60_000}\r\n") + request()
+        assert [reply.status for reply in await talk(server, allowed)] == [200, 200]
+
+    bench.run(use)
+
+
+@pytest.mark.parametrize("target", ["http://", "http://test:99999999/v2"])
+def test_a_target_that_is_none_is_answered(bench: Bench, target: str) -> None:
+    async def use(server: Listening) -> None:
+        (reply,) = await talk(server, f"GET {target} HTTP/1.1\r\nHost: test\r\n\r\n".encode())
+        assert reply.status == 400
+
+    bench.run(use)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "status"),
+    [
+        ([b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n"], 431),
+        ([b"GET http:// HTTP/1.1\r\n\r\n"], 400),
+        ([HEAD + b"Bad Name: 1\r\n\r\n"], 400),
+        ([HEAD, b"X: " + b"a" * 70_000 + b"\r\nBad Name: 1\r\n\r\n"], 400),
+        ([HEAD], 408),
+    ],
+)
+def test_a_broken_head_is_refused_once(bench: Bench, pieces: list[bytes], status: int) -> None:
+    refused: list[int] = []
+    wrong: list[object] = []
+
+    def receive(protocol: GuardedProtocol, transport: asyncio.Transport) -> None:
+        GuardedProtocol.connection_made(protocol, transport)
+        for piece in pieces:
+            protocol.data_received(piece)  # in reads of these sizes, and in time
+
+    def note(_: object, status: int) -> None:
+        refused.append(status)
+
+    async def use(server: Listening) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: wrong.append(context))
+        async with connected(server) as (reader, _):
+            assert (await read_reply(reader)).status == status
+            # It stays, for longer than a head may take, until the server has had enough.
+            await until(lambda: not server.state.connections)
+
+    limits = {"head_seconds": 0.05, "drain_seconds": 0.2}
+    bench.run(use, **limits, connection_made=receive, note_refusal=note)
+    assert (refused, wrong) == ([status], [])
+
+
 def test_an_error_does_not_overtake_an_answer(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

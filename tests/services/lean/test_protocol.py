@@ -119,7 +119,7 @@ def test_pipelined_requests_are_answered_in_their_order(bench: Bench, lean_count
         first = [one["outputs"][0]["data"][1] if "outputs" in one else None for one in found]
         assert first == [0, None, 1, None, 2, 3, 4]
         assert found[1] == {"live": True}
-        assert found[3]["code"] == "method_not_allowed"
+        assert found[3]["code"] == "model_not_found"
 
     bench.run(use)
     assert len(lean_count) == 1  # the others came while it was open

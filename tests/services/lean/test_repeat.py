@@ -45,7 +45,8 @@ VALUES = st.sampled_from([*map(float, range(24)), -1.0])
 ROWS = st.lists(st.lists(VALUES, min_size=4, max_size=4), min_size=1, max_size=3)
 HEADERS = st.sampled_from(
     ["", "X-Request-Id: given-1\r\n", "X-Request-Id: given-2\r\n", "Mlctl-Priority: high\r\n",
-     "Accept-Encoding: gzip\r\n", "Mlctl-Priority: none\r\n", "Content-Type: text/csv\r\n"]
+     "Accept-Encoding: gzip\r\n", "Mlctl-Priority: none\r\n", "Content-Type: text/csv\r\n",
+     "Mlctl-Priority: high\r\nMlctl-Priority: 0\r\n", "X-Request-Id: a\r\nX-Request-Id: b\r\n"]
 )  # fmt: skip
 PARAMETERS = st.sampled_from([{}, {}, {"priority": "high"}, {"timeout": 1}, {"timeout": 10**7}])
 REQUESTS = st.one_of(

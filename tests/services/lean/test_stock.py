@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import httpx
+import pytest
+from uvicorn.config import HTTP_PROTOCOLS, LOOP_FACTORIES
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from bundle.verify import VerifiedBundle
+from services.bento.seam import serve_http
+from services.host import ModelHost
+from services.inference import Inference
+from services.lean.guard import GuardedProtocol
 from services.lean.stock import StockProtocol
+from services.settings import Settings
 from tests.support.listening import listening, until
 
 
@@ -29,3 +39,32 @@ def test_one_connection_too_many_is_refused() -> None:
             first.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("base", [GuardedProtocol, StockProtocol])
+def test_an_idle_connection_is_kept_as_long_as_we_say(base: type[HttpToolsProtocol]) -> None:
+    protocol = type("Kept", (base,), {"idle_seconds": 60})
+
+    async def main() -> None:
+        async with listening(app, protocol, keep_alive=0) as server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            for _ in range(2):
+                writer.write(b"GET / HTTP/1.1\r\nHost: test\r\n\r\n")
+                assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+                await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 10)
+            writer.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("lean", [True, False])
+def test_the_server_gets_the_settings_limits(
+    bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch, lean: bool
+) -> None:
+    protocols: dict[str, Any] = HTTP_PROTOCOLS
+    monkeypatch.setitem(protocols, "auto", protocols["auto"])
+    monkeypatch.setitem(LOOP_FACTORIES, "auto", LOOP_FACTORIES["auto"])
+    settings = Settings(lean_http=lean, keep_alive_s=7, max_connections=9)
+    serve_http(settings, Inference(ModelHost(bundle, settings)))
+    served = protocols["auto"]
+    assert (served.idle_seconds, served.max_connections) == (7, 9)

@@ -94,6 +94,19 @@ def test_the_token_opens_and_nothing_else_does(gate: Gated) -> None:
     assert (gate.counted("ok"), gate.counted("unauthenticated")) == (1, 2)
 
 
+@pytest.mark.parametrize("path", [INFER, "/v2/models/tiny"])
+def test_one_of_two_tokens_opens_nothing(gate: Gated, path: str) -> None:
+    async def use(client: httpx.AsyncClient, _server: Listening) -> None:
+        right, wrong = [(*AUTHORIZED.items(),)[0], ("authorization", "Bearer other-token-0123456")]
+        method = "POST" if path == INFER else "GET"
+        content = json.dumps(REQUEST) if path == INFER else None
+        for headers, status in (([right, wrong], 401), ([wrong, right], 401), ([right] * 2, 200)):
+            found = await client.request(method, path, headers=headers, content=content)
+            assert found.status_code == status
+
+    gate.run(use)
+
+
 def test_probes_are_open_and_everything_else_is_not(gate: Gated) -> None:
     async def use(client: httpx.AsyncClient, _server: Listening) -> None:
         for path in ("/v2/health/live", "/v2/health/ready"):
@@ -153,8 +166,10 @@ def test_a_refused_client_that_waits_to_send_is_not_asked_for_more(gate: Gated) 
     gate.run(use)
 
 
-def test_grpc_takes_the_token_as_metadata(shared_bundle: VerifiedBundle) -> None:
-    gate = Gated(shared_bundle, "grpc")
+@pytest.mark.parametrize("lean", [True, False])
+def test_grpc_takes_the_token_as_metadata(shared_bundle: VerifiedBundle, lean: bool) -> None:
+    gate = Gated(shared_bundle, "grpc", lean_grpc=lean)
+    wrong = (("authorization", "Bearer other-token-0123456"),)
 
     async def use(channel: Any) -> None:
         method = methods()["ModelInfer"]
@@ -163,9 +178,10 @@ def test_grpc_takes_the_token_as_metadata(shared_bundle: VerifiedBundle) -> None
             request_serializer=method.request.SerializeToString,
             response_deserializer=method.response.FromString,
         )
-        assert (await call(infer(), metadata=METADATA)).model_name == "tiny"
-        for metadata in ((), (("authorization", "Bearer other-token-0123456"),)):
-            error = await refused(call(infer(), metadata=metadata))
+        for right in (METADATA, METADATA * 2):
+            assert (await call(infer(), metadata=right)).model_name == "tiny"
+        for shown in ((), wrong, METADATA + wrong, wrong + METADATA):
+            error = await refused(call(infer(), metadata=shown))
             assert error.code() is grpc.StatusCode.UNAUTHENTICATED
             assert dict(error.trailing_metadata() or ())["mlctl-code"] == "unauthenticated"
             assert [type(detail) for detail in details_of(error)] == [ErrorInfo]
@@ -173,7 +189,7 @@ def test_grpc_takes_the_token_as_metadata(shared_bundle: VerifiedBundle) -> None
         assert (await refused(unknown(b""))).code() is grpc.StatusCode.UNAUTHENTICATED
 
     asyncio.run(_with_grpc(gate.host, use))
-    assert (gate.counted("ok", "grpc"), gate.counted("unauthenticated", "grpc")) == (1, 3)
+    assert (gate.counted("ok", "grpc"), gate.counted("unauthenticated", "grpc")) == (2, 5)
 
 
 def test_grpc_probes_are_open_and_reflection_is_not(shared_bundle: VerifiedBundle) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
 import socket
 import ssl
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from bundle.tls import CIPHERS
 from bundle.verify import VerifiedBundle
 from services.grpc.server import GrpcServer
 from services.host import ModelHost
+from services.lean.accepting import AcceptingLoop
 from services.lean_grpc.connection import Times
 from services.lean_grpc.server import LeanServer
 from services.secure.tls import tls_of
@@ -155,6 +157,34 @@ def test_who_shakes_no_hands_is_given_up(
         await server.stop(1)
 
     asyncio.run(main())
+
+
+def test_hands_that_are_shaken_during_the_drain_end_in_an_answer(
+    shared_bundle: VerifiedBundle, certificates: Certificates
+) -> None:
+    def ask(port: int) -> Any:
+        bare: Any = grpc  # its functions have no types
+        credentials = bare.ssl_channel_credentials(certificates.ca.read_bytes())
+        with bare.secure_channel(f"127.0.0.1:{port}", credentials) as channel:
+            live = channel.unary_unary(f"/{SERVICE}/ServerLive")
+            return methods()["ServerLive"].response.FromString(live(b"", timeout=PATIENCE_SECONDS))
+
+    async def main() -> None:
+        host = ModelHost(shared_bundle, Settings(), registry=CollectorRegistry())
+        server = GrpcServer(host, "127.0.0.1", 0, certificates.tls())
+        assert isinstance(server._server, LeanServer)
+        await server.start()
+        answer = asyncio.create_task(asyncio.to_thread(ask, server.port))
+        await asyncio.sleep(0)  # it has begun
+        ((listener, _),) = server._server._listeners
+        # Not by the loop, which would let it in: the kernel has the client, and nobody else.
+        assert select.select([listener], [], [], PATIENCE_SECONDS)[0]
+        await server.drain(PATIENCE_SECONDS)
+        assert (await answer).live
+        await server.stop(1)
+
+    with asyncio.Runner(loop_factory=AcceptingLoop) as runner:
+        runner.run(main())
 
 
 def require_tls_1_2(port: int, certificates: Certificates) -> None:

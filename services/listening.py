@@ -1,0 +1,152 @@
+"""A listener that, when it is closed, lets in who came before.
+
+The kernel accepts connections, and TLS shakes hands, before a server knows of them. To just
+close a listener would reset those, though their clients may have sent a request already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any, Protocol
+
+# So many connections with TLS are taken in a turn of the loop.
+_TURN = 16
+# While nobody can be let in, as no more files may be open, this long until it is tried again.
+_BREATH_SECONDS = 1.0
+_HANDSHAKE_SECONDS = 10.0
+# At the end those who still shake hands are given this long.
+_GRACE_SECONDS = 1.0
+_LOOK_SECONDS = 0.05
+logger = logging.getLogger("mlctl.listening")
+
+
+class Guest(Protocol):
+    """A connection's protocol, as uvicorn has it; it is one of its `connections` while it lasts."""
+
+    @property
+    def connections(self) -> set[Any]: ...
+
+    def shutdown(self) -> None: ...
+
+
+class Listening(asyncio.AbstractServer):
+    """Makes the connections to `listener`, which listens, to protocols of `factory`: `Guest`s.
+
+    `servers` accept them. With `tls` there are none: no server tells who still shakes hands, so
+    they are accepted here.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        factory: Callable[[], Any],
+        servers: Sequence[Any] = (),
+        tls: ssl.SSLContext | None = None,
+        handshake_seconds: float | None = None,
+    ) -> None:
+        self._listener = listener
+        self._factory = factory
+        self._servers = servers
+        self._tls = tls
+        self._patience = None if tls is None else handshake_seconds or _HANDSHAKE_SECONDS
+        self._loop = asyncio.get_running_loop()
+        self._coming: set[asyncio.Task[None]] = set()
+        self._late: list[Guest] = []
+        self._closed = False
+        if tls is not None:
+            self._watch()
+
+    @property
+    def sockets(self) -> tuple[socket.socket, ...]:
+        """What it listens on."""
+        return () if self._closed else (self._listener,)
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return self._loop
+
+    def is_serving(self) -> bool:
+        return not self._closed
+
+    async def start_serving(self) -> None:
+        """It has from the first."""
+
+    async def serve_forever(self) -> None:
+        await self._loop.create_future()
+
+    def close(self) -> None:
+        """Refuse connections from now on, and ask who was not quite one yet to end soon."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._tls is not None:
+            self._loop.remove_reader(self._listener)
+        # The process that started this one has the listener open as well. To close it here
+        # alone would leave it to take connections that nobody answers.
+        with contextlib.suppress(OSError):
+            for client in self._waiting():
+                self._let_in(client)
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RD)
+        for server in self._servers:
+            server.close()
+        if self._tls is not None:
+            self._listener.close()
+
+    async def wait_closed(self) -> None:
+        """Return when those who were let in at the end are gone."""
+        try:
+            if self._coming:
+                await asyncio.wait(self._coming, timeout=_GRACE_SECONDS)
+        finally:  # the caller's patience may be less
+            for task in self._coming:
+                task.cancel()
+        while any(guest in guest.connections for guest in self._late):  # noqa: ASYNC110 - no event
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def _watch(self) -> None:
+        if not self._closed:
+            self._loop.add_reader(self._listener, self._on_readable)
+
+    def _on_readable(self) -> None:
+        try:
+            for client in islice(self._waiting(), _TURN):
+                self._let_in(client)
+        except OSError:
+            logger.exception("no connection can be accepted")
+            self._loop.remove_reader(self._listener)
+            self._loop.call_later(_BREATH_SECONDS, self._watch)
+
+    def _waiting(self) -> Iterator[socket.socket]:
+        """The connections that the kernel has accepted."""
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                continue  # it has left again
+            client.setblocking(False)
+            yield client
+
+    def _let_in(self, client: socket.socket) -> None:
+        task = self._loop.create_task(self._meet(client))
+        self._coming.add(task)
+        task.add_done_callback(self._coming.discard)
+
+    async def _meet(self, client: socket.socket) -> None:
+        guest = self._factory()
+        try:
+            await self._loop.connect_accepted_socket(
+                lambda: guest, client, ssl=self._tls, ssl_handshake_timeout=self._patience
+            )
+        except OSError:
+            return  # it left, or does not shake hands
+        if self._closed:
+            guest.shutdown()
+            self._late.append(guest)
