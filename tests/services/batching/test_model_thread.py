@@ -1,6 +1,10 @@
 import asyncio
+import os
+import sys
 import threading
 from functools import partial
+
+import pytest
 
 from services.batching.model_thread import ModelThread
 
@@ -42,3 +46,24 @@ def test_a_loop_that_has_ended_is_no_trouble() -> None:
     asyncio.run(main())
     gate.set()
     assert ended.wait(20)  # the thread has outlived the loop
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there has a thread its own priority")
+@pytest.mark.parametrize("forbidden", [False, True])
+def test_the_loop_goes_first(forbidden: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbid(*_: int) -> None:
+        raise PermissionError
+
+    if forbidden:
+        monkeypatch.setattr(os, "setpriority", forbid)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        thread, found = ModelThread(loop), loop.create_future()
+        thread.submit(lambda: os.getpriority(os.PRIO_PROCESS, 0), found.set_result)
+        usual = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        expected = usual if forbidden else min(usual + 3, 19)
+        assert await asyncio.wait_for(found, 20) == expected
+        thread.stop()
+
+    asyncio.run(main())
