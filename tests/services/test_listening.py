@@ -155,6 +155,8 @@ def test_who_shakes_no_hands_holds_nobody_up(
             await until(lambda: server._coming)
             server.close()
             await server.wait_closed()
+            await until(lambda: not server._coming)
+            assert refused(address)
             for client in (silent, wrong):
                 with suppress(ConnectionResetError):
                     while await asyncio.to_thread(client.recv, 100):
