@@ -1,4 +1,4 @@
-"""What a precomputed answer costs inside of a server: SQLite, Redis and PostgreSQL.
+"""What a precomputed answer costs inside of a server: SQLite and Redis.
 
 `python -m benchmarks.hybrid [KEYS]`: a generation of a million answers of eight FP32 each, then
 random keys, one or a hundred at once, through the very objects that a worker asks: `lookup` is
@@ -35,7 +35,6 @@ from services.lanes import Priority
 from services.streaming import Answer
 from services.v2.wire import InferRequest
 from tests.services.hybrid.servers import redis_server
-from tests.support.postgres import PostgresServer
 
 KEYS = 1_000_000
 REQUESTS = 20_000
@@ -126,18 +125,15 @@ def _key(number: int) -> str:
 
 
 def table(folder: Path, keys: int) -> Table:
-    """All three stores, one after the other."""
+    """Both stores, one after the other."""
     shown = Table(title=f"{keys:,} keys, microseconds")
     columns = ("Store", "keys/s written", "lookup p50", "p99", "answer p50", "p99", "100 keys p50")
     for name in columns:
         shown.add_column(name, justify="left" if name == "Store" else "right")
     with ExitStack() as stack:
-        postgres = PostgresServer()
-        stack.callback(postgres.close)
         places = {
             "SQLite": str(folder / "stores"),
             "Redis": stack.enter_context(redis_server(folder)).url,
-            "PostgreSQL": postgres.url,
         }
         for name, place in places.items():
             store = open_store("bench", place)

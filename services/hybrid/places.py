@@ -1,12 +1,10 @@
-"""What a place of precomputed answers means, and the store that is there."""
+"""Where precomputed answers are stored: a folder of SQLite files, or a Redis server."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from bundle.errors import ErrorCode, MlctlError
@@ -14,22 +12,14 @@ from bundle.home import state_dir
 from services.hybrid.base import Store, check_name
 from services.hybrid.sqlite import SqliteStore
 
-# Module and class of each scheme, and the extra that brings its library.
-_SCHEMES: Mapping[str, tuple[str, str, str]] = MappingProxyType(
-    {
-        "redis": ("redis_store", "RedisStore", "redis"),
-        "rediss": ("redis_store", "RedisStore", "redis"),
-        "postgresql": ("postgres", "PostgresStore", "postgres"),
-        "postgres": ("postgres", "PostgresStore", "postgres"),
-    }
-)
+_REDIS_SCHEMES = ("redis", "rediss")
 
 
 def check_place(place: str) -> str:
-    """`place` if it has a form that is known; ValueError if not."""
+    """Return `place` if it is a folder or a Redis URL; ValueError otherwise."""
     scheme, separator, _rest = place.partition("://")
-    if separator and scheme not in _SCHEMES:
-        known = ", ".join(f"{each}://" for each in _SCHEMES)
+    if separator and scheme not in _REDIS_SCHEMES:
+        known = ", ".join(f"{each}://" for each in _REDIS_SCHEMES)
         raise ValueError(
             f"{scheme[:20]}:// is no store of precomputed answers: {known} or a folder"
         )
@@ -37,23 +27,22 @@ def check_place(place: str) -> str:
 
 
 def open_store(name: str, place: str | None = None) -> Store:
-    """The store of the answers called `name` at `place`; nothing is made or reached yet.
+    """Return the store of the answers called `name` at `place`; creates and reaches nothing yet.
 
-    RUNTIME_MISSING names the extra that a store needs.
+    RUNTIME_MISSING names the extra that the store needs.
     """
     check_name(name)
     if place is None or "://" not in place:
         return SqliteStore(_folder(place) / f"{name}.db")
-    module, kind = _load(place)
-    store: Store = getattr(module, kind)(name, place)
+    store: Store = _redis_store().RedisStore(name, place)
     return store
 
 
 def list_names(place: str | None = None) -> list[str]:
-    """The names of all answers at `place`, sorted."""
+    """Return the names of all answers at `place`, sorted."""
     if place is None or "://" not in place:
         return sorted(path.stem for path in _folder(place).glob("*.db"))
-    found: list[str] = _load(place)[0].list_names(place)
+    found: list[str] = _redis_store().list_names(place)
     return found
 
 
@@ -69,14 +58,13 @@ def _folder(place: str | None) -> Path:
     return Path(place) if place is not None else state_dir("hybrid")
 
 
-def _load(place: str) -> tuple[Any, str]:
-    """The module of a URL's scheme, and the name of its store."""
-    name, kind, extra = _SCHEMES[place.partition("://")[0]]
+def _redis_store() -> Any:
+    """The module of the Redis store, whose library is optional."""
     try:
-        return importlib.import_module(f"services.hybrid.{name}"), kind
+        return importlib.import_module("services.hybrid.redis_store")
     except ModuleNotFoundError as error:
         raise MlctlError(
             ErrorCode.RUNTIME_MISSING,
-            f"precomputed answers in {extra} need the package {error.name}",
-            f"pip install 'mlctl[{extra}]'",
+            f"precomputed answers in Redis need the package {error.name}",
+            "pip install 'mlctl[redis]'",
         ) from error

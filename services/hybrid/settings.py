@@ -13,8 +13,8 @@ from services.hybrid.places import check_place
 
 
 class PlaceSettings(BaseSettings):
-    """`hybrid_store` is where precomputed answers are: a URL of redis://, rediss:// or
-    postgresql://, or the path of a folder; unset, the folder `hybrid` of $MLCTL_HOME."""
+    """`hybrid_store` is where precomputed answers are: a redis:// or rediss:// URL, or the
+    path of a folder; unset, the folder `hybrid` of $MLCTL_HOME."""
 
     model_config = SettingsConfigDict(
         env_prefix="MLCTL_", env_ignore_empty=True, frozen=True, extra="ignore"

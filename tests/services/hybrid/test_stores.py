@@ -1,4 +1,4 @@
-"""What holds for generations wherever they are: SQLite, a real Redis, a real PostgreSQL."""
+"""Generations in every store: SQLite and a real Redis."""
 
 from __future__ import annotations
 
@@ -22,11 +22,9 @@ from tests.services.hybrid.conftest import NAME, Ask, Bench
 from tests.services.hybrid.servers import redis_server
 from tests.support import tables
 from tests.support.bundles import expected
-from tests.support.postgres import PostgresServer
 from tests.support.wait import PATIENCE_SECONDS
 
-PLACES = ("folder", "redis", "postgres")
-SHARED = ("redis", "postgres")
+PLACES = ("folder", "redis")
 
 
 @pytest.fixture(scope="module")
@@ -35,20 +33,11 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield database.url
 
 
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    server = PostgresServer()
-    yield server
-    server.close()
-
-
 @pytest.fixture
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "folder":
         return str(tmp_path / "answers")
-    if request.param == "redis":
-        return str(request.getfixturevalue("redis_url"))
-    return str(request.getfixturevalue("postgres").url)
+    return str(request.getfixturevalue("redis_url"))
 
 
 @pytest.fixture
@@ -130,7 +119,7 @@ def test_what_is_written_back_joins_the_live_generation_or_makes_one(store: Stor
     reader.close()
 
 
-@pytest.mark.parametrize("place", SHARED, indirect=True)
+@pytest.mark.parametrize("place", ["redis"], indirect=True)
 def test_a_batch_into_a_shared_store_is_served_and_missed_without_it(
     bench: Bench, place: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,23 +174,6 @@ def test_a_redis_that_dies_and_comes_back_costs_only_its_answers(
     with redis_server(tmp_path) as database:
         fill(bench, database.url)
         bench.run(use, hybrid_store=database.url, hybrid_timeout_ms=20_000)
-
-
-def test_a_postgres_that_crashes_and_comes_back_costs_only_its_answers(
-    bench: Bench, postgres: PostgresServer
-) -> None:
-    fill(bench, postgres.url)
-
-    async def use(ask: Ask, _host: ModelHost) -> None:
-        assert (await ask("a", X)).y == [[7] * 4]
-        postgres.crash()
-        for _ in range(3):
-            assert (await ask("a", X)).y == [[12, 14, 16, 18]]
-        assert bench.counted("down") == 3
-        postgres.start()
-        await until_found(ask)
-
-    bench.run(use, hybrid_store=postgres.url, hybrid_timeout_ms=20_000)
 
 
 def test_the_rows_of_one_request_are_of_one_generation_while_others_flip(tmp_path: Path) -> None:
