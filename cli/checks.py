@@ -151,25 +151,26 @@ def check_registry() -> Finding:
 
 def check_hybrid() -> Finding:
     """The store of precomputed answers, where servers of this environment have one, answers."""
-    name, place = (os.environ.get(f"MLCTL_HYBRID{end}") or None for end in ("", "_STORE"))
-    if name is None:
+    name = os.environ.get("MLCTL_HYBRID")
+    if not name:
         return Finding("hybrid", Severity.OK, "no precomputed answers (MLCTL_HYBRID is not set)")
     from bundle.errors import MlctlError
-    from services.batch.locations import without_password
     from services.hybrid.base import StoreError
-    from services.hybrid.places import check_place, open_store
+    from services.hybrid.places import open_store, shown_place
+    from services.hybrid.settings import load_place
 
-    where = f"{name} in {'the default folder' if place is None else without_password(place)}"
+    where = name
     try:
-        store = open_store(name, None if place is None else check_place(place))
+        place = load_place()
+        where = f"{name} in {'the default folder' if place is None else shown_place(place)}"
+        store = open_store(name, place)
         try:
             live = [each for each in store.generations() if each.live]
         finally:
             store.close()
-    except (MlctlError, StoreError, ValueError) as error:
-        remedy = (error.hint or "") if isinstance(error, MlctlError) else ""
-        told = f"{where}: {without_password(str(error))}"
-        return Finding("hybrid", Severity.FAIL, told, remedy or "See MLCTL_HYBRID_STORE.")
+    except (MlctlError, StoreError) as error:
+        remedy = error.hint if isinstance(error, MlctlError) else "Check MLCTL_HYBRID_STORE."
+        return Finding("hybrid", Severity.FAIL, f"{where}: {error}", remedy)
     if not live:
         remedy = f"mlctl batch run ... --out hybrid://{name}"
         return Finding("hybrid", Severity.WARN, f"{where}: nothing is live", remedy)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from urllib.parse import urlsplit
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.home import state_dir
@@ -23,7 +23,28 @@ def check_place(place: str) -> str:
         raise ValueError(
             f"{scheme[:20]}:// is no store of precomputed answers: {known} or a folder"
         )
+    if separator:
+        _host_of(place)
     return place
+
+
+def shown_place(place: str) -> str:
+    """`place` for messages: without the user, the password and the options of a URL."""
+    if "://" not in place:
+        return place
+    return f"{place.partition('://')[0]}://{_host_of(place)}{urlsplit(place).path}"
+
+
+def _host_of(url: str) -> str:
+    """Host and port of `url`; the ValueError for a malformed URL quotes nothing of it."""
+    try:
+        parts = urlsplit(url)
+        port = "" if parts.port is None else f":{parts.port}"
+    except ValueError:
+        raise ValueError(
+            "the URL is malformed: percent-encode special characters of its password"
+        ) from None
+    return f"{parts.hostname or ''}{port}"
 
 
 def open_store(name: str, place: str | None = None) -> Store:
@@ -34,7 +55,7 @@ def open_store(name: str, place: str | None = None) -> Store:
     check_name(name)
     if place is None or "://" not in place:
         return SqliteStore(_folder(place) / f"{name}.db")
-    store: Store = _redis_store().RedisStore(name, place)
+    store: Store = _redis_module().RedisStore(name, place)
     return store
 
 
@@ -42,7 +63,7 @@ def list_names(place: str | None = None) -> list[str]:
     """Return the names of all answers at `place`, sorted."""
     if place is None or "://" not in place:
         return sorted(path.stem for path in _folder(place).glob("*.db"))
-    found: list[str] = _redis_store().list_names(place)
+    found: list[str] = _redis_module().list_names(place)
     return found
 
 
@@ -58,13 +79,14 @@ def _folder(place: str | None) -> Path:
     return Path(place) if place is not None else state_dir("hybrid")
 
 
-def _redis_store() -> Any:
-    """The module of the Redis store, whose library is optional."""
+def _redis_module() -> ModuleType:
+    """Import the Redis store, whose library is optional."""
     try:
-        return importlib.import_module("services.hybrid.redis_store")
+        from services.hybrid import redis_store
     except ModuleNotFoundError as error:
         raise MlctlError(
             ErrorCode.RUNTIME_MISSING,
             f"precomputed answers in Redis need the package {error.name}",
             "pip install 'mlctl[redis]'",
         ) from error
+    return redis_store

@@ -12,6 +12,7 @@ from typing import Any
 
 import redis
 
+from bundle.errors import ErrorCode, MlctlError
 from services.hybrid.base import Generation, Row, StoreError, require_sealed, surplus
 
 _WRITE_SECONDS = 30.0
@@ -40,7 +41,7 @@ class RedisStore:
         self._name = name
         # In braces: what a cluster keeps on one of its machines.
         self._prefix = f"mlctl:hybrid:{{{name}}}"
-        self._db: Any = redis.Redis.from_url(url, socket_timeout=_WRITE_SECONDS)
+        self._db = _client(url, socket_timeout=_WRITE_SECONDS)
 
     def reader(self, digest: str, timeout: float) -> RedisReader:
         return RedisReader(self._url, self._prefix, digest, timeout)
@@ -141,9 +142,7 @@ class RedisReader:
     quick = False
 
     def __init__(self, url: str, prefix: str, digest: str, timeout: float) -> None:
-        self._db: Any = redis.Redis.from_url(
-            url, socket_timeout=timeout, socket_connect_timeout=timeout
-        )
+        self._db = _client(url, socket_timeout=timeout, socket_connect_timeout=timeout)
         self._script = self._db.register_script(_GET)
         self._pointers = (f"{prefix}:live", f"{prefix}:rows:")
         self._digest = digest
@@ -164,9 +163,16 @@ class RedisReader:
 
 def list_names(url: str) -> list[str]:
     """The names of all answers in the server at `url`."""
-    with _told(), redis.Redis.from_url(url, socket_timeout=_WRITE_SECONDS) as db:
-        found: Any = db.smembers(_NAMES)
-        return sorted(name.decode() for name in found)
+    with _told(), _client(url, socket_timeout=_WRITE_SECONDS) as db:
+        return sorted(name.decode() for name in db.smembers(_NAMES))
+
+
+def _client(url: str, **timeouts: float) -> Any:
+    """A client that connects with its first command; INVALID_INPUT for a URL with bad options."""
+    try:
+        return redis.Redis.from_url(url, **timeouts)
+    except ValueError as error:
+        raise MlctlError(ErrorCode.INVALID_INPUT, f"MLCTL_HYBRID_STORE: {error}") from error
 
 
 @contextmanager

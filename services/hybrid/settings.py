@@ -17,7 +17,11 @@ class PlaceSettings(BaseSettings):
     path of a folder; unset, the folder `hybrid` of $MLCTL_HOME."""
 
     model_config = SettingsConfigDict(
-        env_prefix="MLCTL_", env_ignore_empty=True, frozen=True, extra="ignore"
+        env_prefix="MLCTL_",
+        env_ignore_empty=True,
+        frozen=True,
+        extra="ignore",
+        hide_input_in_errors=True,  # the URL of a store can contain a password
     )
 
     hybrid_store: Annotated[str, AfterValidator(check_place)] | None = None
