@@ -25,7 +25,7 @@ from rich.table import Table
 
 from bundle.clock import SystemClock
 from bundle.tensors import DYNAMIC, Datatype, TensorSpec
-from services.hybrid.base import Row, Store
+from services.hybrid.base import Commit, Row, Store
 from services.hybrid.finding import Finder
 from services.hybrid.lookup import Hybrid
 from services.hybrid.meter import HybridMeter
@@ -59,15 +59,15 @@ class Figures:
 def fill(store: Store, keys: int) -> float:
     """Write a generation and make it live; rows per second."""
     codec, now = RowCodec((_OUTPUT,)), time.time()
-    number = store.create(DIGEST, now)
+    number = store.create(DIGEST, now, "bench")
     values = np.random.default_rng(0)
     since = time.monotonic()
     for start in range(0, keys, _PUT):
         count = min(_PUT, keys - start)
         payloads = codec.encode({"y": values.normal(size=(count, 8)).astype(np.float32)})
         rows = [Row(_key(start + i), now, payload) for i, payload in enumerate(payloads)]
-        store.put(number, rows)
-    store.seal(number)
+        store.commit(number, "bench", Commit(rows))
+    store.seal(number, "bench")
     store.flip(number, now)
     return keys / (time.monotonic() - since)
 

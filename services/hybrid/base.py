@@ -7,14 +7,17 @@ reads the live one of its own digest only, so two colours of a rollout never mix
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from bundle.errors import ErrorCode, MlctlError
 
 # Generations of so many digests stay: both colours of a rollout, and one that was tried.
 KEPT_DIGESTS = 3
+# A job renews the lease on its generation several times in this time. A job whose lease has run
+# out counts as dead: another one may resume its generation or drop it.
+LEASE_SECONDS = 60.0
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
 
@@ -44,6 +47,33 @@ class Generation:
     previous: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What a job stores in one step: rows, and the record of the units that they complete.
+
+    `units` and `bad` are records as JSON by their ids; `resolved` are ids of bad rows that leave.
+    """
+
+    rows: Sequence[Row]
+    units: Mapping[str, str] = field(default_factory=dict)
+    bad: Mapping[str, str] = field(default_factory=dict)
+    resolved: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """What the store knows of the job that writes a generation.
+
+    `job` is what the job described itself with, `units` are the records of committed units by
+    their ids, `bad` is the number of bad rows. One that is not `intact` has lost rows.
+    """
+
+    job: str
+    units: Mapping[str, str]
+    bad: int
+    intact: bool
+
+
 class Reader(Protocol):
     """The live generation of one digest. One that is `quick` may be asked on an event loop."""
 
@@ -63,26 +93,51 @@ class Store(Protocol):
         """A reader that gives up on a lookup after `timeout` seconds; opens nothing yet."""
         ...
 
-    def create(self, digest: str, made_at: float) -> int:
-        """The number of a new generation that nobody sees."""
+    def create(self, digest: str, made_at: float, owner: str, job: str = "") -> int:
+        """The number of a new generation that no reader sees; `owner` has its lease."""
         ...
 
-    def put(self, generation: int, rows: Sequence[Row]) -> None:
-        """Add rows, or replace those of the same keys; durable once it returns."""
+    def claim(self, generation: int, owner: str, job: str | None = None) -> bool:
+        """Take or renew the lease on a generation, and replace its `job` if one is given.
+
+        False if the generation is gone, or while another owner has the lease.
+        """
+        ...
+
+    def release(self, generation: int, owner: str) -> None:
+        """End the lease if `owner` has it."""
+        ...
+
+    def commit(self, generation: int, owner: str, commit: Commit, units: int = 0) -> None:
+        """Add rows, or replace those of the same keys, and record their units; durable then.
+
+        A unit is recorded only if all its rows are there. JOB_RUNNING if `owner` is not the
+        last one who claimed it; JOB_CHANGED if the store holds fewer than the `units` that the
+        job has committed before, or fewer rows.
+        """
+        ...
+
+    def record(self, generation: int) -> JobRecord | None:
+        """The record of the generation's job; None if no job made it."""
+        ...
+
+    def quarantine(self, generation: int) -> Mapping[str, str]:
+        """The records of its bad rows by their ids."""
         ...
 
     def write_back(self, digest: str, rows: Sequence[Row]) -> None:
         """Put `rows` into the live generation of `digest`, which is made if there is none."""
         ...
 
-    def seal(self, generation: int) -> None:
-        """Mark a generation as complete."""
+    def seal(self, generation: int, owner: str, units: int = 0) -> None:
+        """Mark a generation of at least `units` units as complete; fails as `commit` does."""
         ...
 
     def flip(self, generation: int, at: float) -> None:
         """Make it the live one of its digest at once; what is older than the previous one goes.
 
-        NOT_FOUND for a generation that is not there, NOT_READY for one that is not sealed.
+        NOT_FOUND for a generation that is not there, NOT_READY for one that is not sealed or
+        has lost rows.
         """
         ...
 
@@ -131,6 +186,25 @@ def surplus(generations: Sequence[Generation]) -> list[Generation]:
     ]
 
 
+def taken_over(generation: int) -> MlctlError:
+    """The error of a job whose generation is no longer its own."""
+    return MlctlError(
+        ErrorCode.JOB_RUNNING,
+        f"generation {generation} of the precomputed answers is no longer this job's: it was "
+        "dropped, lost, or taken over by another machine after this one had not renewed its lease",
+        "Run the same command again: it resumes the generation or begins another one.",
+    )
+
+
+def rows_lost(generation: int) -> MlctlError:
+    """The error of a job whose committed rows the store has lost."""
+    return MlctlError(
+        ErrorCode.JOB_CHANGED,
+        f"the store has lost committed rows of generation {generation}, which is not made live",
+        "Run the same command again: it writes the lost rows again.",
+    )
+
+
 def require_sealed(generation: int, sealed: bool | None) -> None:
     """NOT_FOUND where `sealed` is None as nothing is there, NOT_READY where it is false."""
     if sealed is None:
@@ -140,8 +214,13 @@ def require_sealed(generation: int, sealed: bool | None) -> None:
             "`mlctl hybrid show NAME` lists what there is.",
         )
     if not sealed:
-        raise MlctlError(
-            ErrorCode.NOT_READY,
-            f"generation {generation} is not complete",
-            "Run its batch job again: it goes on where it stopped.",
-        )
+        raise incomplete(generation, "is not complete")
+
+
+def incomplete(generation: int, reason: str) -> MlctlError:
+    """The error for a generation that cannot be made live, as it lacks rows."""
+    return MlctlError(
+        ErrorCode.NOT_READY,
+        f"generation {generation} {reason}",
+        "Run its batch job again: it writes what is missing.",
+    )

@@ -67,12 +67,11 @@ def list_names(place: str | None = None) -> list[str]:
     return found
 
 
-def ledger_folder(name: str, place: str | None = None) -> Path:
-    """Where jobs that write the answers called `name` at `place` keep what they have done."""
-    if place is None or "://" not in place:
-        return _folder(place) / f"{name}.jobs"
+def lock_path(name: str, place: str | None = None) -> Path:
+    """Return the file that this machine's jobs lock that write the answers called `name`."""
+    place = str(_folder(place).absolute()) if place is None or "://" not in place else place
     digest = hashlib.sha256(place.encode()).hexdigest()
-    return _folder(None) / f"{name}-{digest[:12]}.jobs"
+    return _folder(None) / f"{name}-{digest[:12]}.lock"
 
 
 def _folder(place: str | None) -> Path:

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from bundle.errors import ErrorCode, MlctlError
-from services.hybrid.base import Generation, Row, StoreError, require_sealed, surplus
+from services.hybrid.base import (
+    LEASE_SECONDS,
+    Commit,
+    Generation,
+    JobRecord,
+    Row,
+    StoreError,
+    require_sealed,
+    rows_lost,
+    surplus,
+    taken_over,
+)
 
 # Answers that a reader remembers, and keys that it knows to be absent.
 _REMEMBERED = 4096
@@ -25,28 +37,86 @@ CREATE TABLE IF NOT EXISTS generations (
 CREATE TABLE IF NOT EXISTS live (
     digest TEXT PRIMARY KEY, generation INTEGER NOT NULL, previous INTEGER
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS jobs (
+    generation INTEGER PRIMARY KEY, owner TEXT NOT NULL, lease_until REAL NOT NULL,
+    job TEXT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS units (
+    generation INTEGER, id TEXT, record TEXT NOT NULL, PRIMARY KEY (generation, id)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS bad (
+    generation INTEGER, id TEXT, record TEXT NOT NULL, PRIMARY KEY (generation, id)
+) WITHOUT ROWID;
 """
+# Seconds of the wall clock, as SQLite has it.
+_NOW = "((julianday('now') - 2440587.5) * 86400.0)"
+_CLAIM = f"""
+INSERT INTO jobs SELECT number, ?, {_NOW} + ?, coalesce(?, '') FROM generations WHERE number = ?
+ON CONFLICT (generation) DO UPDATE
+SET owner = excluded.owner, lease_until = excluded.lease_until, job = coalesce(?, job)
+WHERE owner = excluded.owner OR lease_until < {_NOW}
+"""  # noqa: S608 - a constant
 
 
 class SqliteStore:
     """The generations in the file at `path`, which is made when something is written."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, lease: float = LEASE_SECONDS) -> None:
         self._path = path
+        self._lease = lease
         self._db: sqlite3.Connection | None = None
+        self._lock = threading.Lock()  # a job's lease is renewed by a thread
 
     def reader(self, digest: str, timeout: float) -> SqliteReader:  # noqa: ARG002 - it never waits
         return SqliteReader(self._path, digest)
 
-    def create(self, digest: str, made_at: float) -> int:
+    def create(self, digest: str, made_at: float, owner: str, job: str = "") -> int:
         with self._transaction() as db:
-            return _create(db, digest, made_at)
+            number = _create(db, digest, made_at)
+            db.execute(_CLAIM, (owner, self._lease, job, number, job))
+            return number
 
-    def put(self, generation: int, rows: Sequence[Row]) -> None:
+    def claim(self, generation: int, owner: str, job: str | None = None) -> bool:
         with self._transaction() as db:
-            if _sealed(db, generation) is None:
-                require_sealed(generation, None)
-            _put(db, generation, rows)
+            return db.execute(_CLAIM, (owner, self._lease, job, generation, job)).rowcount == 1
+
+    def release(self, generation: int, owner: str) -> None:
+        with self._transaction() as db:
+            values = (generation, owner)
+            db.execute("UPDATE jobs SET lease_until = 0 WHERE generation = ? AND owner = ?", values)
+
+    def commit(self, generation: int, owner: str, commit: Commit, units: int = 0) -> None:
+        with self._transaction() as db:
+            _require_owned(db, generation, owner, units)
+            _put(db, generation, commit.rows)
+            for table, records in (("units", commit.units), ("bad", commit.bad)):
+                db.executemany(
+                    f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?)",  # noqa: S608 - ours
+                    [(generation, key, record) for key, record in records.items()],
+                )
+            db.executemany(
+                "DELETE FROM bad WHERE generation = ? AND id = ?",
+                [(generation, key) for key in commit.resolved],
+            )
+
+    def record(self, generation: int) -> JobRecord | None:
+        with self._transaction() as db:
+            found = db.execute("SELECT job FROM jobs WHERE generation = ?", (generation,))
+            job = found.fetchone()
+            if job is None or not job[0]:
+                return None
+            units = db.execute("SELECT id, record FROM units WHERE generation = ?", (generation,))
+            (bad,) = db.execute(
+                "SELECT count(*) FROM bad WHERE generation = ?", (generation,)
+            ).fetchone()
+            # Rows and units are of one transaction in one file.
+            return JobRecord(job[0], dict(units), bad, intact=True)
+
+    def quarantine(self, generation: int) -> Mapping[str, str]:
+        with self._transaction() as db:
+            return dict(
+                db.execute("SELECT id, record FROM bad WHERE generation = ?", (generation,))
+            )
 
     def write_back(self, digest: str, rows: Sequence[Row]) -> None:
         with self._transaction() as db:
@@ -58,8 +128,9 @@ class SqliteStore:
                 (generation,) = found
             _put(db, generation, rows)
 
-    def seal(self, generation: int) -> None:
+    def seal(self, generation: int, owner: str, units: int = 0) -> None:
         with self._transaction() as db:
+            _require_owned(db, generation, owner, units)
             db.execute("UPDATE generations SET sealed = 1 WHERE number = ?", (generation,))
 
     def flip(self, generation: int, at: float) -> None:
@@ -86,10 +157,7 @@ class SqliteStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        try:
-            if self._db is None:
-                self._db = _open_to_write(self._path)
-            db = self._db
+        with self._lock, self._translated() as db:
             db.execute("BEGIN IMMEDIATE")
             try:
                 yield db
@@ -98,6 +166,14 @@ class SqliteStore:
                 if db.in_transaction:
                     db.execute("ROLLBACK")
                 raise
+
+    @contextmanager
+    def _translated(self) -> Iterator[sqlite3.Connection]:
+        """The connection; an error of SQLite becomes a StoreError or DISK_FULL."""
+        try:
+            if self._db is None:
+                self._db = _open_to_write(self._path)
+            yield self._db
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
                 raise MlctlError(
@@ -240,8 +316,20 @@ def _flip(db: sqlite3.Connection, generation: int, at: float) -> None:
 def _drop(db: sqlite3.Connection, generation: int) -> None:
     db.execute(f"DROP TABLE IF EXISTS {_table(generation)}")
     db.execute("DELETE FROM generations WHERE number = ?", (generation,))
+    for table in ("jobs", "units", "bad"):
+        db.execute(f"DELETE FROM {table} WHERE generation = ?", (generation,))  # noqa: S608 - ours
     db.execute("UPDATE live SET previous = NULL WHERE previous = ?", (generation,))
     db.execute("DELETE FROM live WHERE generation = ?", (generation,))
+
+
+def _require_owned(db: sqlite3.Connection, generation: int, owner: str, units: int) -> None:
+    """Fail unless `owner` has the generation, and it has no fewer units than `units`."""
+    found = db.execute("SELECT owner FROM jobs WHERE generation = ?", (generation,)).fetchone()
+    if found != (owner,):
+        raise taken_over(generation)
+    query = "SELECT count(*) FROM units WHERE generation = ?"
+    if db.execute(query, (generation,)).fetchone()[0] < units:
+        raise rows_lost(generation)
 
 
 def _sealed(db: sqlite3.Connection, generation: int) -> bool | None:

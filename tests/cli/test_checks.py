@@ -16,7 +16,7 @@ from cli.checks import (
     check_tensorrt,
     run_checks,
 )
-from services.hybrid.base import Row
+from services.hybrid.base import Commit, Row
 from services.hybrid.places import open_store
 from services.tensorrt import installed as tensorrt
 from services.tensorrt import probe
@@ -122,9 +122,9 @@ def test_the_store_of_precomputed_answers_is_asked_where_there_is_one(
         "mlctl batch run ... --out hybrid://scores",
     )
     store = open_store("scores", str(tmp_path))
-    number = store.create("d" * 64, 0.0)
-    store.put(number, [Row("a", 0.0, b"1")])
-    store.seal(number)
+    number = store.create("d" * 64, 0.0, "me")
+    store.commit(number, "me", Commit([Row("a", 0.0, b"1")]))
+    store.seal(number, "me")
     store.flip(number, 1.0)
     store.close()
     found = check_hybrid()

@@ -10,7 +10,7 @@ import pytest
 from bundle.verify import verify
 from services.batch.job import Wanted
 from services.batch.sinks.hybrid import HybridSink
-from services.hybrid.places import ledger_folder, open_store
+from services.hybrid.places import lock_path, open_store
 from tests.support import tables
 from tests.support.bundles import make_bundle
 from tests.support.wait import PATIENCE_SECONDS, wait_until
@@ -20,7 +20,7 @@ NAME, ROWS, UNIT = "answers", 2_000, 20
 
 def run_job(folder: Path) -> None:
     place = str(folder / "store")
-    sink = HybridSink(NAME, open_store(NAME, place), ledger_folder(NAME, place))
+    sink = HybridSink(NAME, open_store(NAME, place), lock_path(NAME, place))
     sink.commit_rows = UNIT
     wanted = Wanted(keep=("id",), unit_rows=UNIT)
     tables.score(verify(folder / "bundle"), folder / "in.parquet", sink, wanted=wanted)

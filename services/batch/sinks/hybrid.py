@@ -1,13 +1,14 @@
-"""Answers as a generation for hybrid serving: written unseen, and live once it is complete.
+"""Precomputed answers as the output of a batch job: one generation, live once it is complete.
 
-The ledger is beside the store and not in it: rows are put by key before their units enter the
-ledger, so that to put a unit again after a kill changes nothing.
+The store records which units are committed, beside their rows: rows that it loses are written
+again, and the job can go on from any machine. A lease on its generation shows other machines that
+the job runs. A job resumes or drops only generations of its own machine or without a lease.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,6 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import parse_qsl
+from uuid import uuid4
 
 import numpy as np
 
@@ -24,17 +26,30 @@ from bundle.tensors import DYNAMIC, Datatype, TensorSpec
 from services.batch.base import (
     DIGEST_COLUMN,
     SCORED_AT_COLUMN,
+    BadRow,
     Job,
     Progress,
     Quarantined,
     SinkRequest,
+    Totals,
     UnitResult,
 )
-from services.batch.ledger import Ledger
+from services.batch.ledger import bad_rows, job_from_text, schemas_as_text
 from services.batch.locking import lock_job
-from services.hybrid.base import Row, Store, StoreError, check_name
+from services.hybrid.base import (
+    LEASE_SECONDS,
+    Commit,
+    Generation,
+    JobRecord,
+    Row,
+    Store,
+    StoreError,
+    check_name,
+    rows_lost,
+)
 from services.hybrid.keys import MAX_KEY_CHARS, is_key
-from services.hybrid.places import ledger_folder, open_store
+from services.hybrid.lease import Lease
+from services.hybrid.places import lock_path, open_store
 from services.hybrid.rows import RowCodec
 from services.hybrid.settings import load_place
 
@@ -42,7 +57,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _COMMIT_ROWS = 50_000
-_KEY, _GENERATION, _DIGEST = "hybrid key", "hybrid generation", "model digest"
+_KEY, _DIGEST = "hybrid key", "model digest"
+_ID_CHARS = 32
 _DATATYPES: Mapping[np.dtype, Datatype] = MappingProxyType(
     {np.dtype(each.numpy_name): each for each in Datatype if each is not Datatype.BYTES}
 )
@@ -60,12 +76,16 @@ def open_sink(request: SinkRequest) -> HybridSink:
     if flip not in {"yes", "no"}:
         raise MlctlError(ErrorCode.INVALID_INPUT, f"--option flip={flip}: write yes or no")
     where = load_place()
-    store, folder = open_store(name, where), ledger_folder(name, where)
-    return HybridSink(name, store, folder, options.get("key"), flip=flip == "yes")
+    store, lock = open_store(name, where), lock_path(name, where)
+    return HybridSink(name, store, lock, options.get("key"), flip=flip == "yes")
 
 
 class HybridSink:
-    """A sink that fills one generation of `store`; its ledger is in `folder`."""
+    """A sink that fills one generation of `store`.
+
+    `lock` is a file of this machine that jobs of the same name lock. It contains the machine's id,
+    the owner of their generations.
+    """
 
     commit_rows = _COMMIT_ROWS
 
@@ -73,7 +93,7 @@ class HybridSink:
         self,
         name: str,
         store: Store,
-        folder: Path,
+        lock: Path,
         key: str | None = None,
         *,
         flip: bool = True,
@@ -81,23 +101,26 @@ class HybridSink:
     ) -> None:
         self._name = name
         self._store = store
-        self._folder = folder
+        self._lock_path = lock
         self._key = key
         self._flip = flip
         self._clock = clock or SystemClock()
         self._lock: int | None = None
-        self._ledger: Ledger | None = None
+        self._owner = ""
+        self._lease: Lease | None = None
         self._job: Job | None = None
+        self._generation = 0
+        self._done: set[str] = set()
 
     def __enter__(self) -> Self:
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = self._folder.with_suffix(".lock")
-        self._lock = lock_job(lock, f"hybrid://{self._name}")
+        self._lock_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = lock_job(self._lock_path, f"hybrid://{self._name}")
+        self._owner = _machine_id(self._lock)
         return self
 
     def __exit__(self, *_exc_info: object) -> None:
-        if self._ledger is not None:
-            self._ledger.__exit__()
+        if self._lease is not None:
+            self._lease.close()
         self._store.close()
         if self._lock is not None:
             os.close(self._lock)
@@ -107,67 +130,120 @@ class HybridSink:
         if job.partition_by:
             raise MlctlError(ErrorCode.INVALID_INPUT, "--partition-by: hybrid:// has no folders")
         key = self._key_column(job)
-        job = replace(job, fingerprint={**job.fingerprint, _KEY: key})
-        output_specs(job)  # refuses a model before anything is scored
-        with _told():
-            known = self._open().stored()
-            going = known is not None and known.fingerprint == job.fingerprint and not restart
-            number = int(known.facts[_GENERATION]) if known is not None and going else None
-            if number is None or number not in {g.number for g in self._store.generations()}:
-                self._forget()
-                number = self._start(job.fingerprint[_DIGEST])
-        self._job = replace(job, facts={**job.facts, _KEY: key, _GENERATION: str(number)})
-        return self._open().begin(self._job)
+        job = replace(
+            job, fingerprint={**job.fingerprint, _KEY: key}, facts={**job.facts, _KEY: key}
+        )
+        output_specs(job)  # rejects a model before anything is scored
+        with _translated():
+            found = None if restart else self._find(job)
+            if found is None:
+                digest = job.fingerprint[_DIGEST]
+                self._drop_left([g for g in self._store.generations() if not g.sealed], digest)
+                at = self._clock.wall()
+                number = self._store.create(digest, at, self._owner, _as_text(job))
+                record = JobRecord("", {}, 0, intact=True)
+                return self._go_on(job, number, record, finished=False)
+            generation, record = found
+            self._claim(generation.number, _as_text(job))
+            # One that is complete and not live yet is made live by a run that may do that.
+            live = generation.flipped_at is not None or not self._flip
+            finished = generation.sealed and live
+            return self._go_on(job, generation.number, record, finished=finished)
 
     def commit(self, results: Sequence[UnitResult]) -> None:
-        job = self._known()
-        rows = [row for result in results for row in _rows(result.table, job)]
-        with _told():
-            self._store.put(int(job.facts[_GENERATION]), rows)
-        self._open().commit(results, ())
+        job = self._begun()
+        bad = [*bad_rows(results)]
+        commit = Commit(
+            [row for result in results for row in _rows(result.table, job)],
+            {r.unit.id: json.dumps([r.table.num_rows, r.skipped]) for r in results},
+            {f"{each[0]}/{each[1]}": json.dumps(each, ensure_ascii=False) for each in bad},
+            [f"{unit}/{row}" for result in results for unit, row in result.resolved],
+        )
+        with _translated():
+            self._store.commit(self._generation, self._owner, commit, len(self._done))
+        self._done.update(commit.units)
 
     def finish(self, summary: Mapping[str, object]) -> None:  # noqa: ARG002 - the engine's
-        """Make the generation live, unless that is not wanted or was done before."""
-        number = int(self._known().facts[_GENERATION])
-        with _told():
-            self._store.seal(number)
+        """Make the generation live, unless that is not wanted or was done before.
+
+        It replaces complete ones of the same model that never became live.
+        """
+        with _translated():
+            self._store.seal(self._generation, self._owner, len(self._done))
             if self._flip:
-                self._store.flip(number, self._clock.wall())
-        self._open().finish()
+                self._store.flip(self._generation, self._clock.wall())
+            older = [g for g in self._store.generations() if g.number < self._generation]
+            self._drop_left([g for g in older if g.sealed], self._begun().fingerprint[_DIGEST])
 
     def require_job(self) -> None:
-        if not self._path.exists():
-            raise self._no_job()
+        with _translated():
+            self._newest()
 
     def stored(self) -> tuple[Job, Progress]:
-        job = self._open().stored()
-        if job is None:
-            raise self._no_job()
-        self._job = job
-        progress = self._open().progress()
-        # Its generation was live once; whoever has gone back since wants it so.
-        self._flip = self._flip and not progress.finished
-        return job, progress
+        with _translated():
+            generation, record = self._newest()
+            if not record.intact:
+                raise rows_lost(generation.number)
+            self._claim(generation.number)
+        self._flip = False  # which generation is live is not for a redrive to decide
+        job = _from_text(record.job)
+        return job, self._go_on(job, generation.number, record, finished=generation.sealed)
 
     def quarantined(self) -> Iterator[Quarantined]:
-        return self._open().quarantined()
+        with _translated():
+            found = [json.loads(each) for each in self._store.quarantine(self._generation).values()]
+        for unit, row, origin, reason, values in sorted(found, key=lambda each: each[:2]):
+            yield Quarantined(unit, origin, BadRow(row, reason, json.loads(values)))
 
-    @property
-    def _path(self) -> Path:
-        return self._folder / "ledger.db"
+    def _find(self, job: Job) -> tuple[Generation, JobRecord] | None:
+        """The generation of the same job: one in progress, or the newest complete one."""
+        digest = job.fingerprint[_DIGEST]
+        found = [each for each in self._store.generations() if each.digest == digest]
+        newest = max((each.number for each in found if each.sealed), default=None)
+        for each in reversed(found):
+            if each.sealed and each.number != newest:
+                continue
+            record = self._store.record(each.number)
+            if record is None or not record.intact:
+                continue
+            if _from_text(record.job).fingerprint == job.fingerprint:
+                return each, record
+        return None
 
-    def _no_job(self) -> MlctlError:
-        return MlctlError(
-            ErrorCode.NOT_FOUND, f"hybrid://{self._name} holds no batch job's answers"
+    def _newest(self) -> tuple[Generation, JobRecord]:
+        """The generation of the job that was begun last; NOT_FOUND if there is none."""
+        for each in reversed(self._store.generations()):
+            record = self._store.record(each.number)
+            if record is not None:
+                return each, record
+        raise MlctlError(ErrorCode.NOT_FOUND, f"hybrid://{self._name} holds no batch job's answers")
+
+    def _claim(self, generation: int, job: str | None = None) -> None:
+        if not self._store.claim(generation, self._owner, job):
+            raise MlctlError(
+                ErrorCode.JOB_RUNNING,
+                f"a job on another machine writes generation {generation} of hybrid://{self._name}",
+                f"Wait for its end. If that machine is dead, run this again in {LEASE_SECONDS:.0f} "
+                "s: then its lease has run out.",
+            )
+
+    def _go_on(self, job: Job, generation: int, record: JobRecord, *, finished: bool) -> Progress:
+        self._job, self._generation, self._done = job, generation, set(record.units)
+        self._lease = Lease(self._store, generation, self._owner)
+        counts = [json.loads(each) for each in record.units.values()]
+        totals = Totals(
+            len(counts), sum(rows for rows, _ in counts), record.bad, sum(s for _, s in counts)
         )
+        return Progress(frozenset(record.units), totals, finished)
 
-    def _open(self) -> Ledger:
-        if self._ledger is None:
-            self._folder.mkdir(mode=0o700, exist_ok=True)
-            self._ledger = Ledger(self._path)
-        return self._ledger
+    def _drop_left(self, generations: Sequence[Generation], digest: str) -> None:
+        """Drop those of this model that never became live and that no running job writes."""
+        for each in generations:
+            never_live = each.digest == digest and each.flipped_at is None
+            if never_live and self._store.claim(each.number, self._owner):
+                self._store.drop(each.number)
 
-    def _known(self) -> Job:
+    def _begun(self) -> Job:
         assert self._job is not None, "the job was not begun"
         return self._job
 
@@ -182,18 +258,25 @@ class HybridSink:
             )
         return key
 
-    def _forget(self) -> None:
-        """The ledger of the job before; its answers stay if they were ever live."""
-        self._open().__exit__()
-        self._ledger = None
-        shutil.rmtree(self._folder)
 
-    def _start(self, digest: str) -> int:
-        """A new generation in the place of those of this model that never became live."""
-        for each in self._store.generations():
-            if each.digest == digest and each.flipped_at is None:
-                self._store.drop(each.number)
-        return self._store.create(digest, self._clock.wall())
+def _machine_id(lock: int) -> str:
+    """The id in the locked file; the first job of this machine writes it."""
+    known = os.pread(lock, _ID_CHARS, 0).decode()
+    if len(known) != _ID_CHARS:
+        known = uuid4().hex
+        os.pwrite(lock, known.encode(), 0)
+        os.fsync(lock)
+    return known
+
+
+def _as_text(job: Job) -> str:
+    facts = {**job.facts, **schemas_as_text(job)}
+    return json.dumps({"fingerprint": dict(job.fingerprint), "facts": facts})
+
+
+def _from_text(text: str) -> Job:
+    stored = json.loads(text)
+    return job_from_text(stored["fingerprint"], stored["facts"])
 
 
 def output_specs(job: Job) -> list[TensorSpec]:
@@ -267,8 +350,8 @@ def _array(table: pa.Table, spec: TensorSpec) -> np.ndarray:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """A store that is away may come back: the engine waits for it."""
+def _translated() -> Iterator[None]:
+    """A store that is away may come back: the engine retries SINK_UNAVAILABLE."""
     try:
         yield
     except StoreError as error:

@@ -20,7 +20,7 @@ from bundle.verify import VerifiedBundle
 from services.grpc.server import GrpcServer
 from services.host import ModelHost
 from services.http.app import V2App
-from services.hybrid.base import Row
+from services.hybrid.base import Commit, Row
 from services.hybrid.places import open_store
 from services.hybrid.rows import RowCodec
 from services.inference import Inference
@@ -63,11 +63,12 @@ class Bench:
         """A live generation; each key's answer is four times the same number."""
         store = self.store()
         codec = RowCodec(self.bundle.manifest.signature.outputs)
-        number = store.create(digest or self.bundle.digest, at)
+        number = store.create(digest or self.bundle.digest, at, "me")
         y = np.array([[value] * 4 for value in answers.values()], np.float32)
         payloads = codec.encode({"y": y})
-        store.put(number, [Row(key, at, p) for key, p in zip(answers, payloads, strict=True)])
-        store.seal(number)
+        rows = [Row(key, at, p) for key, p in zip(answers, payloads, strict=True)]
+        store.commit(number, "me", Commit(rows))
+        store.seal(number, "me")
         store.flip(number, at)
         store.close()
         return int(number)

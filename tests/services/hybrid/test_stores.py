@@ -16,7 +16,7 @@ from services.batch.base import SinkRequest
 from services.batch.job import Wanted
 from services.batch.sinks import open_sink
 from services.host import ModelHost
-from services.hybrid.base import Row, Store
+from services.hybrid.base import Commit, Row, Store
 from services.hybrid.places import list_names, open_store
 from tests.services.hybrid.conftest import NAME, Ask, Bench
 from tests.services.hybrid.servers import redis_server
@@ -59,14 +59,14 @@ def test_a_generation_is_seen_when_it_is_flipped_and_not_before(
 ) -> None:
     reader = store.reader("blue", 5.0)
     assert reader.get(["a"]) == [None]
-    first = store.create("blue", 100.0)
-    store.put(first, [Row("a", 1.5, b"\x00\xff"), Row("b", 2.0, b"")])
-    store.put(first, [Row("b", 3.0, b"again"), Row("\u00e9", 4.0, b"x")])
+    first = store.create("blue", 100.0, "me")
+    store.commit(first, "me", Commit([Row("a", 1.5, b"\x00\xff"), Row("b", 2.0, b"")]))
+    store.commit(first, "me", Commit([Row("b", 3.0, b"again"), Row("\u00e9", 4.0, b"x")]))
     assert reader.get(["a"]) == [None]
     with pytest.raises(MlctlError) as caught:
         store.flip(first, 110.0)
     assert caught.value.code is ErrorCode.NOT_READY
-    store.seal(first)
+    store.seal(first, "me")
     store.flip(first, 110.0)
     store.flip(first, 120.0)
     row = Row("b", 3.0, b"again")
@@ -83,10 +83,10 @@ def test_a_generation_is_seen_when_it_is_flipped_and_not_before(
 
 @pytest.mark.parametrize("place", PLACES, indirect=True)
 def test_the_one_before_stays_and_older_ones_go(store: Store) -> None:
-    numbers = [store.create("blue", float(each)) for each in range(4)]
+    numbers = [store.create("blue", float(each), "me") for each in range(4)]
     for number in numbers:
-        store.put(number, [Row("a", float(number), b"")])
-        store.seal(number)
+        store.commit(number, "me", Commit([Row("a", float(number), b"")]))
+        store.seal(number, "me")
     reader = store.reader("blue", 5.0)
     for number in numbers[:3]:
         store.flip(number, 100.0 + number)
@@ -102,9 +102,33 @@ def test_the_one_before_stays_and_older_ones_go(store: Store) -> None:
     store.drop(numbers[3])
     with pytest.raises(MlctlError, match="there is no generation"):
         store.flip(numbers[0], 1.0)
-    with pytest.raises(MlctlError, match="there is no generation"):
-        store.put(numbers[3], [])
+    with pytest.raises(MlctlError, match="no longer this job's"):
+        store.commit(numbers[3], "me", Commit([]))
     reader.close()
+
+
+@pytest.mark.parametrize("place", PLACES, indirect=True)
+def test_commit__units_and_bad_rows__are_recorded_with_the_job(store: Store) -> None:
+    number = store.create("blue", 1.0, "me", "the job")
+    rows = [Row(str(key), 1.0, b"x") for key in range(8_000)]
+    bad = {f"u1/{row}": f"[{row}]" for row in range(4_000)}
+    store.commit(number, "me", Commit(rows, {"u1": "[8000, 0]"}, bad))
+    left = set(bad) - {"u1/0", "u1/3999"}
+    store.commit(number, "me", Commit([], {"u2": "[0, 1]"}, resolved=("u1/0", "u1/3999")), 1)
+    found = store.record(number)
+    assert found is not None
+    assert (found.job, found.bad, found.intact) == ("the job", 3_998, True)
+    assert found.units == {"u1": "[8000, 0]", "u2": "[0, 1]"}
+    assert store.quarantine(number) == {each: bad[each] for each in left}
+    assert store.claim(number, "me", "the job again")
+    assert getattr(store.record(number), "job", None) == "the job again"
+    for owner, units in (("me", 3), ("other", 2)):
+        with pytest.raises(MlctlError):
+            store.seal(number, owner, units)
+    assert [(each.rows, each.sealed) for each in store.generations()] == [(8_000, False)]
+    store.drop(number)
+    assert store.record(number) is None
+    assert store.quarantine(number) == {}
 
 
 @pytest.mark.parametrize("place", PLACES, indirect=True)
@@ -183,9 +207,9 @@ def test_the_rows_of_one_request_are_of_one_generation_while_others_flip(tmp_pat
 
     def flip_often() -> None:
         for turn in range(40):
-            number = writer.create("blue", float(turn))
-            writer.put(number, [Row(key, float(turn), b"") for key in keys])
-            writer.seal(number)
+            number = writer.create("blue", float(turn), "me")
+            writer.commit(number, "me", Commit([Row(key, float(turn), b"") for key in keys]))
+            writer.seal(number, "me")
             writer.flip(number, float(turn))
         writer.close()
 
