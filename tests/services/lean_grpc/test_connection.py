@@ -16,9 +16,7 @@ from prometheus_client import CollectorRegistry
 from services.batching.shell import Answer
 from services.grpc.server import GrpcServer
 from services.host import ModelHost
-from services.lean_grpc.call import Call
-from services.lean_grpc.connection import Connection, Times
-from services.lean_grpc.outbox import Parking
+from services.lean_grpc.connection import Times
 from services.v2.messages import SERVICE, methods
 from tests.services.lean_grpc.conftest import (
     EMPTY,
@@ -32,7 +30,6 @@ from tests.services.lean_grpc.conftest import (
     infer_message,
 )
 from tests.support.listening import until
-from tests.support.wires import Wire
 
 STREAM = f"/{SERVICE}/ModelStreamInfer".encode()
 GZIP = (b"grpc-encoding", b"gzip")
@@ -387,24 +384,3 @@ def test_one_connection_too_many_is_closed(serve: Serve) -> None:
 def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     prefix = len(payload).to_bytes(3, "big") + bytes([kind, flags])
     return prefix + stream.to_bytes(4, "big") + payload
-
-
-def test_connection__peer_reset_before_accept__is_aborted_without_error() -> None:
-    """The kernel has no address for it any more, so the transport's `peername` is None."""
-
-    async def accept() -> None:
-        connections: set[Connection] = set()
-        connection = Connection(_no_call, connections, 10, Times(), Parking())
-        wire = Wire(peername=None)
-        connection.connection_made(wire)
-        assert wire.closed
-        connection.data_received(b"PRI * HTTP/2.0")
-        connection.connection_lost(None)
-        assert not connections
-        assert not wire.sent
-
-    asyncio.run(accept())
-
-
-def _no_call(*_args: object) -> Call:
-    raise AssertionError("no call is made")
