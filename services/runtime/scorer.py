@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import GOLDEN_NAME, MODEL_NAME, Manifest
+from bundle.manifest import GOLDEN_NAME, MODEL_NAME, InputConstraints, Manifest
 from bundle.tensors import Datatype, TensorSpec
 from bundle.verify import VerifiedBundle
 from services.runtime.faults import InputRejectedError, ModelError, RunError, lacks_memory
-from services.runtime.forms import check_inputs
+from services.runtime.forms import check_inputs, check_lengths, check_ranges
 from services.runtime.golden import load_golden
 from services.runtime.graphed import open_graphed
 from services.runtime.padding import RowPaddedSession
@@ -59,6 +59,8 @@ class Scorer:
         self._transform = transform
         self._golden = golden
         self._inputs = {spec.name: spec for spec in manifest.signature.inputs}
+        constraints = manifest.input_constraints or InputConstraints()
+        self._ranges, self._equal_lengths = constraints.ranges, constraints.equal_lengths
         self._model_outputs = manifest.model_signature.outputs
 
     @classmethod
@@ -97,14 +99,20 @@ class Scorer:
 
         INVALID_INPUT names the tensor and what was expected of it.
         """
-        return check_inputs(self._inputs, inputs, batched=self.batched)
+        rows = check_inputs(self._inputs, inputs, batched=self.batched)
+        if self._equal_lengths:
+            check_lengths(self._equal_lengths, inputs)
+        return rows
 
     def run(self, inputs: Arrays) -> dict[str, np.ndarray]:
         """All outputs for checked `inputs`, at most `max_rows` rows at a time if rows allow it.
 
         A failure of the runtime or of the transform is INTERNAL, without its text; inputs
         that the runtime rejects, and a ValueError of `preprocess`, are INVALID_INPUT, with it.
+        So are values outside of their range: to look at those of a whole batch costs least.
         """
+        if self._ranges:
+            check_ranges(self._ranges, inputs)
         if self._transform is None:
             return self._infer(inputs)
         with self._blamed():
@@ -129,10 +137,13 @@ class Scorer:
     def bindable(self) -> OnnxSession | None:
         """The session if it may be given rows that are on its device already; for `max_rows`.
 
-        That is one of ONNX Runtime on CUDA, with independent rows and without a transform.
+        That is one of ONNX Runtime on CUDA, with independent rows, and neither a transform nor
+        ranges to look for.
         """
         session = self._session
         if self._transform is not None or not self.joinable or session.provider != "cuda":
+            return None
+        if self._ranges:
             return None
         return session if isinstance(session, OnnxSession) else None
 
@@ -158,6 +169,8 @@ class Scorer:
         With `whole` there is one piece, at the end: what `run` would return. Closing it leaves
         the rest undone. Raises what `run` does.
         """
+        if self._ranges:
+            check_ranges(self._ranges, inputs)
         with self._blamed():
             prepared = inputs if self._transform is None else self._transform.preprocess(inputs)
             outputs = yield from self._infer_in_steps(prepared)

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from bundle.clock import ManualClock
 from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import Batching
+from bundle.manifest import Batching, InputConstraints
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle, seal
 from services.batching.batcher import Limits, Priority
@@ -240,10 +240,11 @@ def test_a_high_request_is_one_argument_away(bundle: VerifiedBundle) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("constraints", [None, InputConstraints(ranges={"ids": (-10, 9)})])
 def test_host__one_request_of_a_batch_is_rejected_by_the_model__its_neighbours_are_answered(
-    tmp_path: Path,
+    tmp_path: Path, constraints: InputConstraints | None
 ) -> None:
-    bundle = make_lookup_bundle(tmp_path / "b")
+    bundle = make_lookup_bundle(tmp_path / "b", constraints=constraints)
 
     async def main() -> None:
         host = host_of(bundle, max_wait_ms=50)

@@ -15,6 +15,7 @@ from bundle.manifest import (
     MODEL_NAME,
     Batching,
     Evidence,
+    InputConstraints,
     Manifest,
     Source,
     Variant,
@@ -52,7 +53,9 @@ def make_bundle(
     return seal(root, _manifest(name, features, row_independent))
 
 
-def make_lookup_bundle(root: Path, *, name: str = "lookup") -> VerifiedBundle:
+def make_lookup_bundle(
+    root: Path, *, name: str = "lookup", constraints: InputConstraints | None = None
+) -> VerifiedBundle:
     """A bundle that weighs rows of a table: `ids` and `weights` [-1, -1] of equal lengths to `y`.
 
     The table has LOOKUP_ROWS rows, 0 to LOOKUP_ROWS - 1; `y` is the weighted sum of the ids.
@@ -70,7 +73,8 @@ def make_lookup_bundle(root: Path, *, name: str = "lookup") -> VerifiedBundle:
     outputs = (TensorSpec(name="y", dtype=Datatype.FP32, shape=(DYNAMIC, 1)),)
     manifest = _manifest(name, 4, row_independent=True)
     signature = Signature(inputs=inputs, outputs=outputs)
-    return seal(root, manifest.model_copy(update={"signature": signature}))
+    update = {"signature": signature, "input_constraints": constraints}
+    return seal(root, manifest.model_copy(update=update))
 
 
 def _lookup_model() -> onnx.ModelProto:

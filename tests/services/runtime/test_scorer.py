@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import GOLDEN_NAME, Manifest
+from bundle.manifest import GOLDEN_NAME, Axis, InputConstraints, Manifest
 from bundle.verify import VerifiedBundle
 from services.runtime.faults import InputRejectedError, ModelError
 from services.runtime.padding import RowPaddedSession
 from services.runtime.scorer import Scorer
 from services.runtime.session import FunctionSession
 from services.settings import Settings
-from tests.support.bundles import expected, make_lookup_bundle
+from tests.support.bundles import LOOKUP_ROWS, expected, make_lookup_bundle
 from tests.support.manifests import manifest_document
 
 
@@ -135,7 +135,7 @@ def test_batches_are_of_the_bundles_sizes_where_that_is_asked_for(bundle: Verifi
 
 def lookup(ids: list[int], weights: int) -> dict[str, np.ndarray]:
     """One row of `ids`, with so many weights."""
-    return {"ids": np.array([ids]), "weights": np.ones((1, weights), np.float32)}
+    return {"ids": np.array([ids], np.int64), "weights": np.ones((1, weights), np.float32)}
 
 
 @pytest.mark.parametrize(
@@ -203,3 +203,31 @@ def test_scorer__transform_makes_inputs_that_the_runtime_rejects__is_the_models_
     scorer._transform = Doubling()  # type: ignore[assignment]
     with pytest.raises(ModelError):
         scorer.run(lookup([9], 1))
+
+
+def constrained(path: Path) -> Scorer:
+    """A lookup whose manifest says what its inputs must be."""
+    axes = tuple(Axis(input=name, axis=1) for name in ("ids", "weights"))
+    ranges = {"ids": (-LOOKUP_ROWS, LOOKUP_ROWS - 1)}
+    constraints = InputConstraints(ranges=ranges, equal_lengths=(axes,))
+    return Scorer.open(make_lookup_bundle(path, constraints=constraints), Settings())
+
+
+def test_scorer__constraints_broken__is_refused_before_the_model_runs(tmp_path: Path) -> None:
+    scorer = constrained(tmp_path / "b")
+    for ids in ([-10, 9], [0]):
+        assert scorer.check(lookup(ids, len(ids))) == 1
+        scorer.run(lookup(ids, len(ids)))
+    scorer._session = None  # type: ignore[assignment]
+    with pytest.raises(MlctlError, match="'weights' has size 2 in dimension 1, expected 3") as size:
+        scorer.check(lookup([1, 2, 3], 2))
+    assert size.value.code is ErrorCode.INVALID_INPUT
+    for wrong in (10, -11):
+        with pytest.raises(MlctlError, match=f"'ids' has the value {wrong}, expected -10 to 9"):
+            scorer.run(lookup([1, wrong], 2))
+        with pytest.raises(MlctlError, match=f"'ids' has the value {wrong}"):
+            next(scorer.steps(lookup([1, wrong], 2), whole=True))
+
+
+def test_scorer__constrained_input_without_values__is_in_range(tmp_path: Path) -> None:
+    assert constrained(tmp_path / "b").run(lookup([], 0))["y"] == [[0]]
