@@ -122,6 +122,24 @@ class Transform(_Value):
     model_signature: Signature
 
 
+class Axis(_Value):
+    """One dimension of an input, the first has axis 0."""
+
+    input: Annotated[str, Field(max_length=256)]
+    axis: Annotated[int, Field(ge=0)]
+
+
+class InputConstraints(_Value):
+    """What the model needs of its inputs beyond the signature. It is checked before the model runs.
+
+    `ranges` are the smallest and the largest value of integer inputs, both allowed. The
+    dimensions of each group in `equal_lengths` must have the same size in a request.
+    """
+
+    ranges: dict[str, tuple[int, int]] = {}
+    equal_lengths: tuple[Annotated[tuple[Axis, ...], Field(min_length=2)], ...] = ()
+
+
 class FileEntry(_Value):
     """One file of the bundle, by its path relative to the manifest."""
 
@@ -143,6 +161,7 @@ class Manifest(_Value):
     name: Name
     source: Source
     signature: Signature
+    input_constraints: InputConstraints | None = None
     transform: Transform | None = None
     variant: Variant
     batching: Batching
@@ -175,6 +194,24 @@ class Manifest(_Value):
                 raise ValueError(f"batching.pad: {name!r} is no input of the shape [-1, -1, ...]")
         return self
 
+    @model_validator(mode="after")
+    def _constraints_fit_the_signature(self) -> Self:
+        constraints = self.input_constraints or InputConstraints()
+        specs = {spec.name: spec for spec in self.signature.inputs}
+        for name, (low, high) in constraints.ranges.items():
+            if name not in specs or not specs[name].dtype.is_integer or low > high:
+                raise ValueError(
+                    f"input_constraints.ranges: {name!r} is no integer input from {low} to {high}"
+                )
+        for each in (axis for group in constraints.equal_lengths for axis in group):
+            shape = specs[each.input].shape if each.input in specs else ()
+            if shape[each.axis : each.axis + 1] != (DYNAMIC,):
+                raise ValueError(
+                    f"input_constraints.equal_lengths: {each.input!r} has no dynamic dimension "
+                    f"{each.axis}"
+                )
+        return self
+
     @property
     def model_signature(self) -> Signature:
         """What the model file takes and gives: `signature`, unless a transform is around it."""
@@ -184,8 +221,9 @@ class Manifest(_Value):
         """The bytes that the digest is taken of, and that are written to disk."""
         document = self.model_dump(mode="json")
         # What is not there is left out, so that bundles keep the digest that they always had.
-        if self.transform is None:
-            del document["transform"]
+        for name in ("transform", "input_constraints"):
+            if document[name] is None:
+                del document[name]
         for name in _OPTIONAL_BATCHING:
             if document["batching"][name] is None:
                 del document["batching"][name]

@@ -36,6 +36,11 @@ class Datatype(StrEnum):
         return _ITEMSIZE[self]
 
     @property
+    def is_integer(self) -> bool:
+        """Whether its values are whole numbers."""
+        return self.value.startswith(("INT", "UINT"))
+
+    @property
     def numpy_name(self) -> str:
         """The numpy dtype that holds it: `object` for BYTES, the raw `uint16` bits for BF16."""
         return _NUMPY_NAME[self]

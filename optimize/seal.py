@@ -21,6 +21,7 @@ from bundle.manifest import (
 from bundle.manifest import Variant as ManifestVariant
 from bundle.verify import VerifiedBundle, seal, verify
 from optimize.choose import Judged
+from optimize.constraints import find_constraints
 from optimize.evidence import evidence_document, manifest_evidence
 from optimize.exported import Exported
 from optimize.goals import Goals
@@ -79,6 +80,7 @@ def _manifest(exported: Exported, place: Place, chosen: Judged) -> Manifest:
             pickle_allowed=source.pickle_allowed,
         ),
         signature=prepared.api_signature,
+        input_constraints=find_constraints(exported),
         transform=None if prepared.transform is None else prepared.transform.manifest_entry(),
         variant=ManifestVariant(
             recipe=variant.recipe,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bundle.errors import ErrorCode, MlctlError
-from services.runtime.faults import ModelError
+from bundle.errors import MlctlError
+from services.runtime.faults import is_of_inputs
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -48,7 +48,7 @@ def score_rows(
             parts.append(run({name: array[first:last] for name, array in inputs.items()}))
             good.append(np.arange(first, last))
         except MlctlError as error:
-            if not _is_of_rows(error):
+            if not is_of_inputs(error):  # of the machine or ours: it ends the job
                 raise
             if last - first > 1:
                 middle = (first + last) // 2
@@ -63,11 +63,6 @@ def score_rows(
         return Scored(parts[0], good[0], reasons)
     outputs = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     return Scored(outputs, np.concatenate(good), reasons)
-
-
-def _is_of_rows(error: MlctlError) -> bool:
-    """Whether other rows may do; every other error is of the machine or ours, and ends the job."""
-    return error.code is ErrorCode.INVALID_INPUT or isinstance(error, ModelError)
 
 
 def _told(error: MlctlError) -> str:

@@ -105,10 +105,11 @@ class Connection(asyncio.Protocol):
         self.transport = cast("asyncio.Transport", transport)
         self._loop = asyncio.get_running_loop()
         self.connections.add(self)
-        if len(self.connections) > self._most or not _speaks_http2(transport):
+        name = transport.get_extra_info("peername")  # None once the client has reset it
+        if name is None or len(self.connections) > self._most or not _speaks_http2(transport):
             self._abort()
             return
-        self.peer = _peer(transport.get_extra_info("peername"))
+        self.peer = _peer(name)
         now = self._loop.time()
         self._bucket = Bucket(now)
         self._made = self._heard = self._called = now

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
 
 from bundle.errors import ErrorCode, MlctlError
+from bundle.manifest import Axis
 from bundle.tensors import Datatype, TensorSpec
 
 _DTYPES: Mapping[Datatype, np.dtype] = MappingProxyType(
@@ -38,6 +39,34 @@ def check_inputs(
         if reason := misfit(specs[name], array):
             raise MlctlError(ErrorCode.INVALID_INPUT, reason)
     return _count_rows(inputs) if batched else 1
+
+
+def check_lengths(groups: Sequence[Sequence[Axis]], inputs: Mapping[str, np.ndarray]) -> None:
+    """INVALID_INPUT unless the dimensions of each group have one size."""
+    for first, *others in groups:
+        size = inputs[first.input].shape[first.axis]
+        for other in others:
+            found = inputs[other.input].shape[other.axis]
+            if found != size:
+                raise MlctlError(
+                    ErrorCode.INVALID_INPUT,
+                    f"tensor {other.input!r} has size {found} in dimension {other.axis}, expected "
+                    f"{size} as dimension {first.axis} of tensor {first.input!r}",
+                )
+
+
+def check_ranges(ranges: Mapping[str, tuple[int, int]], inputs: Mapping[str, np.ndarray]) -> None:
+    """INVALID_INPUT if a value of an input lies outside its range; both ends are allowed."""
+    for name, (low, high) in ranges.items():
+        array = inputs[name]
+        if not array.size:
+            continue
+        for value in (int(array.min()), int(array.max())):
+            if not low <= value <= high:
+                raise MlctlError(
+                    ErrorCode.INVALID_INPUT,
+                    f"tensor {name!r} has the value {value}, expected {low} to {high}",
+                )
 
 
 def _count_rows(inputs: Mapping[str, np.ndarray]) -> int:

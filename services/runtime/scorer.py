@@ -10,15 +10,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
+from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
 from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import MODEL_NAME, Manifest
+from bundle.manifest import GOLDEN_NAME, MODEL_NAME, InputConstraints, Manifest
 from bundle.tensors import Datatype, TensorSpec
 from bundle.verify import VerifiedBundle
-from services.runtime.faults import ModelError, RunError, lacks_memory
-from services.runtime.forms import check_inputs
+from services.runtime.faults import InputRejectedError, ModelError, RunError, lacks_memory
+from services.runtime.forms import check_inputs, check_lengths, check_ranges
+from services.runtime.golden import load_golden
 from services.runtime.graphed import open_graphed
 from services.runtime.padding import RowPaddedSession
 from services.runtime.session import OnnxSession, Session, open_session
@@ -41,7 +44,9 @@ class Scorer:
         digest: str,
         session: Session,
         transform: Transform | None = None,
+        golden: Path | None = None,
     ) -> None:
+        """`golden` are inputs that the model is known to answer; see `_blame`."""
         assert (transform is None) == (manifest.transform is None)
         self.manifest = manifest
         self.digest = digest
@@ -52,7 +57,10 @@ class Scorer:
         self.max_rows = manifest.batching.max_rows
         self._session = session
         self._transform = transform
+        self._golden = golden
         self._inputs = {spec.name: spec for spec in manifest.signature.inputs}
+        constraints = manifest.input_constraints or InputConstraints()
+        self._ranges, self._equal_lengths = constraints.ranges, constraints.equal_lengths
         self._model_outputs = manifest.model_signature.outputs
 
     @classmethod
@@ -83,21 +91,28 @@ class Scorer:
         wants_fixed = fixed if settings.pad_rows is None else settings.pad_rows
         if wants_fixed and bundle.manifest.signature.batched and batching.row_independent:
             session = RowPaddedSession(session, batching.buckets)
-        return cls(bundle.manifest, bundle.digest, session, load_transform(bundle))
+        transform, golden = load_transform(bundle), bundle.path(GOLDEN_NAME)
+        return cls(bundle.manifest, bundle.digest, session, transform, golden)
 
     def check(self, inputs: Arrays) -> int:
         """How many rows `inputs` have (1 for a model without batch dimension).
 
         INVALID_INPUT names the tensor and what was expected of it.
         """
-        return check_inputs(self._inputs, inputs, batched=self.batched)
+        rows = check_inputs(self._inputs, inputs, batched=self.batched)
+        if self._equal_lengths:
+            check_lengths(self._equal_lengths, inputs)
+        return rows
 
     def run(self, inputs: Arrays) -> dict[str, np.ndarray]:
         """All outputs for checked `inputs`, at most `max_rows` rows at a time if rows allow it.
 
-        A failure of the runtime or of the transform is INTERNAL, without its text; a
-        ValueError of `preprocess` is INVALID_INPUT, with its text.
+        A failure of the runtime or of the transform is INTERNAL, without its text; inputs
+        that the runtime rejects, and a ValueError of `preprocess`, are INVALID_INPUT, with it.
+        So are values outside of their range: to look at those of a whole batch costs least.
         """
+        if self._ranges:
+            check_ranges(self._ranges, inputs)
         if self._transform is None:
             return self._infer(inputs)
         with self._blamed():
@@ -122,10 +137,13 @@ class Scorer:
     def bindable(self) -> OnnxSession | None:
         """The session if it may be given rows that are on its device already; for `max_rows`.
 
-        That is one of ONNX Runtime on CUDA, with independent rows and without a transform.
+        That is one of ONNX Runtime on CUDA, with independent rows, and neither a transform nor
+        ranges to look for.
         """
         session = self._session
         if self._transform is not None or not self.joinable or session.provider != "cuda":
+            return None
+        if self._ranges:
             return None
         return session if isinstance(session, OnnxSession) else None
 
@@ -151,6 +169,8 @@ class Scorer:
         With `whole` there is one piece, at the end: what `run` would return. Closing it leaves
         the rest undone. Raises what `run` does.
         """
+        if self._ranges:
+            check_ranges(self._ranges, inputs)
         with self._blamed():
             prepared = inputs if self._transform is None else self._transform.preprocess(inputs)
             outputs = yield from self._infer_in_steps(prepared)
@@ -189,6 +209,36 @@ class Scorer:
         how = "ran out of memory" if lacks_memory(error) else "failed"
         return ModelError(f"{part}model {self.name!r} {how} on these inputs")
 
+    def _blame(self, error: RunError) -> MlctlError:
+        """INVALID_INPUT if the inputs are at fault, else a ModelError.
+
+        They are if the runtime rejects them and still answers a golden row. What a transform
+        makes of inputs is never the caller's fault.
+        """
+        rejected = isinstance(error, InputRejectedError) and self._transform is None
+        if rejected and self._answers_golden():
+            message = f"model {self.name!r} rejects these inputs: {error}"
+            return MlctlError(ErrorCode.INVALID_INPUT, message)
+        return self._failed("", error)
+
+    def _answers_golden(self) -> bool:
+        try:
+            row = self._golden_row
+            if row is None:
+                return False
+            self._session.run(row)
+        except (MlctlError, RunError) as error:
+            logger.warning("model %s does not answer a golden row: %s", self.name, str(error))
+            return False
+        return True
+
+    @cached_property
+    def _golden_row(self) -> Arrays | None:
+        if self._golden is None:
+            return None
+        inputs, _ = load_golden(self._golden)
+        return next(split_rows(inputs, 1)) if self.batched else inputs
+
     def _infer(self, inputs: Arrays) -> dict[str, np.ndarray]:
         if not self.joinable or self._first(inputs).shape[0] <= self.max_rows:
             return self._run_once(inputs)
@@ -200,7 +250,7 @@ class Scorer:
         except MlctlError:
             raise
         except RunError as error:
-            raise self._failed("", error) from error
+            raise self._blame(error) from error
         except Exception as error:
             raise MlctlError(
                 ErrorCode.INTERNAL, f"model {self.name!r} could not be asked"

@@ -21,7 +21,7 @@ import numpy as np
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import Batching
 from bundle.tensors import DYNAMIC
-from services.runtime.faults import RunError
+from services.runtime.faults import RunError, run_error
 from services.runtime.graph import Graph, read_graph
 from services.runtime.installed import require_onnxruntime
 from services.tensorrt.options import EngineOptions
@@ -44,7 +44,10 @@ class Session(Protocol):
     provider: str
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """All outputs by name for `inputs` by name; RunError if the runtime fails on them."""
+        """All outputs by name for `inputs` by name; RunError if the runtime fails on them.
+
+        An InputRejectedError if it says that they are at fault.
+        """
         ...
 
 
@@ -80,7 +83,7 @@ class OnnxSession:
         try:
             values = self._inner.run(self._outputs, feed, self._options)
         except Exception as error:
-            raise RunError(str(error)) from error
+            raise run_error(error) from error
         return {
             name: _from_runtime(value) for name, value in zip(self._outputs, values, strict=True)
         }
@@ -94,7 +97,7 @@ class OnnxSession:
         try:
             self._inner.run_with_iobinding(binding, options or self._options)
         except Exception as error:
-            raise RunError(str(error)) from error
+            raise run_error(error) from error
 
 
 def open_session(

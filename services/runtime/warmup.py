@@ -11,7 +11,7 @@ from bundle.clock import Clock
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import GOLDEN_NAME, Evidence
 from bundle.verify import VerifiedBundle
-from services.runtime.faults import ModelError
+from services.runtime.faults import is_of_inputs
 from services.runtime.golden import load_golden
 from services.runtime.padding import LengthPadding
 from services.runtime.scorer import Scorer, join_rows, split_rows
@@ -60,7 +60,9 @@ def check_padding(scorer: Scorer, lengths: LengthPadding, inputs: Mapping[str, n
     try:
         alone = scorer.run(short)
         padded = lengths.cut(scorer.run(lengths.widen(short, whole)), whole, half)
-    except ModelError as error:
+    except MlctlError as error:
+        if not is_of_inputs(error):
+            raise
         raise MlctlError(
             ErrorCode.PARITY_FAILED,
             f"{error.message}: a golden row, cut in half at {', '.join(sorted(lengths.names))}",

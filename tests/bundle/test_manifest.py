@@ -177,3 +177,51 @@ def test_the_published_schema_is_current() -> None:
     assert json.loads(published.read_text()) == manifest_json_schema(), (
         "run `python -m docs.generate`"
     )
+
+
+def constrained(**constraints: Any) -> dict[str, Any]:
+    """The document of a model of tokens with `constraints` on its inputs."""
+    document = manifest_document()
+    pair = {"dtype": "INT64", "shape": [-1, -1]}
+    inputs = [{"name": "ids", **pair}, {"name": "mask", **pair, "dtype": "FP32"}]
+    signature = {**document["signature"], "inputs": inputs}
+    return document | {"signature": signature, "input_constraints": constraints}
+
+
+def axes(*pairs: tuple[str, int]) -> list[list[dict[str, Any]]]:
+    return [[{"input": name, "axis": axis} for name, axis in pairs]]
+
+
+def test_input_constraints__round_trip__are_kept_and_canonical() -> None:
+    lengths = axes(("ids", 1), ("mask", 1))
+    manifest = parse_manifest(
+        json.dumps(constrained(ranges={"ids": [-9, 8]}, equal_lengths=lengths)).encode()
+    )
+    constraints = manifest.input_constraints
+    assert constraints is not None
+    assert constraints.ranges == {"ids": (-9, 8)}
+    assert [each.input for each in constraints.equal_lengths[0]] == ["ids", "mask"]
+    assert parse_manifest(manifest.canonical()) == manifest
+
+
+def test_input_constraints__none__are_not_mentioned() -> None:
+    assert b"constraints" not in small_manifest().canonical()
+
+
+@pytest.mark.parametrize(
+    ("constraints", "where"),
+    [
+        ({"ranges": {"other": [0, 1]}}, "'other' is no integer input"),
+        ({"ranges": {"mask": [0, 1]}}, "'mask' is no integer input"),
+        ({"ranges": {"ids": [2, 1]}}, "from 2 to 1"),
+        ({"equal_lengths": axes(("ids", 1))}, "equal_lengths"),
+        ({"equal_lengths": axes(("ids", 1), ("other", 1))}, "'other' has no dynamic dimension 1"),
+        ({"equal_lengths": axes(("ids", 1), ("mask", 2))}, "'mask' has no dynamic dimension 2"),
+    ],
+)
+def test_input_constraints__do_not_fit_the_signature__are_refused(
+    constraints: dict[str, Any], where: str
+) -> None:
+    with pytest.raises(MlctlError, match=where) as caught:
+        parse(constrained(**constraints))
+    assert caught.value.code is ErrorCode.MANIFEST_INVALID

@@ -303,6 +303,9 @@ def test_several_inputs_and_outputs_keep_their_names(
     inputs, outputs = load_golden(result.bundle.path("golden.npz"))
     assert inputs.keys() == rows.keys()
     assert outputs.keys() == {"pooled", "count"}
+    constraints = result.bundle.manifest.input_constraints
+    assert constraints is not None
+    assert constraints.ranges == {"ids": (-11, 10)}
 
 
 def test_a_pickled_model_is_refused_or_marked_in_the_manifest(

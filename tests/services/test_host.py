@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from bundle.clock import ManualClock
 from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import Batching
+from bundle.manifest import Batching, InputConstraints
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle, seal
 from services.batching.batcher import Limits, Priority
@@ -18,7 +18,8 @@ from services.host import ModelHost, Phase
 from services.runtime.golden import load_golden, save_golden
 from services.runtime.scorer import Scorer
 from services.settings import Settings
-from tests.support.bundles import expected, make_bundle
+from services.streaming import Answer
+from tests.support.bundles import expected, make_bundle, make_lookup_bundle
 from tests.support.transforms import make_text_bundle
 
 ROW = np.array([[1, 2, 3, 4]], dtype=np.float32)
@@ -235,5 +236,30 @@ def test_a_high_request_is_one_argument_away(bundle: VerifiedBundle) -> None:
         answer = await host.infer({"x": ROW}, None, Priority.HIGH)
         np.testing.assert_allclose(answer.outputs["y"], expected(ROW))
         await host.stop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("constraints", [None, InputConstraints(ranges={"ids": (-10, 9)})])
+def test_host__one_request_of_a_batch_is_rejected_by_the_model__its_neighbours_are_answered(
+    tmp_path: Path, constraints: InputConstraints | None
+) -> None:
+    bundle = make_lookup_bundle(tmp_path / "b", constraints=constraints)
+
+    async def main() -> None:
+        host = host_of(bundle, max_wait_ms=50)
+        await host.start()
+        weights = np.ones((1, 2), np.float32)
+        found = await asyncio.gather(
+            *(host.infer({"ids": np.array([[1, top]]), "weights": weights}) for top in (2, 99, 4)),
+            return_exceptions=True,
+        )
+        await host.stop()
+        first, bad, last = found
+        assert isinstance(first, Answer)
+        assert isinstance(last, Answer)
+        assert [first.outputs["y"].item(), last.outputs["y"].item()] == [3, 5]
+        assert isinstance(bad, MlctlError)
+        assert bad.code is ErrorCode.INVALID_INPUT
 
     asyncio.run(main())

@@ -15,6 +15,7 @@ from bundle.manifest import (
     MODEL_NAME,
     Batching,
     Evidence,
+    InputConstraints,
     Manifest,
     Source,
     Variant,
@@ -24,6 +25,7 @@ from bundle.verify import VerifiedBundle, seal
 from services.runtime.golden import save_golden
 
 OPSET = 20
+LOOKUP_ROWS = 10
 
 
 def expected(x: np.ndarray, *, scale: float = 2.0, row_independent: bool = True) -> np.ndarray:
@@ -49,6 +51,56 @@ def make_bundle(
     save_golden(root / GOLDEN_NAME, {"x": x}, {"y": y})
     (root / EVIDENCE_NAME).write_text(json.dumps({"variants": [{"recipe": "fp32"}]}))
     return seal(root, _manifest(name, features, row_independent))
+
+
+def make_lookup_bundle(
+    root: Path, *, name: str = "lookup", constraints: InputConstraints | None = None
+) -> VerifiedBundle:
+    """A bundle that weighs rows of a table: `ids` and `weights` [-1, -1] of equal lengths to `y`.
+
+    The table has LOOKUP_ROWS rows, 0 to LOOKUP_ROWS - 1; `y` is the weighted sum of the ids.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    onnx.save(_lookup_model(), str(root / MODEL_NAME))
+    ids = np.arange(24, dtype=np.int64).reshape(8, 3) % LOOKUP_ROWS
+    weights = np.full((8, 3), 0.5, np.float32)
+    y = (ids * weights).sum(axis=1, keepdims=True).astype(np.float32)
+    save_golden(root / GOLDEN_NAME, {"ids": ids, "weights": weights}, {"y": y})
+    (root / EVIDENCE_NAME).write_text(json.dumps({"variants": [{"recipe": "fp32"}]}))
+    specs = {"ids": Datatype.INT64, "weights": Datatype.FP32}
+    pair = (DYNAMIC, DYNAMIC)
+    inputs = tuple(TensorSpec(name=each, dtype=kind, shape=pair) for each, kind in specs.items())
+    outputs = (TensorSpec(name="y", dtype=Datatype.FP32, shape=(DYNAMIC, 1)),)
+    manifest = _manifest(name, 4, row_independent=True)
+    signature = Signature(inputs=inputs, outputs=outputs)
+    update = {"signature": signature, "input_constraints": constraints}
+    return seal(root, manifest.model_copy(update=update))
+
+
+def _lookup_model() -> onnx.ModelProto:
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["found"]),
+        helper.make_node("Mul", ["found", "weights"], ["weighed"]),
+        helper.make_node("ReduceSum", ["weighed", "axis"], ["y"], keepdims=1),
+    ]
+    table = np.arange(LOOKUP_ROWS, dtype=np.float32)
+    graph = helper.make_graph(
+        nodes,
+        "lookup",
+        [
+            helper.make_tensor_value_info("ids", TensorProto.INT64, ["rows", "length"]),
+            helper.make_tensor_value_info("weights", TensorProto.FLOAT, ["rows", "length"]),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows", 1])],
+        [
+            helper.make_tensor("table", TensorProto.FLOAT, [LOOKUP_ROWS], table),
+            helper.make_tensor("axis", TensorProto.INT64, [1], [1]),
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)])
+    model.ir_version = 10
+    onnx.checker.check_model(model)
+    return model
 
 
 def _manifest(name: str, features: int, row_independent: bool) -> Manifest:

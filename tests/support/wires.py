@@ -9,8 +9,8 @@ from typing import Any
 class Wire(asyncio.Transport):
     """One connection. `sent` is what was written, `closed` whether the server has closed it."""
 
-    def __init__(self) -> None:
-        super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
+    def __init__(self, peername: tuple[str, int] | None = ("127.0.0.1", 1)) -> None:
+        super().__init__({"peername": peername, "sockname": ("127.0.0.1", 2)})
         self.sent: list[bytes] = []
         self.closed = False
 

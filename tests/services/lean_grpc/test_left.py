@@ -13,10 +13,14 @@ from h2.settings import SettingCodes
 
 from services.grpc.server import GrpcServer
 from services.host import ModelHost
+from services.lean_grpc.call import Call
+from services.lean_grpc.connection import Connection, Times
+from services.lean_grpc.outbox import Parking
 from services.v2.messages import SERVICE
 from tests.services.lean_grpc.conftest import EMPTY, INFER, LIVE, Raw, Serve, framed, head
 from tests.services.lean_grpc.conftest import infer_message as message
 from tests.support.listening import until
+from tests.support.wires import Wire
 
 PATHS = (
     INFER, INFER, INFER, LIVE, b"/nothing", f"/{SERVICE}/ModelStreamInfer".encode(),
@@ -86,3 +90,24 @@ def test_nothing_stays_counted(serve: Serve, caplog: pytest.LogCaptureFixture, s
 
     serve(use, deadline_ms=300)
     assert not [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_connection__peer_reset_before_accept__is_aborted_without_error() -> None:
+    """The kernel has no address for it any more, so the transport's `peername` is None."""
+
+    async def accept() -> None:
+        connections: set[Connection] = set()
+        connection = Connection(_no_call, connections, 10, Times(), Parking())
+        wire = Wire(peername=None)
+        connection.connection_made(wire)
+        assert wire.closed
+        connection.data_received(b"PRI * HTTP/2.0")
+        connection.connection_lost(None)
+        assert not connections
+        assert not wire.sent
+
+    asyncio.run(accept())
+
+
+def _no_call(*_args: object) -> Call:
+    raise AssertionError("no call is made")

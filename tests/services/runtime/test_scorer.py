@@ -1,17 +1,18 @@
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import Manifest
+from bundle.manifest import GOLDEN_NAME, Axis, InputConstraints, Manifest
 from bundle.verify import VerifiedBundle
-from services.runtime.faults import ModelError
+from services.runtime.faults import InputRejectedError, ModelError
 from services.runtime.padding import RowPaddedSession
 from services.runtime.scorer import Scorer
 from services.runtime.session import FunctionSession
 from services.settings import Settings
-from tests.support.bundles import expected
+from tests.support.bundles import LOOKUP_ROWS, expected, make_lookup_bundle
 from tests.support.manifests import manifest_document
 
 
@@ -130,3 +131,103 @@ def test_batches_are_of_the_bundles_sizes_where_that_is_asked_for(bundle: Verifi
         scorer = Scorer.open(bundle, Settings(pad_rows=pad_rows))
         np.testing.assert_allclose(scorer.run({"x": rows})["y"], expected(rows))
         assert isinstance(scorer._session, RowPaddedSession) == (pad_rows is True)
+
+
+def lookup(ids: list[int], weights: int) -> dict[str, np.ndarray]:
+    """One row of `ids`, with so many weights."""
+    return {"ids": np.array([ids], np.int64), "weights": np.ones((1, weights), np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (lookup([1, 99], 2), "idx=99 must be within the inclusive range"),
+        (lookup([1, 2, 3], 2), "broadcast an axis by a dimension other than 1"),
+    ],
+)
+def test_scorer__runtime_rejects_the_inputs__is_invalid_input(
+    tmp_path: Path, inputs: dict[str, np.ndarray], message: str
+) -> None:
+    scorer = Scorer.open(make_lookup_bundle(tmp_path / "b"), Settings())
+    with pytest.raises(MlctlError, match=message) as caught:
+        scorer.run(inputs)
+    assert caught.value.code is ErrorCode.INVALID_INPUT
+    assert "Name:" not in caught.value.message
+    assert scorer.run(lookup([1, 2], 2))["y"] == [[3]]
+
+
+def test_scorer__golden_row_is_rejected_as_well__is_the_models_fault(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bundle = make_lookup_bundle(tmp_path / "b")
+    scorer = Scorer.open(bundle, Settings())
+
+    def broken(_inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        raise InputRejectedError("indices element out of data bounds")
+
+    class Broken:
+        provider = "cpu"
+        run = staticmethod(broken)
+
+    scorer._session = Broken()
+    with pytest.raises(ModelError, match="failed on these inputs") as caught:
+        scorer.run(lookup([1], 1))
+    assert caught.value.code is ErrorCode.INTERNAL
+    assert "does not answer a golden row" in caplog.text
+
+
+def test_scorer__golden_rows_unknown_or_gone__is_the_models_fault(tmp_path: Path) -> None:
+    bundle = make_lookup_bundle(tmp_path / "b")
+    scorer = Scorer.open(bundle, Settings())
+    bundle.path(GOLDEN_NAME).unlink()
+    with pytest.raises(ModelError):
+        scorer.run(lookup([99], 1))
+    with pytest.raises(ModelError):
+        Scorer(bundle.manifest, bundle.digest, scorer._session).run(lookup([99], 1))
+
+
+def test_scorer__transform_makes_inputs_that_the_runtime_rejects__is_the_models_fault(
+    tmp_path: Path,
+) -> None:
+    scorer = Scorer.open(make_lookup_bundle(tmp_path / "b"), Settings())
+
+    class Doubling:
+        yields = False
+
+        def preprocess(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+            return {**inputs, "ids": inputs["ids"] * 2}
+
+        def postprocess(self, outputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+            return outputs
+
+    scorer._transform = Doubling()  # type: ignore[assignment]
+    with pytest.raises(ModelError):
+        scorer.run(lookup([9], 1))
+
+
+def constrained(path: Path) -> Scorer:
+    """A lookup whose manifest says what its inputs must be."""
+    axes = tuple(Axis(input=name, axis=1) for name in ("ids", "weights"))
+    ranges = {"ids": (-LOOKUP_ROWS, LOOKUP_ROWS - 1)}
+    constraints = InputConstraints(ranges=ranges, equal_lengths=(axes,))
+    return Scorer.open(make_lookup_bundle(path, constraints=constraints), Settings())
+
+
+def test_scorer__constraints_broken__is_refused_before_the_model_runs(tmp_path: Path) -> None:
+    scorer = constrained(tmp_path / "b")
+    for ids in ([-10, 9], [0]):
+        assert scorer.check(lookup(ids, len(ids))) == 1
+        scorer.run(lookup(ids, len(ids)))
+    scorer._session = None  # type: ignore[assignment]
+    with pytest.raises(MlctlError, match="'weights' has size 2 in dimension 1, expected 3") as size:
+        scorer.check(lookup([1, 2, 3], 2))
+    assert size.value.code is ErrorCode.INVALID_INPUT
+    for wrong in (10, -11):
+        with pytest.raises(MlctlError, match=f"'ids' has the value {wrong}, expected -10 to 9"):
+            scorer.run(lookup([1, wrong], 2))
+        with pytest.raises(MlctlError, match=f"'ids' has the value {wrong}"):
+            next(scorer.steps(lookup([1, wrong], 2), whole=True))
+
+
+def test_scorer__constrained_input_without_values__is_in_range(tmp_path: Path) -> None:
+    assert constrained(tmp_path / "b").run(lookup([], 0))["y"] == [[0]]
