@@ -19,7 +19,6 @@ from services.batching.admission import QueueFullError
 from services.batching.batcher import Priority
 from services.batching.desks import Told
 from services.lean.plans import Plan, make_plan
-from services.lean.protocol import lean_protocol
 from services.secure.tokens import Access
 from tests.services.lean.conftest import Bench
 from tests.services.lean.lines import Line, Played, post
@@ -196,24 +195,6 @@ def test_what_is_known_is_refused_like_the_first(
         assert bench.host.inflight.used == 0
         for each in (line, other):
             each.end()
-
-    bench.runner.run(main())
-
-
-def test_memory__head_with_a_token__stays_on_its_connection(bench: Bench) -> None:
-    async def main() -> None:
-        base = lean_protocol(bench.inference)
-        secret = ONE.replace(b"\r\n\r\n", b"\r\nAuthorization: Bearer secret\r\n\r\n", 1)
-        for content, kept in ((secret, 0), (ONE, 1)):
-            line = Line(bench, base=base)
-            for _ in range(2):
-                line.protocol.data_received(content)
-                await line.answer()
-            assert len(line.protocol.memory._kept) == kept
-            line.protocol.data_received(content)
-            assert line.repeated()
-            await line.answer()
-            line.end()
 
     bench.runner.run(main())
 
