@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from enum import Enum
 from typing import NoReturn
 
@@ -117,12 +117,12 @@ class ModelHost:
             return "hung"
         return "draining" if self.draining and self.phase is Phase.READY else self.phase.value
 
-    def drain(self, *, on: bool) -> None:
-        """Say "not ready" to whoever sends requests here, or take that back.
+    def drain(self) -> None:
+        """Report "not ready", and go on answering requests.
 
-        Whoever waits for the event `turned` is told; the next turn is another event.
+        The event `turned` is set and replaced, so that each event is set once.
         """
-        self.draining = on
+        self.draining = True
         turned, self.turned = self.turned, asyncio.Event()
         turned.set()
 
@@ -140,11 +140,6 @@ class ModelHost:
     def waiting_rows(self) -> int:
         """The rows that wait for the model."""
         return 0 if self._batching is None else self._batching.waiting_rows
-
-    @property
-    def costs(self) -> Mapping[int, float]:
-        """What a batch of so many rows is expected to take, in seconds, as far as it is known."""
-        return self._costs.known
 
     @property
     def live(self) -> bool:

@@ -62,8 +62,8 @@ class Serving(Protocol):
         """The model `name`, in `version` if one is given; MODEL_NOT_FOUND if it is not here."""
         ...
 
-    def drain(self, *, on: bool) -> None:
-        """Say "not ready" to whoever sends requests here, or take that back."""
+    def drain(self) -> None:
+        """Report "not ready", and go on answering requests."""
         ...
 
     def publish(self) -> None:
@@ -154,11 +154,11 @@ class Hosts:
             )
         return host.find(name, version)
 
-    def drain(self, *, on: bool) -> None:
-        """Drain all models, or take that back; see `ModelHost.drain`."""
-        self.draining = on
+    def drain(self) -> None:
+        """Drain all models; see `ModelHost.drain`."""
+        self.draining = True
         for host in self.hosts:
-            host.drain(on=on)
+            host.drain()
         turned, self.turned = self.turned, asyncio.Event()
         turned.set()
 

@@ -31,7 +31,7 @@ from services.runtime.padding import Arrays
 from services.secure.public import failed, is_public
 from services.streaming import AnswerStream
 from services.v2.codec import Encoded, V2Codec
-from services.v2.encoding import IDENTITY, content_coding, inflate, pack
+from services.v2.encoding import IDENTITY, content_coding, inflate_apart, pack
 from services.v2.header import Header
 from services.v2.wire import InferRequest
 
@@ -91,8 +91,8 @@ class Inference:
     def __init__(self, host: ModelHost) -> None:
         self._host = host
         self._codec = V2Codec(host.name, host.digest, host.signature)
-        # One at a time: they would only take turns, and hold more memory.
-        self._decoder = ThreadPoolExecutor(1, "mlctl-decode")
+        # Two, so that one large body does not hold up all others.
+        self._decoder = ThreadPoolExecutor(2, "mlctl-decode")
         self._ids = RequestIds()
         self.new_id = self._ids.make
 
@@ -176,9 +176,7 @@ class Inference:
         self._host.withdraw(caller)
 
     def decode(self, head: Head, body: bytes) -> InferRequest:
-        """The request in a body; INVALID_INPUT or PAYLOAD_TOO_LARGE if there is none."""
-        if head.coding != IDENTITY:
-            body = inflate((body,), head.coding, self._host.settings.max_body_bytes)
+        """Return the request in a body without a content coding; raises INVALID_INPUT."""
         return self._codec.decode(body, head.json_length)
 
     def encode(self, request: InferRequest, outputs: Arrays) -> Encoded:
@@ -217,30 +215,30 @@ class Inference:
         accept = headers.get(b"accept-encoding", b"")
         return Head(request_id, json_length, coding, accept, priority, seen)
 
-    def hold(self, headers: Mapping[bytes, bytes]) -> Hold:
-        """The request's share of the bytes in flight, of its declared length; BusyError if none.
+    def hold(self) -> Hold:
+        """Return a request's share of the bytes in flight, still empty.
 
-        For headers that `open` took. Whoever asks releases it when the request is over.
+        The caller grows it as the body arrives and releases it when the request is over.
         """
-        hold = Hold(self._host.inflight)
-        if (declared := headers.get(b"content-length")) is not None:
-            hold.grow(int(declared))
-        return hold
+        return Hold(self._host.inflight)
 
     def check_size(self, size: int) -> None:
         """PAYLOAD_TOO_LARGE for a body of `size` bytes that is above the limit."""
         if size > self._host.settings.max_body_bytes:
             raise too_large(self._host.settings.max_body_bytes)
 
-    def ask(self, head: Head, body: bytes, timeout: float) -> Asked:
-        """Inflate and decode the body and ask the model, which has at most `timeout` seconds."""
+    def ask(self, head: Head, body: bytes, timeout: float, hold: Hold) -> Asked:
+        """Inflate and decode the body and ask the model, which has at most `timeout` seconds.
+
+        `hold` has the body's bytes; what a compressed body inflates to is added.
+        """
         start = perf_counter()
         if head.seen is not None:
             head.seen.bytes_in = len(body)
         asked = Asked(head)
         if _is_heavy(head, body):
             loop = asyncio.get_running_loop()
-            asked.future = loop.create_task(self._infer_apart(asked, body, timeout))
+            asked.future = loop.create_task(self._infer_apart(asked, body, timeout, hold))
             return asked
         request = asked.request = self.decode(head, body)
         asked.parse_seconds = perf_counter() - start
@@ -248,12 +246,15 @@ class Inference:
         asked.future = self._host.ask(request, limit, head.priority or request.priority)
         return asked
 
-    async def ask_stream(self, head: Head, body: bytes) -> AskedStream:
-        """Decode the body and ask for an answer in pieces, which are sent as JSON."""
+    async def ask_stream(self, head: Head, body: bytes, hold: Hold) -> AskedStream:
+        """Decode the body and ask for an answer in pieces, which are sent as JSON.
+
+        `hold` is that of `ask`.
+        """
         if head.seen is not None:
             head.seen.bytes_in = len(body)
         if _is_heavy(head, body):
-            request = await self._decode_apart(head, body)
+            request = await self._decode_apart(head, body, hold)
         else:
             request = self.decode(head, body)
         if binary := [name for name, wanted in request.outputs.items() if wanted]:
@@ -325,11 +326,11 @@ class Inference:
         if seen is not None and self._host.observer is not None:
             self._host.observer.ended(seen, error, told)
 
-    async def _infer_apart(self, asked: Asked, body: bytes, seconds: float) -> Answer:
+    async def _infer_apart(self, asked: Asked, body: bytes, seconds: float, hold: Hold) -> Answer:
         start = perf_counter()
         try:
             async with asyncio.timeout(seconds):
-                request = asked.request = await self._decode_apart(asked.head, body)
+                request = asked.request = await self._decode_apart(asked.head, body, hold)
         except TimeoutError:
             raise deadline_exceeded() from None
         asked.parse_seconds = perf_counter() - start
@@ -338,13 +339,21 @@ class Inference:
         priority = asked.head.priority or request.priority
         return await self._host.ask(request, limit, priority)
 
-    async def _decode_apart(self, head: Head, body: bytes) -> InferRequest:
+    async def _decode_apart(self, head: Head, body: bytes, hold: Hold) -> InferRequest:
+        if head.coding != IDENTITY:
+            came, limit = len(body), self._host.settings.max_body_bytes
+            body = await inflate_apart(
+                body, head.coding, limit, lambda size: hold.grow(came + size), self._decoder
+            )
+            head = head._replace(coding=IDENTITY)
+        if not _is_heavy(head, body):
+            return self.decode(head, body)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._decoder, self.decode, head, body)
 
 
 def _is_heavy(head: Head, body: bytes) -> bool:
-    """Whether to decode a body may keep the event loop for milliseconds."""
+    """Return whether decoding the body may block the event loop for milliseconds."""
     json = len(body) if head.json_length is None else head.json_length
     return json > _HEAVY_JSON or head.coding != IDENTITY
 

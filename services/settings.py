@@ -96,10 +96,8 @@ class Settings(ObserveSettings, SecureSettings, HybridSettings):
 
     @property
     def doors(self) -> Mapping[str, tuple[str, int]]:
-        """The addresses and ports that it is to listen on beside that of HTTP."""
-        grpc, admin = self.grpc_port, None if self.admin_dir else self.admin_port
-        ports = {"grpc": (self.grpc_host, grpc), "admin": (self.admin_host, admin)}
-        return {name: (host, port) for name, (host, port) in ports.items() if port is not None}
+        """The addresses and ports to listen on, other than that of HTTP."""
+        return {} if self.grpc_port is None else {"grpc": (self.grpc_host, self.grpc_port)}
 
     @property
     def engine(self) -> EngineOptions:

@@ -11,8 +11,6 @@ from bundle.home import bento_environment
 from cli.edge_options import FILE, edge_options, tell_exposure
 from cli.output import Output, reporting
 
-_PORT = click.IntRange(1, 65535)
-
 
 @click.command()
 @click.argument("bento")
@@ -28,9 +26,6 @@ _PORT = click.IntRange(1, 65535)
 )
 @click.option("--token-file", type=FILE, help="Answer only callers with a token of this file.")
 @edge_options
-@click.option(
-    "--admin-port", type=_PORT, help="Answer admin verbs on this loopback port.  [default: off]"
-)
 @reporting
 def serve(
     output: Output,
@@ -63,7 +58,7 @@ def serve(
         given["MLCTL_WORKERS"] = str(workers)
     os.environ.update(given)
     settings = load_settings()
-    settings.check(settings.workers)
+    settings.check()
     doors = {"http": (host, port), **settings.doors}
     require_all_free(*doors.values())
     require_signatures(found, settings.require_signature)

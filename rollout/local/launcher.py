@@ -36,8 +36,6 @@ _ALONE = dict.fromkeys(
         "MLCTL_TLS_CERT",
         "MLCTL_TLS_KEY",
         "MLCTL_TLS_CLIENT_CA",
-        "MLCTL_ADMIN_PORT",
-        "MLCTL_ADMIN_DIR",
     ),
     "",
 )

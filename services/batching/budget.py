@@ -1,7 +1,8 @@
-"""What one worker holds at a time: the bytes of bodies in flight. An addition for each request.
+"""The memory budget of one worker: the bytes of all request bodies in flight.
 
-A body counts as soon as its length is told, before a byte of it is read, else as it comes,
-and until its request is answered: by then it is tensors, which are as large.
+A body is charged for the bytes that have arrived, and for what they inflate to, never for a
+declared length: a client that declares bytes and sends none takes no memory from others. The
+charge ends with the request's answer: until then the tensors take as much as the body did.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ _STOP_SECONDS = 15.0
 _POLL_SECONDS = 0.1
 _LOG_TAIL = 600
 # A server that is measured listens for nobody else, and in the clear.
-_ALONE = ("MLCTL_TLS_CERT", "MLCTL_TLS_KEY", "MLCTL_TLS_CLIENT_CA", "MLCTL_ADMIN_PORT")
+_ALONE = ("MLCTL_TLS_CERT", "MLCTL_TLS_KEY", "MLCTL_TLS_CLIENT_CA")
 
 
 @contextmanager

@@ -23,7 +23,6 @@ from uvicorn.config import HTTP_PROTOCOLS, LOOP_FACTORIES
 from bundle.error_table import ERROR_TABLE
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
-from services.admin.server import AdminServer, open_admin
 from services.bento.app import TimeLimit, bento_app
 from services.bento.parent import ParentWatch
 from services.bento.watchdog import Watchdog
@@ -123,7 +122,7 @@ def serve_http(settings: Settings, inference: Inference, *others: Inference) -> 
 
 def build_service(found: VerifiedBundle | Packed, settings: Settings) -> MlctlService:
     """The service of one bundle, or of several. Nothing is loaded before a worker starts it."""
-    settings.check(settings.workers)
+    settings.check()
     packed = found if isinstance(found, Packed) else Packed((found,))
     host = serving_of(packed, settings)
     hook = bentoml.on_deployment(partial(_prepare_server, settings))
@@ -151,7 +150,6 @@ class Worker:
 
     def __init__(self) -> None:
         self._grpc: GrpcServer | None = None
-        self._admin: AdminServer | None = None
         self._watchdog: Watchdog | None = None
         self._parent: ParentWatch | None = None
 
@@ -161,7 +159,6 @@ class Worker:
         try:
             await self.host.start()
             await self._start_grpc()
-            await self._start_admin()
             self._start_watchdog()
             if is_worker():
                 self._parent = ParentWatch(supervisor())
@@ -176,15 +173,13 @@ class Worker:
     async def stop(self) -> None:
         if self._parent is not None:
             self._parent.stop()
-        self.host.drain(on=True)
+        self.host.drain()
         if self._grpc is not None:
             self._grpc.announce_stop()
             await self._grpc.drain(_GRPC_FAREWELL_SECONDS)
         await self.host.stop()
         if self._grpc is not None:
             await self._grpc.stop(_GRPC_GRACE_SECONDS)
-        if self._admin is not None:
-            await self._admin.stop()
         if self._watchdog is not None:
             self._watchdog.stop()
 
@@ -200,11 +195,6 @@ class Worker:
             self._grpc = GrpcServer(self.host, settings.grpc_host, settings.grpc_port, settings.tls)
             await self._grpc.start()
             logger.info("V2 gRPC on %s:%d", settings.grpc_host, self._grpc.port)
-
-    async def _start_admin(self) -> None:
-        self._admin = open_admin(self.host, bentoml.server_context.worker_index or 0)
-        if self._admin is not None:
-            await self._admin.start()
 
     def _start_watchdog(self) -> None:
         settings = self.host.settings

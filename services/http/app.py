@@ -1,6 +1,6 @@
 """The V2 protocol over HTTP as a plain ASGI application, answered before BentoML's middleware.
 
-Limits come before parsing: the declared length, then the streamed one. Errors are
+Limits come before parsing: the declared length, then the arrived one. Errors are
 `{"error": sentence, "code": stable name}` and tell nothing about the server's inside.
 """
 
@@ -194,9 +194,9 @@ async def _answer(
     loop = asyncio.get_running_loop()
     head = inference.open(headers, request_id, seen)
     deadline = loop.time() + inference.seconds
-    with inference.hold(headers) as hold:
+    with inference.hold() as hold:
         body = await _read_in_time(receive, inference, hold, deadline)
-        asked = inference.ask(head, body, deadline - loop.time())
+        asked = inference.ask(head, body, deadline - loop.time(), hold)
         return inference.answer(asked, await _unless_gone(asked.future, receive))
 
 
@@ -209,9 +209,9 @@ async def _stream(
 ) -> None:
     head = inference.open(headers, events.request_id, seen)
     deadline = asyncio.get_running_loop().time() + inference.seconds
-    with inference.hold(headers) as hold:
+    with inference.hold() as hold:
         body = await _read_in_time(receive, inference, hold, deadline)
-        asked = await inference.ask_stream(head, body)
+        asked = await inference.ask_stream(head, body, hold)
         await send_events(asked, inference, events, receive)
 
 

@@ -14,10 +14,10 @@ MAX_VALUES = 1 << 20
 
 
 class BodyLimit:
-    """ASGI middleware: refuses by the declared length at once, else while the body streams.
+    """ASGI middleware: rejects by the declared length at once, else while the body streams.
 
     PAYLOAD_TOO_LARGE above `limit` bytes, or `values` if they are JSON; BusyError where
-    `inflight`, if given, has no room.
+    `inflight`, if given, has no room for the bytes that have arrived.
     """
 
     def __init__(
@@ -40,10 +40,8 @@ class BodyLimit:
         length = headers.get(b"content-length", b"")
         with Hold(self._inflight) as hold:
             guard = _Guard(self._app, receive, send, hold, self._limit, self._values)
-            try:
-                guard.take(int(length) if length.isdigit() else 0)
-            except MlctlError as error:
-                await send_error(send, error, headers)
+            if length.isdigit() and int(length) > self._limit:
+                await send_error(send, too_large(self._limit), headers)
                 return
             await guard.run(scope)
 
@@ -64,12 +62,6 @@ class _Guard:
         self._started = False
         self._refusal: MlctlError | None = None
 
-    def take(self, size: int) -> None:
-        """Whether a body of `size` bytes is taken; raises why not."""
-        if size > self._limit:
-            raise too_large(self._limit)
-        self._hold.grow(size)
-
     async def run(self, scope: Message) -> None:
         # The application may turn the interruption into an answer of its own: see `_forward`.
         with contextlib.suppress(CutOffError):
@@ -84,7 +76,9 @@ class _Guard:
         # Each value but the outermost follows one of these.
         self._marks += body.count(b",") + body.count(b"[") + body.count(b"{")
         try:
-            self.take(self._seen)
+            if self._seen > self._limit:
+                raise too_large(self._limit)
+            self._hold.grow(self._seen)
             if self._marks > self._values:
                 raise _too_many(self._values)
         except MlctlError as error:

@@ -22,7 +22,7 @@ _LARGE_HEAD = "The head of the request is too large."
 
 
 class _HeadError(Exception):
-    """More headers than are taken, or more bytes of them."""
+    """A head that is rejected: too many headers, too many bytes, or not exactly one Host."""
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -48,7 +48,7 @@ class GuardedProtocol(HttpToolsProtocol):
     _in_head = True
     _in_body = False
     _broken = False
-    _refused_head = ""
+    _refused_head: tuple[int, str] | None = None
     # The bytes of all reads since the head began.
     _read_bytes = 0
     # Whether the last bytes brought a head's beginning or end or a part of a body, and how
@@ -116,7 +116,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if not self._in_head:
             return  # trailers mean nothing here
         if len(self.headers) >= self.max_headers:
-            self._refuse_head("The request has too many headers.")
+            self._refuse_head(431, "The request has too many headers.")
         name = name.lower()
         if name == b"expect" and value.lower() == b"100-continue":
             self.expect_100_continue = True
@@ -200,8 +200,8 @@ class GuardedProtocol(HttpToolsProtocol):
             super().handle_websocket_upgrade()
 
     def send_400_response(self, msg: str) -> None:
-        if self._refused_head:
-            self._fail(431, self._refused_head)
+        if self._refused_head is not None:
+            self._fail(*self._refused_head)
         else:
             self._fail(400, msg)
 
@@ -220,15 +220,21 @@ class GuardedProtocol(HttpToolsProtocol):
             self._probe_timer = self.loop.call_later(self.probe_seconds, self._probe)
 
     def _check_head(self) -> None:
-        """Refuse a head that is too large: one that came in one read was never unfinished."""
-        if self._read_bytes <= self.max_head_bytes:
-            return
-        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
-        if size > self.max_head_bytes:
-            self._refuse_head(_LARGE_HEAD)
+        """Reject a head that is too large, or that does not have exactly one Host (RFC 9112, 3.2).
 
-    def _refuse_head(self, message: str) -> None:
-        self._refused_head = message
+        HTTP/1.0 needs none. A head that arrived in one read was never unfinished, so its size is
+        checked here.
+        """
+        if self._read_bytes > self.max_head_bytes:
+            size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+            if size > self.max_head_bytes:
+                self._refuse_head(431, _LARGE_HEAD)
+        hosts = [name for name, _ in self.headers].count(b"host")
+        if hosts != 1 and (hosts or self.parser.get_http_version() != "1.0"):
+            self._refuse_head(400, "The request needs exactly one Host header.")
+
+    def _refuse_head(self, status: int, message: str) -> None:
+        self._refused_head = status, message
         raise _HeadError
 
     def _end_head(self) -> None:

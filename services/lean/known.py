@@ -122,9 +122,11 @@ class Memory:
             known.authorization = headers.get(b"authorization")
             given = headers.get(b"x-request-id")
             known.head = head._replace(request_id=given if head.request_id == given else b"")
-            if len(self._kept) >= _KEPT:
-                self._kept.clear()
-            self._kept[name] = known
+            # A head with a caller's token stays on the caller's own connection.
+            if known.authorization is None:
+                if len(self._kept) >= _KEPT:
+                    self._kept.clear()
+                self._kept[name] = known
         return known
 
     def find(self, data: bytes, headers: Mapping[bytes, bytes], head: Head) -> Known | None:

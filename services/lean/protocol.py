@@ -14,7 +14,6 @@ from typing import Any, ClassVar, NamedTuple
 
 from bundle.errors import MlctlError
 from services.batching.batcher import deadline_exceeded
-from services.batching.budget import Hold
 from services.batching.shell import Answer
 from services.http.fields import fields_of
 from services.http.responses import Headers, Response, render_headers, to_wire
@@ -63,7 +62,7 @@ class LeanCycle:
         self._request_id = b""
         self._seen: Seen | None = None
         self.head: Head | None = None
-        self._hold: Hold | None = None
+        self._hold = protocol.inference.hold()
         self._body: bytes | bytearray = b""
         self.asked: Asked | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -75,9 +74,7 @@ class LeanCycle:
         self._seen = inference.watch(headers, self._request_id, self._protocol.client)
         try:
             inference.admit(headers)
-            head = inference.open(headers, self._request_id, self._seen)
-            self._hold = inference.hold(headers)
-            self.head = head
+            self.head = inference.open(headers, self._request_id, self._seen)
         except MlctlError as error:
             self._refuse(error)
 
@@ -88,8 +85,7 @@ class LeanCycle:
         try:
             size = len(self._body) + len(piece)
             self._protocol.inference.check_size(size)
-            if self._hold is not None:
-                self._hold.grow(size)
+            self._hold.grow(size)
         except MlctlError as error:
             self._refuse(error)
             return
@@ -115,7 +111,7 @@ class LeanCycle:
             return
         left = self._end - self._protocol.loop.time()
         try:
-            asked = self._protocol.inference.ask(self.head, bytes(self._body), left)
+            asked = self._protocol.inference.ask(self.head, bytes(self._body), left, self._hold)
         except Exception as error:  # noqa: BLE001 - it is logged and answered
             self._refuse(error)
             return
@@ -156,8 +152,7 @@ class LeanCycle:
     def _let_go(self) -> None:
         self._stop_timer()
         self._body = b""
-        if self._hold is not None:
-            self._hold.release()
+        self._hold.release()
 
     def _send(self, response: Response) -> None:
         self.response_complete = True

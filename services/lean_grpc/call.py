@@ -21,7 +21,7 @@ from services.batching.budget import Hold, Inflight
 from services.grpc.status import Trailer, status_of, trailers
 from services.lean_grpc.frames import Reason
 from services.lean_grpc.head import HEADERS, OK_TRAILERS, Head, make_trailers
-from services.lean_grpc.messages import Assembler, frame, unpack
+from services.lean_grpc.messages import Assembler, frame, unpack, unpack_apart
 from services.lean_grpc.outbox import Outbox
 from services.secure.public import failed
 from services.v2.wire import invalid
@@ -55,9 +55,9 @@ class Call:
     """
 
     __slots__ = (
-        "_arrived", "_assembler", "_end", "_ended", "_handler", "_head", "_hold", "_late", "_limit",
-        "_link", "_refused", "_seconds", "_started", "_status", "_task", "_timer", "_untaken",
-        "done", "stream",
+        "_arrived", "_assembler", "_end", "_ended", "_handler", "_head", "_hold", "_inflight",
+        "_late", "_limit", "_link", "_refused", "_seconds", "_started", "_status", "_task",
+        "_timer", "_untaken", "done", "stream",
     )  # fmt: skip
 
     def __init__(
@@ -81,6 +81,7 @@ class Call:
         self._seconds = seconds
         self._refused = refused
         self._hold = Hold(room)
+        self._inflight = inflight
         self._assembler = Assembler(limit, Hold(inflight))
         self._handler: Any = None
         self._untaken = 0
@@ -289,7 +290,7 @@ class Call:
             self._watch()
         coding = self._head.encoding
         if packed.compressed and len(packed.data) > _HEAVY_BYTES:
-            message = await asyncio.to_thread(unpack, packed, coding, self._limit)
+            message = await unpack_apart(packed, coding, self._limit, self._inflight)
         else:
             message = unpack(packed, coding, self._limit)
         deserialize = self._handler.request_deserializer

@@ -92,9 +92,16 @@ class Head:
         )
 
 
-@lru_cache(maxsize=128)
 def parse_head(fields: Fields) -> Head:
-    """The head of a call; MalformedError for headers that are against HTTP/2."""
+    """Return the head of a call; raise MalformedError for headers that are against HTTP/2.
+
+    Heads are cached for all connections, but not those with a caller's token.
+    """
+    secret = any(name == b"authorization" for name, _ in fields)
+    return _parse(fields) if secret else _parse_cached(fields)
+
+
+def _parse(fields: Fields) -> Head:
     seen = set[bytes]()
     regular = False
     for name, _ in fields:
@@ -120,6 +127,9 @@ def parse_head(fields: Fields) -> Head:
         sum(len(name) + len(value) + _FIELD_BYTES for name, value in fields),
     )
     return replace(head, plain=_is_plain(head))
+
+
+_parse_cached = lru_cache(maxsize=128)(_parse)
 
 
 def _is_plain(head: Head) -> bool:

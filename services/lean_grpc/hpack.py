@@ -68,15 +68,18 @@ class HeadReader:
 
     def read(self, block: bytes) -> Head:
         """The head of a call. Raises BrokenError, and MalformedError if only the call is broken."""
+        if self.last is not None and self.last[0] == block:
+            return self.last[1]
         found = self._known.get(block)
         if found is not None:
             self.last = block, found
             return found
         head = parse_head(self.decode(block))
         if not self._table.changed and len(block) <= _MAX_BLOCK_BYTES:
-            if len(self._known) >= _MAX_BLOCKS:
-                self._known.clear()
-            self._known[block] = head
+            if head.authorization is None:  # tokens are not kept beyond the next head
+                if len(self._known) >= _MAX_BLOCKS:
+                    self._known.clear()
+                self._known[block] = head
             self.last = block, head
         return head
 

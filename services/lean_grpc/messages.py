@@ -1,6 +1,7 @@
 """gRPC's messages in a stream of bytes: a flag, a length of four bytes, and the message.
 
-A length is judged when it is told, before its message is kept.
+A length above the limit is rejected before its message arrives. The memory budget is charged
+for the bytes that have arrived.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from dataclasses import dataclass
 from struct import Struct
 
 from bundle.errors import ErrorCode, MlctlError
-from services.batching.budget import Hold
-from services.v2.encoding import inflate
+from services.batching.budget import Hold, Inflight
+from services.v2.encoding import inflate, inflate_apart
 from services.v2.wire import invalid
 
 _PREFIX = Struct(">BL")
@@ -30,7 +31,7 @@ class Packed:
 
 
 class Assembler:
-    """Puts one stream's messages together, each of at most `limit` bytes; `hold` counts them."""
+    """Assembles a stream's messages, each of at most `limit` bytes; charges them to `hold`."""
 
     __slots__ = (
         "_begun", "_begun_message", "_compressed", "_held", "_hold", "_left", "_length", "_limit",
@@ -56,6 +57,10 @@ class Assembler:
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes. Raises PAYLOAD_TOO_LARGE, BusyError, INVALID_INPUT."""
+        self._split(data)
+        self._hold.grow(self._held)
+
+    def _split(self, data: bytes) -> None:
         if self._begun:
             data, self._begun = self._begun + data, b""
         at = 0
@@ -73,6 +78,7 @@ class Assembler:
             piece = data[at : at + left]
             at += len(piece)
             self._left = left - len(piece)
+            self._held += len(piece)
             if len(piece) == self._length:  # whole, as nearly all are
                 self._complete(piece)
                 continue
@@ -85,7 +91,7 @@ class Assembler:
         message = self.messages.popleft()
         if not self.messages:
             self._hold.release()
-            self._held = 0 if self._left is None else self._length + _OVERHEAD
+            self._held = 0 if self._left is None else len(self._begun_message) + _OVERHEAD
             self._hold.grow(self._held)
         return message
 
@@ -100,8 +106,7 @@ class Assembler:
             raise invalid("a message begins with neither 0 nor 1")
         if length > self._limit:
             raise too_large(self._limit)
-        self._held += length + _OVERHEAD
-        self._hold.grow(self._held)
+        self._held += _OVERHEAD
         self._compressed = flag == 1
         if length == 0:
             self._complete(b"")
@@ -119,9 +124,27 @@ def unpack(message: Packed, coding: bytes, limit: int) -> bytes:
     """The message itself, of at most `limit` bytes. Raises PAYLOAD_TOO_LARGE, INVALID_INPUT."""
     if not message.compressed:
         return message.data
+    return inflate(message.data, _known_coding(coding), limit)
+
+
+async def unpack_apart(message: Packed, coding: bytes, limit: int, inflight: Inflight) -> bytes:
+    """Unpack a large compressed message on another thread.
+
+    Until it returns, the message and what it inflates to are charged to `inflight`. Raises
+    BusyError as well.
+    """
+    came = len(message.data)
+    with Hold(inflight) as hold:
+        hold.grow(came)
+        return await inflate_apart(
+            message.data, _known_coding(coding), limit, lambda size: hold.grow(came + size), None
+        )
+
+
+def _known_coding(coding: bytes) -> str:
     if coding == b"identity":
         raise invalid("a message is compressed, and grpc-encoding does not say how")
-    return inflate((message.data,), coding.decode(), limit)
+    return coding.decode()
 
 
 def frame(data: bytes) -> bytes:

@@ -32,7 +32,6 @@ class Access:
     Args:
         token: the one token.
         file: a file with a token on each line.
-        name: the variable that gives `token`, for errors; the file's ends with _FILE.
         clock: monotonic seconds.
     """
 
@@ -41,12 +40,13 @@ class Access:
         token: str | None = None,
         file: Path | None = None,
         *,
-        name: str = "MLCTL_TOKEN",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if token is not None and file is not None:
             raise MlctlError(
-                ErrorCode.INVALID_INPUT, f"{name} and {name}_FILE are both set", "Unset one."
+                ErrorCode.INVALID_INPUT,
+                "MLCTL_TOKEN and MLCTL_TOKEN_FILE are both set",
+                "Unset one.",
             )
         self.required = token is not None or file is not None
         self._file = file
@@ -55,7 +55,7 @@ class Access:
         self._stamp: _Stamp | None = None
         self._digests: tuple[bytes, ...] = ()
         if token is not None:
-            self._digests = _digests(parse_tokens(token, name))
+            self._digests = _digests(parse_tokens(token, "MLCTL_TOKEN"))
         elif file is not None:
             self._stamp = _stamp(file)
             self._digests = _digests(read_tokens(file))

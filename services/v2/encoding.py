@@ -1,6 +1,6 @@
 """Content codings of HTTP bodies: gzip and deflate, inflated under a limit.
 
-A body is inflated piece by piece, never beyond the limit and, once it is large, never to
+A body is inflated in steps, never beyond the limit and, once it is large, never to
 many times its own size: a small one that would become huge costs no more than that.
 `deflate` is the zlib format, as RFC 9110 defines it. One coding at a time, one gzip
 member: what clients send.
@@ -8,8 +8,10 @@ member: what clients send.
 
 from __future__ import annotations
 
+import asyncio
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor
 from types import MappingProxyType
 
 from bundle.errors import ErrorCode, MlctlError
@@ -28,6 +30,8 @@ _WORTHWHILE = 0.8
 # Text and numbers rarely shrink to less than a twentieth; the format goes to a thousandth.
 MAX_RATIO = 100
 _ANY_RATIO_BYTES = 1 << 20
+# A step reads and writes at most this many bytes: some milliseconds of work.
+STEP_BYTES = 1 << 20
 # zlib's window: its greatest size, plus 16 for gzip's frame.
 _WINDOW: Mapping[str, int] = MappingProxyType(
     {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
@@ -52,50 +56,83 @@ def content_coding(value: str) -> str:
 
 
 class Inflater:
-    """Inflates one body that comes in pieces, to at most `limit` bytes.
+    """Inflates `body` in steps, to at most `limit` bytes.
 
-    And to at most MAX_RATIO times the bytes that came, if it has more than a mebibyte.
+    And to at most MAX_RATIO times its own size, if that is more than a mebibyte.
     """
 
-    def __init__(self, coding: str, limit: int) -> None:
+    def __init__(self, body: bytes, coding: str, limit: int) -> None:
+        self._body = body
         self._coding = coding
         self._limit = limit
+        self._ratio_limit = max(_ANY_RATIO_BYTES, MAX_RATIO * len(body))
         self._stream = zlib.decompressobj(wbits=_WINDOW[coding])
-        self._body = bytearray()
-        self._received = 0
+        self._read = 0
+        self._inflated = bytearray()
 
-    def feed(self, piece: bytes) -> None:
-        """Take the next piece; INVALID_INPUT if it is damaged, PAYLOAD_TOO_LARGE over the limit."""
-        if self._stream.eof and piece:
-            raise invalid(f"there is data after the end of the {self._coding} body")
-        self._received += len(piece)
-        limit = min(self._limit, max(_ANY_RATIO_BYTES, MAX_RATIO * self._received))
+    @property
+    def size(self) -> int:
+        """The number of bytes inflated so far."""
+        return len(self._inflated)
+
+    def step(self) -> bool:
+        """Inflate the next part; return whether the body is complete.
+
+        Raises INVALID_INPUT for a damaged body, PAYLOAD_TOO_LARGE above the limit.
+        """
+        stream, limit = self._stream, min(self._limit, self._ratio_limit)
+        piece = stream.unconsumed_tail
+        if not piece:
+            piece = self._body[self._read : self._read + STEP_BYTES]
+            self._read += len(piece)
+        # One byte above the limit is enough to see that there is too much.
+        most = min(STEP_BYTES, limit + 1 - self.size)
         try:
-            # One byte more than may be: enough to see that there is too much.
-            self._body += self._stream.decompress(piece, limit + 1 - len(self._body))
+            made = stream.decompress(piece, most)
         except zlib.error:
             raise invalid(f"the body is not valid {self._coding}") from None
-        if len(self._body) > limit:
+        self._inflated += made
+        if self.size > limit:
             bound = "the limit of" if limit == self._limit else f"{MAX_RATIO} times its size, to"
             raise MlctlError(
                 ErrorCode.PAYLOAD_TOO_LARGE, f"the body inflates to more than {bound} {limit} bytes"
             )
-        if self._stream.unused_data:
+        rest = self._read < len(self._body)
+        if stream.eof and (rest or stream.unused_data):
             raise invalid(f"there is data after the end of the {self._coding} body")
-
-    def finish(self) -> bytes:
-        """The whole body; INVALID_INPUT if its end is missing."""
-        if not self._stream.eof:
+        # A full step may leave output inside the decompressor although all input is read.
+        if not (stream.eof or rest or stream.unconsumed_tail or len(made) == most):
             raise invalid(f"the {self._coding} body ends too early")
-        return bytes(self._body)
+        return stream.eof
+
+    def result(self) -> bytes:
+        """The complete body, after `step` returned True."""
+        return bytes(self._inflated)
 
 
-def inflate(pieces: Iterable[bytes], coding: str, limit: int) -> bytes:
-    """The body that `pieces` hold in `coding`, one of `CODINGS`; raises what `Inflater` does."""
-    inflater = Inflater(coding, limit)
-    for piece in pieces:
-        inflater.feed(piece)
-    return inflater.finish()
+def inflate(body: bytes, coding: str, limit: int) -> bytes:
+    """Return `body` without its coding, one of `CODINGS`; raises what `Inflater.step` raises."""
+    inflater = Inflater(body, coding, limit)
+    while not inflater.step():
+        pass
+    return inflater.result()
+
+
+async def inflate_apart(
+    body: bytes, coding: str, limit: int, charge: Callable[[int], None], pool: Executor | None
+) -> bytes:
+    """Inflate on a thread of `pool` (None: the loop's default), in turns with other bodies.
+
+    `charge` is called with the inflated size after each step, on the event loop; what it raises
+    ends the work.
+    """
+    loop = asyncio.get_running_loop()
+    inflater = Inflater(body, coding, limit)
+    complete = False
+    while not complete:
+        complete = await loop.run_in_executor(pool, inflater.step)
+        charge(inflater.size)
+    return inflater.result()
 
 
 def accepted_coding(value: str) -> str | None:

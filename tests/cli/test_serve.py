@@ -34,7 +34,6 @@ def mlctl(tmp_path_factory: pytest.TempPathFactory) -> Mlctl:
         (("--token-file", "short"), "line 1 of the token file"),
         (("--tls-cert", "short"), "both a certificate and its key"),
         (("--tls-cert", "short", "--tls-key", "short"), "TLS cannot use"),
-        (("--admin-port", "3999", "--workers", "2"), "cannot share one admin port"),
     ],
 )
 def test_what_cannot_be_used_is_told_before_anything_starts(
@@ -48,12 +47,11 @@ def test_what_cannot_be_used_is_told_before_anything_starts(
     assert done.stdout == ""
 
 
-@pytest.mark.parametrize("door", ["grpc-port", "admin-port"])
-def test_a_taken_port_is_told_before_anything_starts(mlctl: Mlctl, door: str) -> None:
+def test_a_taken_port_is_told_before_anything_starts(mlctl: Mlctl) -> None:
     (http,) = free_ports(1)
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = other.getsockname()[1]
-        done = mlctl.run("serve", "tiny", "--port", str(http), f"--{door}", str(taken))
+        done = mlctl.run("serve", "tiny", "--port", str(http), "--grpc-port", str(taken))
     assert done.returncode == ERROR_TABLE[ErrorCode.PORT_TAKEN].exit_code
     assert f"127.0.0.1:{taken}" in done.stderr
     assert done.stdout == ""
@@ -61,7 +59,7 @@ def test_a_taken_port_is_told_before_anything_starts(mlctl: Mlctl, door: str) ->
 
 def test_one_port_cannot_be_two_doors(mlctl: Mlctl) -> None:
     (port,) = map(str, free_ports(1))
-    done = mlctl.run("serve", "tiny", "--port", port, "--admin-port", port)
+    done = mlctl.run("serve", "tiny", "--port", port, "--grpc-port", port)
     assert done.returncode == ERROR_TABLE[ErrorCode.PORT_TAKEN].exit_code
     assert f"127.0.0.1:{port}" in done.stderr
 

@@ -15,7 +15,6 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from bundle.errors import ErrorCode, MlctlError
-from services.admin.app import Admin, admin_app
 from services.grpc.server import GrpcServer
 from services.hosts import Hosts
 from services.http.app import V2App
@@ -26,7 +25,6 @@ from services.lean.protocol import lean_protocol
 from services.lean.repeat import RepeatCycle
 from services.lean.stock import StockProtocol
 from services.lean_grpc.desk import InferDesk
-from services.secure.tokens import Access
 from services.settings import Settings
 from services.v2.messages import SERVICE, methods
 from tests.support.bundles import expected, make_bundle
@@ -137,7 +135,7 @@ def test_what_the_server_tells_of_them(packed: Packed) -> None:
             refused = await client.post("/v2/models/shop/infer", json={})
             assert refused.status_code == 404
             assert refused.json()["error"].startswith("'shop' is several models here")
-            hosts.hosts[1].drain(on=True)
+            hosts.hosts[1].drain()
             for path, status in {
                 "/v2/models/double/ready": 200, "/v2/models/triple/ready": 503,
                 "/v2/models/shop/ready": 503, "/v2/health/ready": 503, "/v2/health/live": 200,
@@ -286,17 +284,11 @@ def test_the_one_that_fails_its_golden_rows_is_named(
     assert not hosts.ready
 
 
-def test_what_an_operator_sees(packed: Packed) -> None:
+def test_draining_drains_all_models(packed: Packed) -> None:
     async def use(hosts: Hosts) -> None:
-        transport = httpx.ASGITransport(admin_app(Admin(hosts), Access(None)))
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            status = (await client.get("/admin/status")).json()
-            assert (status["model"], status["digest"]) == ("shop", packed.digest)
-            assert [each["model"] for each in status["models"]] == ["double", "triple"]
-            await client.post("/admin/drain")
-            assert not any(host.ready for host in hosts.hosts)
-            await client.post("/admin/undrain")
-            assert hosts.ready
+        assert hosts.ready
+        hosts.drain()
+        assert not any(host.ready for host in hosts.hosts)
         assert [*predict_routes(hosts)] == ["/predict", "/predict/double", "/predict/triple"]
 
     serve(packed, use)

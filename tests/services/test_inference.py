@@ -65,7 +65,7 @@ def test_the_priority_header_wins(inference: Inference, asked: list[Any]) -> Non
         ({b"mlctl-priority": b"High"}, BODY),
         ({b"mlctl-priority": b"normal"}, high),
     ):
-        inference.ask(inference.open(headers, b"id"), body, 5.0)
+        inference.ask(inference.open(headers, b"id"), body, 5.0, inference.hold())
     normal, other = Priority.NORMAL, Priority.HIGH
     assert [priority for _, _, priority in asked] == [normal, other, other, normal]
     with pytest.raises(MlctlError) as caught:
@@ -76,7 +76,7 @@ def test_the_priority_header_wins(inference: Inference, asked: list[Any]) -> Non
 def test_the_shorter_time_counts(inference: Inference, asked: list[Any]) -> None:
     body = BODY[:-1] + b',"parameters":{"timeout":2000000}}'
     for left in (5.0, 1.0):
-        inference.ask(inference.open({}, b"id"), body, left)
+        inference.ask(inference.open({}, b"id"), body, left, inference.hold())
     assert [timeout for _, timeout, _ in asked] == [2.0, 1.0]
     np.testing.assert_array_equal(asked[0][0]["x"], [[1, 2, 3, 4]])
 

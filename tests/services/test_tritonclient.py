@@ -88,7 +88,7 @@ def test_a_packed_request_is_what_it_was() -> None:
     inputs = tensors(HTTP, Datatype.FP32, 3)
     body, json_size = HTTP.InferenceServerClient.generate_request_body(inputs)
     for coding in CODINGS:
-        whole = inflate([deflate(bytes(body), coding)], coding, len(body))
+        whole = inflate(deflate(bytes(body), coding), coding, len(body))
         request = V2Codec("m", "v", signature(Datatype.FP32)).decode(whole, json_size)
         np.testing.assert_array_equal(request.inputs["u"], sample(Datatype.FP32))
 

@@ -26,7 +26,7 @@ _IMAGE_HINT = "Write HOST/NAME:TAG or HOST/NAME@sha256:DIGEST, in small letters 
 _IMAGE = re.compile(r"[a-z0-9][\w.:/-]*(@sha256:[0-9a-f]{64})?")
 _PASSWORD = re.compile(r"://[^@\s]*:[^@\s]+@|[?&]password=")
 # What the manifests themselves decide, and what must not lie open in them.
-_OURS = ("MLCTL_GRPC_", "MLCTL_TOKEN", "MLCTL_ADMIN_", "MLCTL_TLS_", "MLCTL_BUNDLE", "MLCTL_HOME")
+_OURS = ("MLCTL_GRPC_", "MLCTL_TOKEN", "MLCTL_TLS_", "MLCTL_BUNDLE", "MLCTL_HOME")
 # The longest suffix of a name that is made from ours.
 _ROOM = len("-green")
 

@@ -108,6 +108,15 @@ def test_health_and_metadata(ask: Ask, bundle: VerifiedBundle) -> None:
     ask(use)
 
 
+def test_a_draining_server_is_not_ready_and_answers(ask: Ask) -> None:
+    async def use(client: Client, host: ModelHost) -> None:
+        host.drain()
+        assert (await client.get("/v2/health/ready")).status_code == 503
+        assert (await client.post(INFER, json=REQUEST)).status_code == 200
+
+    ask(use)
+
+
 def test_infer_with_and_without_version(ask: Ask, bundle: VerifiedBundle) -> None:
     async def use(client: Client, _host: ModelHost) -> None:
         for path in (INFER, f"/v2/models/tiny/versions/{bundle.digest}/infer"):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from services.lean.guard import GuardedProtocol
-from tests.services.lean.conftest import INFER, Bench, read_reply, request
+from tests.services.lean.conftest import BODY, INFER, Bench, read_reply, request
 from tests.services.lean.test_protocol import CLOSE, ROW, connected, never, talk
 from tests.support.listening import Listening, until
 
@@ -80,6 +80,33 @@ def test_a_target_that_is_none_is_answered(bench: Bench, target: str) -> None:
     async def use(server: Listening) -> None:
         (reply,) = await talk(server, f"GET {target} HTTP/1.1\r\nHost: test\r\n\r\n".encode())
         assert reply.status == 400
+
+    bench.run(use)
+
+
+@pytest.mark.parametrize(
+    ("line", "hosts", "status"),
+    [
+        ("POST /v2/models/tiny/infer HTTP/1.1", 0, 400),
+        ("POST /v2/models/tiny/infer HTTP/1.1", 2, 400),
+        ("POST /v2/models/tiny/infer HTTP/1.0", 2, 400),
+        ("POST /v2/models/tiny/infer HTTP/1.0", 0, 200),
+        ("GET /v2 HTTP/1.1", 0, 400),
+        ("GET /v2 HTTP/1.1", 2, 400),
+        ("GET /v2 HTTP/1.1", 1, 200),
+        ("GET /v2 HTTP/1.0", 0, 200),
+    ],
+)
+def test_host__missing_or_doubled__is_rejected(
+    bench: Bench, line: str, hosts: int, status: int
+) -> None:
+    body = BODY if line.startswith("POST") else b""
+    lines = [line, *["host: test"] * hosts, "Connection: close", f"Content-Length: {len(body)}"]
+    head = "\r\n".join([*lines, "", ""])
+
+    async def use(server: Listening) -> None:
+        (reply,) = await talk(server, head.encode() + body)
+        assert reply.status == status
 
     bench.run(use)
 

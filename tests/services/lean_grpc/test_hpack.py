@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.lean_grpc.frames import BrokenError
-from services.lean_grpc.head import HEADERS, OK_TRAILERS
+from services.lean_grpc.head import HEADERS, OK_TRAILERS, _parse_cached
 from services.lean_grpc.hpack import NO_TABLE, HeadReader, encode
 from tests.services.lean_grpc.conftest import head
 
@@ -41,6 +41,19 @@ def test_a_block_that_changes_nothing_is_decoded_once() -> None:
     literals = encode(tuple(head()))
     assert reader.read(again) is reader.read(again)
     assert reader.read(literals) is reader.read(literals)
+
+
+def test_head_reader__head_with_a_token__is_not_kept_beyond_the_next_head() -> None:
+    reader = HeadReader(1 << 16)
+    token = (b"authorization", b"Bearer secret")
+    before = dict(reader._known), _parse_cached.cache_info().currsize
+    secret = encode((*head(), token))
+    first = reader.read(secret)
+    assert reader.read(secret) is first
+    assert (dict(reader._known), _parse_cached.cache_info().currsize) == before
+    reader.read(encode(tuple(head())))
+    kept = [*reader._known.values(), *filter(None, [reader.last and reader.last[1]])]
+    assert [each.authorization for each in kept] == [None, None]
 
 
 def test_very_many_fields_are_charged_and_what_is_usual_is_not() -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import asyncio
 import gzip
+import random
 import sys
 import tracemalloc
 
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from bundle.errors import ErrorCode, MlctlError
 from services.batching.budget import BusyError, Hold, Inflight
-from services.lean_grpc.messages import Assembler, Packed, frame, unpack
+from services.lean_grpc.messages import Assembler, Packed, frame, unpack, unpack_apart
 
 MESSAGES = st.lists(st.binary(max_size=40), max_size=6)
 
@@ -50,14 +52,36 @@ def test_a_length_is_judged_before_its_message_comes() -> None:
     with pytest.raises(MlctlError) as caught:
         assembler().feed(b"\0" + (101).to_bytes(4, "big"))
     assert caught.value.code is ErrorCode.PAYLOAD_TOO_LARGE
-    inflight = Inflight(200)
-    into = assembler(inflight=inflight)
-    into.feed(frame(b"x" * 50)[:20])
-    assert inflight.used > 50
+
+
+def test_assembler__declared_length__charges_only_what_arrived() -> None:
+    inflight = Inflight(1000)
+    waiting = [assembler(limit=1 << 20, inflight=inflight) for _ in range(4)]
+    for each in waiting:
+        each.feed(frame(bytes(1 << 20))[:20])
+    overhead = inflight.used // 4 - 15
+    assert inflight.used == 4 * (15 + overhead) < 1000
     with pytest.raises(BusyError):
-        assembler(inflight=inflight).feed(frame(b"x" * 50)[:5])
-    into.drop()
+        waiting[0].feed(bytes(800))
+    for each in waiting:
+        each.drop()
     assert inflight.used == 0
+
+
+def test_unpack_apart__inflated_bytes_above_the_budget__is_busy() -> None:
+    inflated = random.Random(1).randbytes(1 << 20) + bytes(4 << 20)
+    packed = Packed(gzip.compress(inflated), compressed=True)
+    inflight = Inflight(len(packed.data) + (2 << 20))
+
+    async def main() -> None:
+        with pytest.raises(BusyError):
+            await unpack_apart(packed, b"gzip", 64 << 20, inflight)
+        assert inflight.used == 0
+        inflight.limit = len(packed.data) + len(inflated)
+        assert await unpack_apart(packed, b"gzip", 64 << 20, inflight) == inflated
+        assert inflight.used == 0
+
+    asyncio.run(main())
 
 
 def test_a_message_of_single_bytes_takes_no_more_memory_than_it_has() -> None:

@@ -77,7 +77,7 @@ def test_it_answers_as_a_model_of_its_own(packed: Packed, lean: bool) -> None:
             assert [each["name"] for each in index] == ["both", "double", "triple"]
             refused = await client.post("/v2/models/both/infer", json={"inputs": []})
             assert refused.status_code == 400
-            hosts.hosts[2].drain(on=True)
+            hosts.hosts[2].drain()
             assert (await client.get("/v2/models/both/ready")).status_code == 503
         assert list(predict_routes(hosts)) == [
             "/predict", "/predict/both", "/predict/double", "/predict/triple",

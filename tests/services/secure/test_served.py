@@ -1,4 +1,4 @@
-"""A real `bentoml serve` with tokens, mutual TLS on both ports, and its admin listener."""
+"""A real `bentoml serve` with tokens, and mutual TLS on both ports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from rollout.local.launcher import LocalLauncher, free_ports
+from rollout.local.launcher import LocalLauncher
 from rollout.model import Colour, Revision
 from rollout.model import Settings as RolloutSettings
 from rollout.ports import Probe
@@ -28,7 +28,7 @@ from tests.support.serving import Server, launch, running
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.slow
-ONE, TWO, ADMIN = (f"{name}-0123456789abcdef" for name in ("one", "two", "admin"))
+ONE, TWO = (f"{name}-0123456789abcdef" for name in ("one", "two"))
 X = np.array([[1, 2, 3, 4]], dtype=np.float32)
 TENSOR = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": X[0].tolist()}
 triton_grpc: Any = tritonclient.grpc
@@ -41,7 +41,6 @@ class Secured(Server):
 
     context: ssl.SSLContext
     tokens: Path
-    admin_port: int
 
     @property
     def url(self) -> str:
@@ -67,24 +66,20 @@ def secured(
     certificates: Certificates,
 ) -> Iterator[Secured]:
     folder = tmp_path_factory.mktemp("secured")
-    tokens, admin_tokens = folder / "tokens", folder / "admin-tokens"
+    tokens = folder / "tokens"
     tokens.write_text(ONE)
-    admin_tokens.write_text(ADMIN)
-    (admin_port,) = free_ports(1)
     environment = {
         "MLCTL_TOKEN_FILE": str(tokens),
         "MLCTL_TLS_CERT": str(certificates.server[0]),
         "MLCTL_TLS_KEY": str(certificates.server[1]),
         "MLCTL_TLS_CLIENT_CA": str(certificates.ca),
-        "MLCTL_ADMIN_PORT": str(admin_port),
-        "MLCTL_ADMIN_TOKEN_FILE": str(admin_tokens),
     }
     started = launch(
         built.tag, folder / "log", cwd=folder, bento_home=store_home, environment=environment
     )
     context = certificates.context(certificates.caller)
     parts = (started.port, started.grpc_port, started.process, started.log)
-    with running(Secured(*parts, context, tokens, admin_port)) as ready:
+    with running(Secured(*parts, context, tokens)) as ready:
         assert isinstance(ready, Secured)
         yield ready
 
@@ -183,32 +178,10 @@ def test_tokens_rotate_without_a_restart(secured: Secured) -> None:
     wait_until(lambda: not takes(TWO), what="the token that was taken out does not open")
 
 
-def test_the_admin_listener_has_its_own_token(secured: Secured) -> None:
-    url = f"https://127.0.0.1:{secured.admin_port}/admin"
-
-    def ask(method: str, verb: str, token: str | None = ADMIN, **options: Any) -> httpx.Response:
-        headers = {} if token is None else {"authorization": f"Bearer {token}"}
-        with httpx.Client(verify=secured.context, headers=headers) as client:
-            return client.request(method, f"{url}/{verb}", **options)
-
-    for token in (None, ONE):
-        assert ask("GET", "status", token).status_code == 401
-    status = ask("GET", "status").json()
-    assert (status["model"], status["state"]) == ("tiny", "ready")
-    with secured.client(ONE) as client:
-        assert client.get("/admin/status").status_code == 404
-        assert ask("POST", "drain").json() == {"state": "draining"}
-        assert client.get("/readyz").status_code == 503
-        found = client.post("/v2/models/tiny/infer", json={"inputs": [TENSOR]})
-        assert found.status_code == 200
-        assert ask("POST", "undrain").json() == {"state": "ready"}
-        assert client.get("/readyz").status_code == 200
-
-
 def test_no_token_is_in_the_log(secured: Secured) -> None:
     log = secured.log.read_text()
     assert "tiny" in log
-    for token in (ONE, TWO, ADMIN):
+    for token in (ONE, TWO):
         assert token not in log
 
 
@@ -219,7 +192,6 @@ def test_a_deployments_launcher_shows_the_token_and_leaves_tls_to_the_edge(
     monkeypatch.setenv("BENTOML_HOME", str(store_home))
     monkeypatch.setenv("MLCTL_TOKEN_FILE", str(tmp_path / "tokens"))
     monkeypatch.setenv("MLCTL_TLS_CERT", str(tmp_path / "none.pem"))
-    monkeypatch.setenv("MLCTL_ADMIN_PORT", "1")
     launcher = LocalLauncher(tmp_path, RolloutSettings())
     served = launcher.start(
         Colour.BLUE, Revision(built.tag, built.digest, "tiny-optimized", "1", "models:/tiny/1")

@@ -1,4 +1,6 @@
+import asyncio
 import gzip
+import random
 import tracemalloc
 import zlib
 
@@ -8,15 +10,19 @@ import pytest
 from hypothesis import given
 
 from bundle.errors import ErrorCode, MlctlError
+from services.batching.budget import BusyError
+from services.v2 import encoding
 from services.v2.encoding import (
     CODINGS,
     PACK_FROM_BYTES,
     PACK_TO_BYTES,
+    STEP_BYTES,
     Inflater,
     accepted_coding,
     content_coding,
     deflate,
     inflate,
+    inflate_apart,
     pack,
 )
 
@@ -24,36 +30,66 @@ TEXT = b"the same words again and again, " * 40
 
 
 @pytest.mark.parametrize("coding", CODINGS)
-def test_round_trip_in_pieces(coding: str) -> None:
+@pytest.mark.parametrize("step", [1, 7, STEP_BYTES])
+def test_round_trip_in_steps(coding: str, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoding, "STEP_BYTES", step)
     packed = deflate(TEXT, coding)
     assert len(packed) < len(TEXT) / 4
-    for size in (1, 7, len(packed)):
-        pieces = [packed[start : start + size] for start in range(0, len(packed), size)]
-        assert inflate(pieces, coding, len(TEXT)) == TEXT
+    assert inflate(packed, coding, len(TEXT)) == TEXT
+
+
+@given(st.binary(max_size=3000), st.integers(0, 40), st.integers(1, 60), st.sampled_from(CODINGS))
+def test_inflater__any_body_and_step__gives_the_body_a_step_at_a_time(
+    body: bytes, times: int, step: int, coding: str
+) -> None:
+    body *= times
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encoding, "STEP_BYTES", step)
+        inflater = Inflater(deflate(body, coding), coding, len(body))
+        done = False
+        while not done:
+            before = inflater.size
+            done = inflater.step()
+            assert inflater.size - before <= step
+    assert inflater.result() == body
+
+
+def test_inflate_apart__charge_raises__ends_the_work() -> None:
+    sizes: list[int] = []
+
+    def charge(size: int) -> None:
+        sizes.append(size)
+        if size > STEP_BYTES:
+            raise BusyError("full")
+
+    body = random.Random(1).randbytes(3 * STEP_BYTES)
+    with pytest.raises(BusyError):
+        asyncio.run(inflate_apart(deflate(body, "gzip"), "gzip", len(body), charge, None))
+    assert len(sizes) == 2
+    assert sizes[-1] <= 2 * STEP_BYTES
 
 
 def test_what_other_tools_write_is_read() -> None:
-    assert inflate([gzip.compress(TEXT)], "gzip", 10_000) == TEXT
-    assert inflate([zlib.compress(TEXT)], "deflate", 10_000) == TEXT
+    assert inflate(gzip.compress(TEXT), "gzip", 10_000) == TEXT
+    assert inflate(zlib.compress(TEXT), "deflate", 10_000) == TEXT
     assert gzip.decompress(deflate(TEXT, "gzip")) == TEXT
     assert zlib.decompress(deflate(TEXT, "deflate")) == TEXT
 
 
 @pytest.mark.parametrize("coding", CODINGS)
 def test_the_limit_is_for_the_inflated_body(coding: str) -> None:
-    assert len(inflate([deflate(bytes(1000), coding)], coding, 1000)) == 1000
+    assert len(inflate(deflate(bytes(1000), coding), coding, 1000)) == 1000
     with pytest.raises(MlctlError, match="inflates to more than the limit of 1000") as caught:
-        inflate([deflate(bytes(1001), coding)], coding, 1000)
+        inflate(deflate(bytes(1001), coding), coding, 1000)
     assert caught.value.code is ErrorCode.PAYLOAD_TOO_LARGE
 
 
 def test_a_large_body_may_not_be_many_times_its_size() -> None:
     bomb = deflate(bytes(8 << 20), "gzip")
-    for pieces in ([bomb], [bomb[start : start + 50] for start in range(0, len(bomb), 50)]):
-        with pytest.raises(MlctlError, match=r"100 times its size, to \d{7} bytes") as caught:
-            inflate(pieces, "gzip", 64 << 20)
-        assert caught.value.code is ErrorCode.PAYLOAD_TOO_LARGE
-    assert len(inflate([deflate(bytes(1 << 20), "gzip")], "gzip", 64 << 20)) == 1 << 20
+    with pytest.raises(MlctlError, match=r"100 times its size, to \d{7} bytes") as caught:
+        inflate(bomb, "gzip", 64 << 20)
+    assert caught.value.code is ErrorCode.PAYLOAD_TOO_LARGE
+    assert len(inflate(deflate(bytes(1 << 20), "gzip"), "gzip", 64 << 20)) == 1 << 20
 
 
 def test_a_bomb_costs_no_more_than_the_limit() -> None:
@@ -61,36 +97,38 @@ def test_a_bomb_costs_no_more_than_the_limit() -> None:
     tracemalloc.start()
     try:
         with pytest.raises(MlctlError, match="inflates to more"):
-            inflate([bomb], "gzip", 100_000)
+            inflate(bomb, "gzip", 100_000)
         assert tracemalloc.get_traced_memory()[1] < 1_000_000
     finally:
         tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
-    ("pieces", "message"),
+    ("body", "message"),
     [
-        ([], "ends too early"),
-        ([b""], "ends too early"),
-        ([gzip.compress(TEXT)[:-1]], "ends too early"),
-        ([b"plain text"], "not valid gzip"),
-        ([zlib.compress(TEXT)], "not valid gzip"),
-        ([gzip.compress(TEXT)[:-8] + bytes(8)], "not valid gzip"),
-        ([gzip.compress(TEXT) + b"x"], "data after the end"),
-        ([gzip.compress(TEXT), b"", b"x"], "data after the end"),
-        ([gzip.compress(TEXT), gzip.compress(TEXT)], "data after the end"),
+        (b"", "ends too early"),
+        (gzip.compress(TEXT)[:-1], "ends too early"),
+        (b"plain text", "not valid gzip"),
+        (zlib.compress(TEXT), "not valid gzip"),
+        (gzip.compress(TEXT)[:-8] + bytes(8), "not valid gzip"),
+        (gzip.compress(TEXT) + b"x", "data after the end"),
+        (gzip.compress(TEXT) + gzip.compress(TEXT), "data after the end"),
     ],
 )
-def test_damaged_bodies_are_refused(pieces: list[bytes], message: str) -> None:
+@pytest.mark.parametrize("step", [1, 60, STEP_BYTES])
+def test_damaged_bodies_are_refused(
+    body: bytes, message: str, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoding, "STEP_BYTES", step)
     with pytest.raises(MlctlError, match=message) as caught:
-        inflate(pieces, "gzip", 10_000)
+        inflate(body, "gzip", 10_000)
     assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
 @given(st.binary(max_size=200), st.sampled_from(CODINGS), st.integers(0, 100))
 def test_any_bytes_are_inflated_or_refused(body: bytes, coding: str, limit: int) -> None:
     try:
-        assert len(inflate([body], coding, limit)) <= limit
+        assert len(inflate(body, coding, limit)) <= limit
     except MlctlError as error:
         assert error.code in (ErrorCode.INVALID_INPUT, ErrorCode.PAYLOAD_TOO_LARGE)
 
@@ -156,12 +194,3 @@ def test_answers_that_hardly_shrink_stay_as_they_are() -> None:
     text = b",".join(b"%.6f" % value for value in np.frombuffer(noise, np.float32))
     packed, _ = pack(text, b"gzip")
     assert len(packed) < len(text) * 0.6
-
-
-def test_an_inflater_holds_what_it_has_so_far() -> None:
-    inflater = Inflater("gzip", 10_000)
-    packed = gzip.compress(TEXT)
-    inflater.feed(packed[:20])
-    inflater.feed(b"")
-    inflater.feed(packed[20:])
-    assert inflater.finish() == TEXT
