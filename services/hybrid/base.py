@@ -125,7 +125,7 @@ class Store(Protocol):
         """The records of its bad rows by their ids."""
         ...
 
-    def write_back(self, digest: str, rows: Sequence[Row]) -> None:
+    def upsert(self, digest: str, rows: Sequence[Row]) -> None:
         """Put `rows` into the live generation of `digest`, which is made if there is none."""
         ...
 

@@ -86,11 +86,6 @@ class Finder:
         self._remember_absent([key for key, row in found.items() if row is None])
         return Found([found.get(key) for key in keys])
 
-    def written(self, keys: Sequence[str]) -> None:
-        """The store has these keys now."""
-        for key in keys:
-            self._absent.pop(key, None)
-
     def close(self) -> None:
         """Ask no more."""
         if self._threads is not None:

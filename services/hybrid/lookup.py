@@ -14,14 +14,11 @@ from prometheus_client import CollectorRegistry
 
 from bundle.clock import Clock
 from bundle.errors import ErrorCode, MlctlError
-from services.batching.admission import deadline_exceeded
 from services.hybrid.base import Row
 from services.hybrid.finding import Finder, Found
-from services.hybrid.flights import Flights, Landing
-from services.hybrid.meter import DOWN, FOREIGN, HIT, JOINED, MISS, STALE, HybridMeter
+from services.hybrid.meter import DOWN, FOREIGN, HIT, MISS, STALE, HybridMeter
 from services.hybrid.places import open_store
 from services.hybrid.rows import RowCodec
-from services.hybrid.writing import WriteBack
 from services.lanes import Priority
 from services.runtime.padding import Arrays
 from services.streaming import Answer
@@ -46,7 +43,6 @@ class Hybrid:
         clock: Clock,
         *,
         ttl: float | None = None,
-        back: WriteBack | None = None,
     ) -> None:
         self._codec = codec
         self._finder = finder
@@ -54,8 +50,6 @@ class Hybrid:
         self._meter = meter
         self._clock = clock
         self._ttl = ttl
-        self._back = back
-        self._flights = Flights()
         self._tasks: set[asyncio.Task[Answer]] = set()
 
     def ask(
@@ -81,11 +75,9 @@ class Hybrid:
         return future
 
     async def drain(self) -> None:
-        """Wait for the requests that are here, and for what is to be written; then end."""
+        """Wait for the requests in progress, then close the store."""
         while self._tasks:
             await asyncio.wait(self._tasks)
-        if self._back is not None:
-            await self._back.close()
         await asyncio.to_thread(self._finder.close)
 
     def _open(self, answer: Coroutine[Any, Any, Answer]) -> asyncio.Future[Answer]:
@@ -133,64 +125,21 @@ class Hybrid:
     async def _fill(
         self, request: InferRequest, found: Found, limit: float, priority: Priority
     ) -> Answer:
-        """The answer once every row is there, from the model or from another's run of it."""
-        loop = asyncio.get_running_loop()
-        rows, end = list(found.rows), loop.time() + limit
-        ran = Answer({}, 0.0, 0.0, 0)
-        try:
-            async with asyncio.timeout_at(end):
-                while None in rows:
-                    missing = [index for index, row in enumerate(rows) if row is None]
-                    joined, own = self._shared(request, missing)
-                    if own:
-                        left = end - loop.time()
-                        ran = await self._run(request, own, rows, left, priority, found.down)
-                    for index, landing in joined.items():
-                        rows[index] = await asyncio.shield(landing)
-        except TimeoutError:
-            raise deadline_exceeded() from None
-        return self._mixed(found, rows, ran)
-
-    def _shared(
-        self, request: InferRequest, missing: Sequence[int]
-    ) -> tuple[dict[int, Landing], list[int]]:
-        """The rows that another request's run will have, and those that are ours to ask for."""
-        joined: dict[int, Landing] = {}
-        for index in missing:
-            landing = self._flights.find(request.keys[index], request.inputs, index)
-            if landing is not None:
-                joined[index] = landing
-        self._meter.count(JOINED, len(joined))
-        return joined, [index for index in missing if index not in joined]
-
-    async def _run(
-        self,
-        request: InferRequest,
-        own: list[int],
-        rows: list[Row | None],
-        limit: float,
-        priority: Priority,
-        down: bool,
-    ) -> Answer:
-        """Ask the model for the rows at `own`, and put them into `rows`."""
+        """The answer with the model's outputs for the rows that the store lacks."""
+        missing = [index for index, row in enumerate(found.rows) if row is None]
         if not request.inputs:
-            raise _not_there(request.keys[own[0]], down=down)
-        keys, inputs = request.keys, request.inputs
-        if len(own) < len(keys):
-            inputs = {name: array[own] for name, array in inputs.items()}
-        with self._flights.run(keys, request.inputs, own) as landed:
-            answer = await self._submit(inputs, limit, priority)
-            payloads = self._codec.encode(answer.outputs)
-            now = self._clock.wall()
-            landed += [Row(keys[i], now, data) for i, data in zip(own, payloads, strict=True)]
-        for index, row in zip(own, landed, strict=True):
-            rows[index] = row
-        if self._back is not None and not down:
-            self._back.put(landed)
-        return answer
+            raise _not_there(request.keys[missing[0]], down=found.down)
+        inputs = request.inputs
+        if len(missing) < len(found.rows):
+            inputs = {name: array[missing] for name, array in inputs.items()}
+        ran = await self._submit(inputs, limit, priority)
+        payloads = [None if row is None else row.payload for row in found.rows]
+        for index, payload in zip(missing, self._codec.encode(ran.outputs), strict=True):
+            payloads[index] = payload
+        return self._mixed(found, [each for each in payloads if each is not None], ran)
 
-    def _mixed(self, found: Found, rows: Sequence[Row | None], ran: Answer) -> Answer:
-        outputs = self._codec.decode([row.payload for row in rows if row is not None])
+    def _mixed(self, found: Found, payloads: Sequence[bytes], ran: Answer) -> Answer:
+        outputs = self._codec.decode(payloads)
         stored = [row for row in found.rows if row is not None]
         said: dict[str, str | float] = {"source": "online", "age_s": 0.0}
         if stored:
@@ -220,12 +169,7 @@ def open_hybrid(
     timeout = settings.hybrid_timeout_ms / 1000
     meter = HybridMeter(host.name, registry)
     finder = Finder(store.reader(host.digest, timeout), timeout, clock)
-    back = None
-    if settings.hybrid_write_back:
-        back = WriteBack(store, host.digest, meter, finder.written)
-    return Hybrid(
-        codec, finder, batching.submit, meter, clock, ttl=settings.hybrid_ttl_s, back=back
-    )
+    return Hybrid(codec, finder, batching.submit, meter, clock, ttl=settings.hybrid_ttl_s)
 
 
 def _check_rows(request: InferRequest) -> None:

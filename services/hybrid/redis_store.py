@@ -144,7 +144,7 @@ class RedisStore:
         with _told():
             return _texts(self._db.hgetall(self._bad(generation)))
 
-    def write_back(self, digest: str, rows: Sequence[Row]) -> None:
+    def upsert(self, digest: str, rows: Sequence[Row]) -> None:
         with _told():
             live = self._db.hget(f"{self._prefix}:live", digest)
             if live is None:

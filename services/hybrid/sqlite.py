@@ -118,7 +118,7 @@ class SqliteStore:
                 db.execute("SELECT id, record FROM bad WHERE generation = ?", (generation,))
             )
 
-    def write_back(self, digest: str, rows: Sequence[Row]) -> None:
+    def upsert(self, digest: str, rows: Sequence[Row]) -> None:
         with self._transaction() as db:
             found = db.execute("SELECT generation FROM live WHERE digest = ?", (digest,)).fetchone()
             if found is None:
