@@ -1,6 +1,6 @@
-"""Requests with entity keys: answered from the store, and by the model where it has nothing.
+"""Answers to requests with entity keys, from the store and, for missing rows, from the model.
 
-Only rows without a fresh answer go to the model, and the answer has all in their order.
+Only rows without a fresh stored answer go to the model; the response keeps the order of the rows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Submit = Callable[[Arrays, float, Priority], asyncio.Future[Answer]]
 
 
 class Hybrid:
-    """Precomputed answers of one model in one worker; `ttl` in seconds."""
+    """Answers requests with entity keys to one model in one worker; `ttl` is in seconds."""
 
     def __init__(
         self,
@@ -55,10 +55,10 @@ class Hybrid:
     def ask(
         self, request: InferRequest, timeout: float, priority: Priority
     ) -> asyncio.Future[Answer]:
-        """The answer to a request with keys, within `timeout` seconds; cancel it to leave.
+        """Return a future of the answer, which may be cancelled; it fails after `timeout` seconds.
 
-        Raises INVALID_INPUT at once if the keys do not fit the inputs. The future fails with
-        KEY_NOT_FOUND where neither the store nor the model can answer.
+        INVALID_INPUT at once if the keys do not fit the inputs. The future fails with
+        KEY_NOT_FOUND if a key is not stored and the request has no inputs.
         """
         _check_rows(request)
         loop = asyncio.get_running_loop()
@@ -88,7 +88,7 @@ class Hybrid:
 
     async def _look(self, request: InferRequest, limit: float, priority: Priority) -> Answer:
         start = perf_counter()
-        found = self._fresh(await self._finder.find_apart(request.keys))
+        found = self._fresh(await self._finder.find_on_thread(request.keys))
         seconds = perf_counter() - start
         self._meter.looked_up(seconds)
         if None not in found.rows:
@@ -96,10 +96,10 @@ class Hybrid:
         return await self._fill(request, found, limit - seconds, priority)
 
     def _fresh(self, found: Found) -> Found:
-        """Without the rows that are too old, or no rows of this model; counted."""
+        """Remove rows that are too old or not of this model, and count all by result."""
         rows, stale = found.rows, 0
-        strange = [i for i, row in enumerate(rows) if row and not self._codec.fits(row.payload)]
-        for index in strange:
+        foreign = [i for i, row in enumerate(rows) if row and not self._codec.fits(row.payload)]
+        for index in foreign:
             rows[index] = None
         if self._ttl is not None:
             oldest = self._clock.wall() - self._ttl
@@ -110,25 +110,25 @@ class Hybrid:
         absent = rows.count(None)
         self._meter.count(HIT, len(rows) - absent)
         self._meter.count(STALE, stale)
-        self._meter.count(FOREIGN, len(strange))
-        self._meter.count(DOWN if found.down else MISS, absent - stale - len(strange))
+        self._meter.count(FOREIGN, len(foreign))
+        self._meter.count(DOWN if found.down else MISS, absent - stale - len(foreign))
         return found
 
     def _whole(self, rows: Sequence[Row | None], seconds: float) -> Answer:
-        """The answer of rows that all are there."""
-        there = [row for row in rows if row is not None]
-        age = max(0.0, self._clock.wall() - min(row.at for row in there))
-        outputs = self._codec.decode([row.payload for row in there])
-        said: dict[str, str | float] = {"source": "precomputed", "age_s": round(age, 3)}
-        return Answer(outputs, 0.0, seconds, 0, said)
+        """Return the answer of rows that are all stored."""
+        stored = [row for row in rows if row is not None]
+        age = max(0.0, self._clock.wall() - min(row.at for row in stored))
+        outputs = self._codec.decode([row.payload for row in stored])
+        parameters: dict[str, str | float] = {"source": "precomputed", "age_s": round(age, 3)}
+        return Answer(outputs, 0.0, seconds, 0, parameters)
 
     async def _fill(
         self, request: InferRequest, found: Found, limit: float, priority: Priority
     ) -> Answer:
-        """The answer with the model's outputs for the rows that the store lacks."""
+        """Run the model on the rows that the store lacks, and return the whole answer."""
         missing = [index for index, row in enumerate(found.rows) if row is None]
         if not request.inputs:
-            raise _not_there(request.keys[missing[0]], down=found.down)
+            raise _not_found(request.keys[missing[0]], down=found.down)
         inputs = request.inputs
         if len(missing) < len(found.rows):
             inputs = {name: array[missing] for name, array in inputs.items()}
@@ -141,19 +141,23 @@ class Hybrid:
     def _mixed(self, found: Found, payloads: Sequence[bytes], ran: Answer) -> Answer:
         outputs = self._codec.decode(payloads)
         stored = [row for row in found.rows if row is not None]
-        said: dict[str, str | float] = {"source": "online", "age_s": 0.0}
+        parameters: dict[str, str | float] = {"source": "online", "age_s": 0.0}
         if stored:
             age = self._clock.wall() - min(row.at for row in stored)
-            said = {"source": "mixed", "age_s": round(age, 3), "precomputed_rows": len(stored)}
-        return Answer(outputs, ran.queue_seconds, ran.infer_seconds, ran.batch_rows, said)
+            parameters = {
+                "source": "mixed",
+                "age_s": round(age, 3),
+                "precomputed_rows": len(stored),
+            }
+        return Answer(outputs, ran.queue_seconds, ran.infer_seconds, ran.batch_rows, parameters)
 
 
 def open_hybrid(
     host: ModelHost, batching: Batching, clock: Clock, registry: CollectorRegistry
 ) -> Hybrid | None:
-    """What answers the host's requests with keys; None if nothing is precomputed for it.
+    """Return what answers the host's requests with keys; None if MLCTL_HYBRID is not set.
 
-    UNSUPPORTED_MODEL for a model whose answers cannot be.
+    UNSUPPORTED_MODEL for a model whose answers cannot be precomputed.
     """
     settings = host.settings
     if settings.hybrid is None:
@@ -161,7 +165,7 @@ def open_hybrid(
     if not batching.limits.joinable:
         raise MlctlError(
             ErrorCode.UNSUPPORTED_MODEL,
-            f"model {host.name!r} takes no row by itself, so none can be answered beforehand",
+            f"model {host.name!r} has no independent rows, so its answers cannot be precomputed",
             "Serve it without MLCTL_HYBRID.",
         )
     codec = RowCodec(host.signature.outputs)
@@ -181,11 +185,11 @@ def _check_rows(request: InferRequest) -> None:
             raise invalid(f"tensor {name!r} has {rows} rows for {count} entity keys")
 
 
-def _not_there(key: str, *, down: bool) -> MlctlError:
+def _not_found(key: str, *, down: bool) -> MlctlError:
     if down:
         return MlctlError(
             ErrorCode.UNAVAILABLE,
-            "precomputed answers cannot be read now",
+            "precomputed answers are unavailable",
             "Retry shortly, or send the inputs as well.",
         )
     return MlctlError(ErrorCode.KEY_NOT_FOUND, f"nothing is precomputed for {shown(key)}")
