@@ -1,9 +1,8 @@
 """The batching curve: rows a second at batches of 1 to 64, and 64 rows in one pass against 64.
 
-`python -m benchmarks.gpu --provider cuda` (or tensorrt, tensorrt-raw, cpu). With cuda and
-tensorrt-raw there is a second line: what servers do with MLCTL_CUDA_GRAPHS=auto, from fixed
-buffers and with one CUDA graph for each batch size. No GPU has run this yet; with `--provider cpu`
-the curve itself is measured on any machine.
+`python -m benchmarks.gpu --provider cuda` (or tensorrt, cpu). With cuda there is a second line:
+what servers do with MLCTL_CUDA_GRAPHS=1, one CUDA graph for each batch size. No GPU has run this
+yet; with `--provider cpu` the curve itself is measured on any machine.
 """
 
 from __future__ import annotations
@@ -20,13 +19,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.workloads import MAX_ROWS, NAMES, Workload, make_workload
-from bundle.manifest import Batching
-from services.runtime.graphed import open_graphed
-from services.runtime.session import Session, open_session
+from services.runtime.graphs import open_graphed
+from services.runtime.session import open_session
 
 BATCHES = (1, 2, 4, 8, 16, 32, MAX_ROWS)
-PROVIDERS = ("cpu", "cuda", "tensorrt", "tensorrt-raw")
-_GRAPHED = ("cuda", "tensorrt-raw")
+PROVIDERS = ("cpu", "cuda", "tensorrt")
 _RUNS = 50
 _WARM_RUNS = 5
 _SECONDS = 2.0
@@ -94,16 +91,11 @@ def runs_of(workload: Workload, provider: str) -> dict[str, Run]:
     batching = workload.bundle.manifest.batching.model_copy(update={"buckets": BATCHES})
     session = open_session(workload.model, provider, batching=batching)
     runs: dict[str, Run] = {provider: lambda rows: session.run({"x": rows})["y"]}
-    if provider in _GRAPHED:
-        graphed = _open_graphed(workload, provider, batching)
-        runs[f"{provider}, bound buffers and graphs"] = lambda rows: graphed.run({"x": rows})["y"]
-    return runs
-
-
-def _open_graphed(workload: Workload, provider: str, batching: Batching) -> Session:
     if provider == "cuda":
-        return open_graphed(workload.model, workload.bundle.manifest.model_signature, batching)
-    return open_session(workload.model, provider, batching=batching, graphs=True)
+        signature = workload.bundle.manifest.model_signature
+        graphed = open_graphed(workload.model, signature, batching)
+        runs["cuda, one graph for each size"] = lambda rows: graphed.run({"x": rows})["y"]
+    return runs
 
 
 def measure_gpu(

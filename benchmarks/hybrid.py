@@ -90,7 +90,7 @@ async def _lookups(finder: Finder, requests: Sequence[Sequence[str]]) -> np.ndar
     seconds = []
     for keys in requests:
         start = time.perf_counter()
-        found = finder.find(keys) if finder.quick else await finder.find_apart(keys)
+        found = finder.find(keys) if finder.quick else await finder.find_on_thread(keys)
         seconds.append(time.perf_counter() - start)
         assert None not in found.rows, "a key that was written was not found in time"
     return np.array(seconds[_WARM if len(seconds) > 10 * _WARM else 0 :]) * 1e6

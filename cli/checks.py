@@ -89,29 +89,23 @@ def check_runtime() -> Finding:
 
 def check_tensorrt() -> Finding:
     """TensorRT finds a GPU, and is the one that the runtime's provider was built for."""
+    from bundle.errors import MlctlError
+    from services.tensorrt import devices
     from services.tensorrt.installed import provider_problem, tensorrt_version
-    from services.tensorrt.probe import probe_device
 
     version = tensorrt_version()
     if version is None:
         return Finding("tensorrt", Severity.OK, "not installed (optional)")
-    probe = probe_device()
-    if probe.device is None:
-        return Finding(
-            "tensorrt",
-            Severity.WARN,
-            f"TensorRT {version} cannot be used: {probe.reason}",
-            "It needs an NVIDIA GPU, its driver, and a TensorRT made for that driver's CUDA.",
-        )
-    device = f"TensorRT {version} on {probe.device.name}, driver {probe.device.driver}"
+    try:
+        gpu = devices.find_gpu()
+    except MlctlError as error:
+        told = f"TensorRT {version} cannot be used: {error.message}"
+        return Finding("tensorrt", Severity.WARN, told, error.hint)
     if problem := provider_problem():
-        return Finding(
-            "tensorrt",
-            Severity.WARN,
-            f"{device}: the provider tensorrt-raw only, since {problem}",
-            "pip install 'mlctl[trt-ep]' for the provider tensorrt",
-        )
-    return Finding("tensorrt", Severity.OK, device)
+        told = f"TensorRT {version} cannot be used: {problem}"
+        return Finding("tensorrt", Severity.WARN, told, "pip install 'mlctl[trt]'")
+    told = f"TensorRT {version} on {gpu.name}, driver {gpu.driver}"
+    return Finding("tensorrt", Severity.OK, told)
 
 
 def _package_check(

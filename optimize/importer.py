@@ -7,7 +7,6 @@ it builds is thrown away.
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,8 +14,7 @@ from pathlib import Path
 from bundle.clock import Clock, SystemClock
 from bundle.manifest import Batching
 from services.runtime.graph import read_graph
-from services.tensorrt.build import build_engine
-from services.tensorrt.options import EngineOptions, Flavour
+from services.tensorrt.build import LIBRARY, build_engine
 from services.tensorrt.process import Cause, WorkerError
 from services.tensorrt.profile import DEFAULT_LENGTHS, Range, make_profile
 
@@ -51,14 +49,12 @@ def check_importable(
     dimensions. PATH_UNSAFE, FILE_MISSING or UNSUPPORTED_MODEL if `model` is no ONNX graph.
     """
     clock = clock or SystemClock()
-    if find_spec(Flavour.RTX.value) is None:
+    if find_spec(LIBRARY) is None:
         return ImporterVerdict(None, "not checked: install mlctl[trt-check]")
     profile = make_profile(read_graph(model).inputs, batching, lengths)
-    options = EngineOptions(build_timeout_s=timeout_s)
     start = clock.monotonic()
     try:
-        with tempfile.TemporaryDirectory(prefix="mlctl-importer-") as directory:
-            built = build_engine(model, Path(directory) / "engine", profile, options, Flavour.RTX)
+        built = build_engine(model, profile, timeout_s)
     except WorkerError as error:
         if error.cause in (Cause.TIMED_OUT, Cause.UNAVAILABLE):
             return ImporterVerdict(None, f"not checked: {error.reason}")

@@ -8,9 +8,8 @@ from pathlib import Path
 from bundle.errors import ErrorCode, MlctlError
 from optimize.recipes.base import Target
 from services.runtime.session import open_session
-from services.tensorrt.cuda import Driver
+from services.tensorrt.devices import find_gpu
 from services.tensorrt.installed import provider_problem
-from services.tensorrt.probe import probe_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,22 +32,19 @@ class Place:
 
 def find_place(target: Target, graph: Path) -> Place:
     """The place for `target` on this machine, found out without building an engine."""
-    missing: str | None = None
-    if target is Target.TENSORRT:
-        missing = provider_problem() or probe_device().reason or None
-    elif target is Target.CUDA:
-        missing = _refusal(graph, target)
-    if target is Target.CPU or missing is not None:
-        return Place(target, Target.CPU.value, missing)
-    gpu = Driver().describe()
-    return Place(target, target.value, device=f"{gpu.name} (compute {gpu.compute_capability})")
-
-
-def _refusal(graph: Path, target: Target) -> str | None:
-    try:
-        open_session(graph, target.value)
-    except MlctlError as error:
-        if error.code is not ErrorCode.PROVIDER_UNAVAILABLE:
-            raise
-        return error.message
-    return None
+    if target is Target.CPU:
+        return Place(target, target.value)
+    missing = provider_problem() if target is Target.TENSORRT else None
+    if missing is None:
+        try:
+            if target is Target.CUDA:
+                open_session(graph, target.value)
+            gpu = find_gpu()
+        except MlctlError as error:
+            if error.code is not ErrorCode.PROVIDER_UNAVAILABLE:
+                raise
+            missing = error.message
+        else:
+            name = f"{gpu.name} (compute {gpu.compute_capability})"
+            return Place(target, target.value, device=name)
+    return Place(target, Target.CPU.value, missing)

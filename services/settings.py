@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import AfterValidator, Field, ValidationError
 from pydantic_settings import SettingsConfigDict
@@ -13,7 +13,7 @@ from bundle.errors import ErrorCode, MlctlError
 from services.hybrid.settings import HybridSettings
 from services.observe.settings import ObserveSettings
 from services.secure.settings import SecureSettings
-from services.tensorrt.options import EngineFlags, EngineOptions, HardwareCompatibility
+from services.tensorrt.options import EngineOptions
 from services.tensorrt.profile import Range
 
 _PREFIX = "MLCTL_"
@@ -46,8 +46,8 @@ class Settings(ObserveSettings, SecureSettings, HybridSettings):
     the bundle allows; under overload a predicted wait of less
     than `overload_patience_ms` is accepted all the same. `max_long_requests` is how many streams
     and requests above a batch's rows are open at once. `pad_rows` unset pads batches to the
-    bundle's sizes only on CUDA and TensorRT; graphs of these are captured where the
-    model allows it if `cuda_graphs` is auto. A batch that runs for longer than `hang_s`
+    bundle's sizes only on CUDA and TensorRT; with `cuda_graphs` the provider cuda runs each of
+    these sizes as one CUDA graph. A batch that runs for longer than `hang_s`
     (and 20 times what is expected) counts as hung, and unless `hang_exit` is off its worker
     ends, so that the supervisor starts another. `deadline_ms` bounds every request,
     reading included. `workers` processes share the ports. Each takes requests whose bodies,
@@ -84,12 +84,10 @@ class Settings(ObserveSettings, SecureSettings, HybridSettings):
     max_rows: Annotated[int, Field(ge=1)] | None = None
     max_wait_ms: Annotated[float, Field(ge=0, le=60_000)] | None = None
     pad_rows: bool | None = None
-    cuda_graphs: Literal["auto", "off"] = "off"
+    cuda_graphs: bool = False
     hang_s: Annotated[float, Field(gt=0)] = 30.0
     hang_exit: bool = True
     deadline_ms: Annotated[float, Field(gt=0, le=3_600_000)] = 30_000.0
-    trt_version_compatible: bool = False
-    trt_hardware_compatibility: HardwareCompatibility = HardwareCompatibility.NONE
     trt_workspace_mb: Annotated[int, Field(ge=1)] | None = None
     trt_lengths: Annotated[str, AfterValidator(_check_lengths)] = "1:128:512"
     trt_build_timeout_s: Annotated[float, Field(gt=0)] = 1800.0
@@ -103,12 +101,11 @@ class Settings(ObserveSettings, SecureSettings, HybridSettings):
     def engine(self) -> EngineOptions:
         """How TensorRT is to build the model's engine; other providers build none."""
         workspace = self.trt_workspace_mb
-        flags = EngineFlags(
-            version_compatible=self.trt_version_compatible,
-            hardware_compatibility=self.trt_hardware_compatibility,
-            workspace_bytes=None if workspace is None else workspace << 20,
+        return EngineOptions(
+            parse_lengths(self.trt_lengths),
+            None if workspace is None else workspace << 20,
+            self.trt_build_timeout_s,
         )
-        return EngineOptions(flags, parse_lengths(self.trt_lengths), self.trt_build_timeout_s)
 
 
 def load_settings() -> Settings:

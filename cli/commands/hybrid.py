@@ -67,7 +67,7 @@ def flip(output: Output, name: str, generation: int) -> None:
     from bundle.clock import SystemClock
     from services.hybrid import manage
 
-    _told(output, name, manage.flip(name, generation, SystemClock().wall()))
+    _print_live(output, name, manage.flip(name, generation, SystemClock().wall()))
 
 
 @hybrid.command()
@@ -79,10 +79,10 @@ def rollback(output: Output, name: str, digest: str | None) -> None:
     from bundle.clock import SystemClock
     from services.hybrid import manage
 
-    _told(output, name, manage.rollback(name, digest, SystemClock().wall()))
+    _print_live(output, name, manage.rollback(name, digest, SystemClock().wall()))
 
 
-def _told(output: Output, name: str, generation: Generation) -> None:
+def _print_live(output: Output, name: str, generation: Generation) -> None:
     if output.as_json:
         output.document(_document(generation))
     else:

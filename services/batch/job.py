@@ -26,7 +26,7 @@ from services.batch.engine import Event, Executor, ReadingExecutor, Run
 from services.batch.feeds import find_feeds, parse_map
 from services.batch.filters import Filter
 from services.batch.limits import ErrorLimit
-from services.batch.model import Scorable, check_batched, open_scorable, open_staging
+from services.batch.model import Scorable, check_batched, open_scorable
 from services.batch.scoring import Recipe, UnitScorer
 
 if TYPE_CHECKING:
@@ -87,8 +87,7 @@ class Scoring:
     def open(self) -> UnitScorer:
         """The scorer of units, with the model loaded."""
         scorer = open_scorable(self.model, self.batch_rows)
-        staging = open_staging(scorer)
-        return UnitScorer(scorer, self.recipe, self.schema, self.most_bad, staging=staging)
+        return UnitScorer(scorer, self.recipe, self.schema, self.most_bad)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,6 @@ from services.ship.signed import require_signed
 
 if TYPE_CHECKING:
     from services.runtime.scorer import Scorer
-    from services.runtime.staging import Staging
 
 # What rows can be scored with.
 Scorable = VerifiedBundle | WholePipeline
@@ -135,15 +134,15 @@ def open_scorer(bundle: VerifiedBundle, batch_rows: int | None = None) -> Scorer
     from services.runtime.scorer import Scorer
     from services.settings import load_settings
 
-    # With CUDA its rows are copied ahead to memory that changes, which no captured graph reads,
-    # in calls that are all as large but for the last one.
+    # The calls of a job have all the same size but for the last one, which need not be the
+    # largest of the bundle's sizes: there is nothing to pad to, and no graph for it.
     given = load_settings()
-    update: dict[str, object] = {"cuda_graphs": "off"}
+    update: dict[str, object] = {"cuda_graphs": False}
     if (given.provider or bundle.manifest.variant.target) == "cuda" and given.pad_rows is None:
         update["pad_rows"] = False
     scorer = Scorer.open(bundle, given.model_copy(update=update))
     rows = batch_rows or _call_rows(bundle, scorer.provider)
-    if scorer.provider.startswith("tensorrt"):  # an engine takes no more than it was built for
+    if scorer.provider == "tensorrt":  # an engine takes no more than it was built for
         rows = min(rows, scorer.max_rows)
     scorer.max_rows = rows
     return scorer
@@ -165,20 +164,6 @@ def verify_at(model: Scorable, place: Callable[[VerifiedBundle], Path]) -> Scora
     """The same model with its bundles where `place` says, proved anew; `verify`'s errors."""
     found = tuple(verify(place(bundle), bundle.digest) for bundle in bundles_of(model))
     return replace(model, stages=found) if isinstance(model, WholePipeline) else found[0]
-
-
-def open_staging(scorer: Scorer | PipelineScorer) -> Staging | None:
-    """Copies ahead of the model's calls, if it runs on a GPU by way of ONNX Runtime's CUDA."""
-    session = scorer.bindable
-    if session is None:
-        return None
-    from services.runtime.staging import Staging, can_stage
-    from services.tensorrt.cuda import Driver, Gpu
-
-    if not can_stage(scorer.signature):
-        return None
-    driver = Driver()
-    return Staging(session, scorer.signature, scorer.max_rows, Gpu(driver), Gpu(driver))
 
 
 def _call_rows(bundle: VerifiedBundle, provider: str) -> int:

@@ -19,14 +19,12 @@ from services.batch.feeds import Feed
 from services.batch.filters import Filter
 from services.batch.tensors import Reasons, Tensors, to_tensors
 from services.batch.values import row_as_json, with_nul
-from services.runtime.faults import RunError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from services.pipelines.scorer import PipelineScorer
     from services.runtime.scorer import Scorer
-    from services.runtime.staging import Loaded, Staging
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A unit's tensors: of the `picked` rows, if there is a filter. `loaded` are on the device.
+    """A unit's tensors: of the `picked` rows, if there is a filter.
 
     `unfit` are the rows of the table for which there is no place, with the column at fault.
     """
@@ -59,17 +57,16 @@ class Prepared:
     table: pa.Table
     picked: np.ndarray | None
     groups: list[Tensors]
-    loaded: list[Loaded | None]
     reasons: Reasons
     unfit: Mapping[int, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What the model made of each group: answers, or what is still to be fetched."""
+    """What the model made of each group."""
 
     prepared: Prepared
-    pieces: list[Scored | Loaded]
+    pieces: list[Scored]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,27 +82,27 @@ class UnitScorer:
     schema: pa.Schema
     most_bad: int | None = None
     clock: Clock = field(default_factory=SystemClock)
-    staging: Staging | None = None
 
     def score(self, chunk: Chunk) -> UnitResult:
         """The unit's answers in the order of its rows, and its bad rows in theirs."""
         return self.finish(self.run(self.prepare(chunk)))
 
     def prepare(self, chunk: Chunk) -> Prepared:
-        """The unit's tensors, on the device if there is one."""
+        """The unit's tensors."""
         table = chunk.table
         picked = None if self.recipe.filter is None else self.recipe.filter.keep(table)
         if picked is not None:
             table = table.take(picked)
         groups, reasons = to_tensors(table, self.recipe.feeds, forbid_nan=self.recipe.forbid_nan)
         unfit = with_nul(table.select(self.recipe.keep)) if self.recipe.forbid_nul else {}
-        loaded = [self.staging.load(group.arrays) if self.staging else None for group in groups]
-        return Prepared(chunk, table, picked, groups, loaded, reasons, unfit)
+        return Prepared(chunk, table, picked, groups, reasons, unfit)
 
     def run(self, prepared: Prepared) -> Ran:
         """Have the model answer: the only step that asks it."""
-        groups = zip(prepared.groups, prepared.loaded, strict=True)
-        return Ran(prepared, [self._run(group, loaded) for group, loaded in groups])
+        groups = prepared.groups
+        return Ran(
+            prepared, [score_rows(self._call, group.arrays, self.most_bad) for group in groups]
+        )
 
     def finish(self, ran: Ran) -> UnitResult:
         """The answers as a table, and the bad rows."""
@@ -126,23 +123,10 @@ class UnitScorer:
         skipped = chunk.table.num_rows - table.num_rows
         return UnitResult(chunk.unit, answers, tuple(bad), skipped)
 
-    def _run(self, group: Tensors, loaded: Loaded | None) -> Scored | Loaded:
-        if loaded is not None:
-            assert self.staging is not None
-            try:
-                self.staging.run(loaded)
-            except RunError:
-                # Which rows are at fault is found from the host's arrays.
-                self.staging.drop(loaded)
-            else:
-                return loaded
-        return score_rows(self._call, group.arrays, self.most_bad)
-
     def _usable(
-        self, group: Tensors, piece: Scored | Loaded, reasons: Reasons, unfit: Mapping[int, str]
+        self, group: Tensors, scored: Scored, reasons: Reasons, unfit: Mapping[int, str]
     ) -> Scored:
         """One group's answers, with rows counted in the table; adds to `reasons`."""
-        scored = piece if isinstance(piece, Scored) else self._fetched(piece)
         rows = group.rows[scored.rows]
         reasons |= {int(group.rows[index]): why for index, why in scored.reasons.items()}
         if scored.outputs is None:
@@ -158,11 +142,6 @@ class UnitScorer:
         reasons |= {int(rows[index]): why for index, why in wrong.items()}
         good = np.delete(np.arange(len(rows)), list(wrong))
         return Scored({n: a[good] for n, a in scored.outputs.items()}, rows[good], {})
-
-    def _fetched(self, loaded: Loaded) -> Scored:
-        assert self.staging is not None
-        rows = np.arange(loaded.rows)
-        return Scored(self.staging.fetch(loaded), rows, {})
 
     def _call(self, inputs: Any) -> dict[str, np.ndarray]:
         self.scorer.check(inputs)

@@ -1,7 +1,7 @@
-"""The seams of hybrid serving: generations of precomputed answers, written whole, then live.
+"""Interfaces of precomputed answers: generations, which are written in full before they are live.
 
-A generation belongs to one model's digest, and each digest has its own live one. A server
-reads the live one of its own digest only, so two colours of a rollout never mix answers.
+A generation belongs to one model's digest, and each digest has its own live generation. A server
+reads only the live one of its own digest, so the two slots of a rollout never mix answers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from bundle.errors import ErrorCode, MlctlError
 
-# Generations of so many digests stay: both colours of a rollout, and one that was tried.
+# Digests whose generations are kept: both slots of a rollout, and one that was tried before.
 KEPT_DIGESTS = 3
 # A job renews the lease on its generation several times in this time. A job whose lease has run
 # out counts as dead: another one may resume its generation or drop it.
@@ -22,7 +22,7 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
 
 class Row(NamedTuple):
-    """An entity's answer: `at` is the wall time in seconds, `payload` as RowCodec has it."""
+    """An entity's answer: `at` is its wall time in seconds, `payload` is RowCodec's encoding."""
 
     key: str
     at: float
@@ -31,10 +31,10 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """Answers of one model, made together: `made_at` in seconds of the wall clock.
+    """Answers of one model that one job wrote; times are seconds of the wall clock.
 
-    One that is `sealed` is complete. `flipped_at` is when it last became the live one of its
-    digest, None if it never was.
+    A `sealed` generation is complete. `flipped_at` is when it last became the live one of its
+    digest, None if it never did.
     """
 
     number: int
@@ -49,9 +49,9 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What a job stores in one step: rows, and the record of the units that they complete.
+    """What a job stores in one step: rows, and the records of the units that they complete.
 
-    `units` and `bad` are records as JSON by their ids; `resolved` are ids of bad rows that leave.
+    `units` and `bad` map ids to records in JSON; `resolved` are ids of bad rows to remove.
     """
 
     rows: Sequence[Row]
@@ -62,10 +62,10 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """What the store knows of the job that writes a generation.
+    """What the store has recorded of the job that writes a generation.
 
-    `job` is what the job described itself with, `units` are the records of committed units by
-    their ids, `bad` is the number of bad rows. One that is not `intact` has lost rows.
+    `job` describes the job, `units` maps the ids of committed units to their records, `bad` is
+    the number of bad rows. A generation that is not `intact` has lost rows.
     """
 
     job: str
@@ -75,26 +75,26 @@ class JobRecord:
 
 
 class Reader(Protocol):
-    """The live generation of one digest. One that is `quick` may be asked on an event loop."""
+    """Reads the live generation of one digest; a `quick` reader may be used on an event loop."""
 
     quick: bool
 
     def get(self, keys: Sequence[str]) -> list[Row | None]:
-        """The row of each key, all of one generation; StoreError if the store cannot tell."""
+        """Return the row of each key or None, all of one generation; StoreError on failure."""
         ...
 
     def close(self) -> None: ...
 
 
 class Store(Protocol):
-    """Where generations are. Every method raises StoreError if the store cannot be used."""
+    """Stores generations. Every method raises StoreError if the store is unavailable or broken."""
 
     def reader(self, digest: str, timeout: float) -> Reader:
-        """A reader that gives up on a lookup after `timeout` seconds; opens nothing yet."""
+        """Return a reader whose lookups time out after `timeout` seconds; opens nothing yet."""
         ...
 
     def create(self, digest: str, made_at: float, owner: str, job: str = "") -> int:
-        """The number of a new generation that no reader sees; `owner` has its lease."""
+        """Create a generation that no reader sees, leased to `owner`; return its number."""
         ...
 
     def claim(self, generation: int, owner: str, job: str | None = None) -> bool:
@@ -109,55 +109,54 @@ class Store(Protocol):
         ...
 
     def commit(self, generation: int, owner: str, commit: Commit, units: int = 0) -> None:
-        """Add rows, or replace those of the same keys, and record their units; durable then.
+        """Add rows, or replace those of the same keys, and record their units.
 
-        A unit is recorded only if all its rows are there. JOB_RUNNING if `owner` is not the
-        last one who claimed it; JOB_CHANGED if the store holds fewer than the `units` that the
-        job has committed before, or fewer rows.
+        A unit is recorded only after all its rows. JOB_RUNNING if `owner` no longer owns the
+        generation; JOB_CHANGED if the store holds fewer than the `units` units that the job has
+        committed before, or has lost rows.
         """
         ...
 
     def record(self, generation: int) -> JobRecord | None:
-        """The record of the generation's job; None if no job made it."""
+        """Return the record of the generation's job; None if no job made it."""
         ...
 
     def quarantine(self, generation: int) -> Mapping[str, str]:
-        """The records of its bad rows by their ids."""
+        """Return the records of the generation's bad rows by their ids."""
         ...
 
-    def write_back(self, digest: str, rows: Sequence[Row]) -> None:
-        """Put `rows` into the live generation of `digest`, which is made if there is none."""
+    def upsert(self, digest: str, rows: Sequence[Row]) -> None:
+        """Put `rows` into the live generation of `digest`; create one if there is none."""
         ...
 
     def seal(self, generation: int, owner: str, units: int = 0) -> None:
-        """Mark a generation of at least `units` units as complete; fails as `commit` does."""
+        """Mark a generation of at least `units` units as complete; raises what `commit` does."""
         ...
 
     def flip(self, generation: int, at: float) -> None:
-        """Make it the live one of its digest at once; what is older than the previous one goes.
+        """Make a generation the live one of its digest, and drop those nobody can go back to.
 
-        NOT_FOUND for a generation that is not there, NOT_READY for one that is not sealed or
-        has lost rows.
+        NOT_FOUND if there is no such generation, NOT_READY if it is not sealed or has lost rows.
         """
         ...
 
     def drop(self, generation: int) -> None:
-        """Remove a generation; its digest has none then if it was the live one."""
+        """Remove a generation. If it was live, its digest has no live generation afterwards."""
         ...
 
     def generations(self) -> list[Generation]:
-        """All that are there, in order of their numbers."""
+        """Return all generations, ordered by number."""
         ...
 
     def close(self) -> None: ...
 
 
 class StoreError(Exception):
-    """The store cannot be used: it is away, broken, or not what it should be."""
+    """The store is unavailable or broken, or holds unexpected data."""
 
 
 def check_name(name: str) -> str:
-    """`name` if it can name a file and a table's rows; INVALID_INPUT otherwise."""
+    """Return `name` if it is a valid name for precomputed answers; INVALID_INPUT otherwise."""
     if not re.match(NAME_PATTERN, name):
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
@@ -168,9 +167,9 @@ def check_name(name: str) -> str:
 
 
 def surplus(generations: Sequence[Generation]) -> list[Generation]:
-    """What nobody can go back to: neither live nor previous, or of a digest long not flipped.
+    """Return the generations to drop: neither live nor previous, or of a digest long not flipped.
 
-    A generation that was never live is not surplus: a job may be writing it.
+    A generation that was never live is not among them: a job may be writing it.
     """
     flipped = sorted(
         (each for each in generations if each.live),
@@ -206,7 +205,7 @@ def rows_lost(generation: int) -> MlctlError:
 
 
 def require_sealed(generation: int, sealed: bool | None) -> None:
-    """NOT_FOUND where `sealed` is None as nothing is there, NOT_READY where it is false."""
+    """Raise NOT_FOUND if `sealed` is None (no such generation), NOT_READY if it is False."""
     if sealed is None:
         raise MlctlError(
             ErrorCode.NOT_FOUND,

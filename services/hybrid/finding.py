@@ -1,7 +1,7 @@
-"""Looking keys up, whatever state the store is in: a store that is down only costs answers.
+"""Lookups that never fail: while the store is down, every key counts as missing.
 
-A quick reader is asked where the caller is. Others are asked on threads, with a limit of
-time; keys that they do not have are remembered for a moment, as is that a store is down.
+A quick reader is called in place. Others are called on threads, with a timeout; the keys that
+they lack are cached for a second, and a store that failed is not asked again for a second.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ from bundle.clock import Clock
 from services.hybrid.base import Reader, Row, StoreError
 
 _THREADS = 4
-# A store that failed is left alone for so long; one that was late, only if it is so again.
-_REST_SECONDS = 1.0
-_LATE_TIMES = 3
+# How long a store is not asked after a failure, or after so many timeouts in a row.
+_PAUSE_SECONDS = 1.0
+_MAX_TIMEOUTS = 3
+# How long, and of how many keys, it is remembered that the store lacks them.
 _ABSENT_SECONDS = 1.0
 _ABSENT_KEYS = 65_536
 logger = logging.getLogger("mlctl.hybrid")
 
 
 class Found(NamedTuple):
-    """The row of each key or None; `down` if that is because the store could not be asked."""
+    """The row of each key or None; `down` if the store was unavailable."""
 
     rows: list[Row | None]
     down: bool = False
 
 
 class Finder:
-    """Asks one reader. Belongs to one event loop; `timeout` is in seconds."""
+    """Looks keys up with one reader, for one event loop; `timeout` is in seconds."""
 
     def __init__(self, reader: Reader, timeout: float, clock: Clock) -> None:
         self.quick = reader.quick
@@ -41,27 +42,27 @@ class Finder:
         self._clock = clock
         self._threads = None if reader.quick else ThreadPoolExecutor(_THREADS, "mlctl-hybrid")
         self._absent: dict[str, float] = {}
-        self._late = 0
-        self._rests_until = 0.0
-        self._told = False
+        self._timeouts = 0
+        self._paused_until = 0.0
+        self._is_down = False
 
     def find(self, keys: Sequence[str]) -> Found:
-        """Ask a quick reader."""
-        if self._told and self._clock.monotonic() < self._rests_until:
+        """Look keys up with a quick reader."""
+        if self._is_down and self._clock.monotonic() < self._paused_until:
             return _nothing(keys)
         try:
             rows = self._reader.get(keys)
         except StoreError as error:
-            self._rest(error)
+            self._pause(error)
             return _nothing(keys)
-        if self._told:
+        if self._is_down:
             self._recovered()
         return Found(rows)
 
-    async def find_apart(self, keys: Sequence[str]) -> Found:
-        """Ask a reader that takes its time."""
+    async def find_on_thread(self, keys: Sequence[str]) -> Found:
+        """Look keys up on a thread."""
         now = self._clock.monotonic()
-        if now < self._rests_until:
+        if now < self._paused_until:
             return _nothing(keys)
         absent = self._absent
         wanted = [key for key in keys if absent.get(key, 0.0) <= now]
@@ -72,27 +73,22 @@ class Finder:
             async with asyncio.timeout(self._timeout):
                 rows = await loop.run_in_executor(self._threads, self._reader.get, wanted)
         except TimeoutError:
-            self._late += 1
-            if self._late >= _LATE_TIMES:
-                self._rest("it does not answer in time")
+            self._timeouts += 1
+            if self._timeouts >= _MAX_TIMEOUTS:
+                self._pause("lookups time out")
             return _nothing(keys)
         except StoreError as error:
-            self._rest(error)
+            self._pause(error)
             return _nothing(keys)
-        self._late = 0
-        if self._told:
+        self._timeouts = 0
+        if self._is_down:
             self._recovered()
         found = dict(zip(wanted, rows, strict=True))
         self._remember_absent([key for key, row in found.items() if row is None])
         return Found([found.get(key) for key in keys])
 
-    def written(self, keys: Sequence[str]) -> None:
-        """The store has these keys now."""
-        for key in keys:
-            self._absent.pop(key, None)
-
     def close(self) -> None:
-        """Ask no more."""
+        """Stop the threads and close the reader."""
         if self._threads is not None:
             self._threads.shutdown(cancel_futures=True)
         self._reader.close()
@@ -103,16 +99,16 @@ class Finder:
         until = self._clock.monotonic() + _ABSENT_SECONDS
         self._absent.update(dict.fromkeys(keys, until))
 
-    def _rest(self, reason: object) -> None:
-        self._rests_until = self._clock.monotonic() + _REST_SECONDS
-        self._late = 0
-        if not self._told:
-            self._told = True
-            logger.warning("precomputed answers cannot be read, the model answers: %s", reason)
+    def _pause(self, reason: object) -> None:
+        self._paused_until = self._clock.monotonic() + _PAUSE_SECONDS
+        self._timeouts = 0
+        if not self._is_down:
+            self._is_down = True
+            logger.warning("precomputed answers are unavailable, the model answers: %s", reason)
 
     def _recovered(self) -> None:
-        self._told = False
-        logger.info("precomputed answers can be read again")
+        self._is_down = False
+        logger.info("precomputed answers are available again")
 
 
 def _nothing(keys: Sequence[str]) -> Found:

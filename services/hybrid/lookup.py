@@ -1,6 +1,6 @@
-"""Requests with entity keys: answered from the store, and by the model where it has nothing.
+"""Answers to requests with entity keys, from the store and, for missing rows, from the model.
 
-Only rows without a fresh answer go to the model, and the answer has all in their order.
+Only rows without a fresh stored answer go to the model; the response keeps the order of the rows.
 """
 
 from __future__ import annotations
@@ -14,14 +14,11 @@ from prometheus_client import CollectorRegistry
 
 from bundle.clock import Clock
 from bundle.errors import ErrorCode, MlctlError
-from services.batching.admission import deadline_exceeded
 from services.hybrid.base import Row
 from services.hybrid.finding import Finder, Found
-from services.hybrid.flights import Flights, Landing
-from services.hybrid.meter import DOWN, FOREIGN, HIT, JOINED, MISS, STALE, HybridMeter
+from services.hybrid.meter import DOWN, FOREIGN, HIT, MISS, STALE, HybridMeter
 from services.hybrid.places import open_store
 from services.hybrid.rows import RowCodec
-from services.hybrid.writing import WriteBack
 from services.lanes import Priority
 from services.runtime.padding import Arrays
 from services.streaming import Answer
@@ -35,7 +32,7 @@ Submit = Callable[[Arrays, float, Priority], asyncio.Future[Answer]]
 
 
 class Hybrid:
-    """Precomputed answers of one model in one worker; `ttl` in seconds."""
+    """Answers requests with entity keys to one model in one worker; `ttl` is in seconds."""
 
     def __init__(
         self,
@@ -46,7 +43,6 @@ class Hybrid:
         clock: Clock,
         *,
         ttl: float | None = None,
-        back: WriteBack | None = None,
     ) -> None:
         self._codec = codec
         self._finder = finder
@@ -54,17 +50,15 @@ class Hybrid:
         self._meter = meter
         self._clock = clock
         self._ttl = ttl
-        self._back = back
-        self._flights = Flights()
         self._tasks: set[asyncio.Task[Answer]] = set()
 
     def ask(
         self, request: InferRequest, timeout: float, priority: Priority
     ) -> asyncio.Future[Answer]:
-        """The answer to a request with keys, within `timeout` seconds; cancel it to leave.
+        """Return a future of the answer, which may be cancelled; it fails after `timeout` seconds.
 
-        Raises INVALID_INPUT at once if the keys do not fit the inputs. The future fails with
-        KEY_NOT_FOUND where neither the store nor the model can answer.
+        INVALID_INPUT at once if the keys do not fit the inputs. The future fails with
+        KEY_NOT_FOUND if a key is not stored and the request has no inputs.
         """
         _check_rows(request)
         loop = asyncio.get_running_loop()
@@ -81,11 +75,9 @@ class Hybrid:
         return future
 
     async def drain(self) -> None:
-        """Wait for the requests that are here, and for what is to be written; then end."""
+        """Wait for the requests in progress, then close the store."""
         while self._tasks:
             await asyncio.wait(self._tasks)
-        if self._back is not None:
-            await self._back.close()
         await asyncio.to_thread(self._finder.close)
 
     def _open(self, answer: Coroutine[Any, Any, Answer]) -> asyncio.Future[Answer]:
@@ -96,7 +88,7 @@ class Hybrid:
 
     async def _look(self, request: InferRequest, limit: float, priority: Priority) -> Answer:
         start = perf_counter()
-        found = self._fresh(await self._finder.find_apart(request.keys))
+        found = self._fresh(await self._finder.find_on_thread(request.keys))
         seconds = perf_counter() - start
         self._meter.looked_up(seconds)
         if None not in found.rows:
@@ -104,10 +96,10 @@ class Hybrid:
         return await self._fill(request, found, limit - seconds, priority)
 
     def _fresh(self, found: Found) -> Found:
-        """Without the rows that are too old, or no rows of this model; counted."""
+        """Remove rows that are too old or not of this model, and count all by result."""
         rows, stale = found.rows, 0
-        strange = [i for i, row in enumerate(rows) if row and not self._codec.fits(row.payload)]
-        for index in strange:
+        foreign = [i for i, row in enumerate(rows) if row and not self._codec.fits(row.payload)]
+        for index in foreign:
             rows[index] = None
         if self._ttl is not None:
             oldest = self._clock.wall() - self._ttl
@@ -118,93 +110,54 @@ class Hybrid:
         absent = rows.count(None)
         self._meter.count(HIT, len(rows) - absent)
         self._meter.count(STALE, stale)
-        self._meter.count(FOREIGN, len(strange))
-        self._meter.count(DOWN if found.down else MISS, absent - stale - len(strange))
+        self._meter.count(FOREIGN, len(foreign))
+        self._meter.count(DOWN if found.down else MISS, absent - stale - len(foreign))
         return found
 
     def _whole(self, rows: Sequence[Row | None], seconds: float) -> Answer:
-        """The answer of rows that all are there."""
-        there = [row for row in rows if row is not None]
-        age = max(0.0, self._clock.wall() - min(row.at for row in there))
-        outputs = self._codec.decode([row.payload for row in there])
-        said: dict[str, str | float] = {"source": "precomputed", "age_s": round(age, 3)}
-        return Answer(outputs, 0.0, seconds, 0, said)
+        """Return the answer of rows that are all stored."""
+        stored = [row for row in rows if row is not None]
+        age = max(0.0, self._clock.wall() - min(row.at for row in stored))
+        outputs = self._codec.decode([row.payload for row in stored])
+        parameters: dict[str, str | float] = {"source": "precomputed", "age_s": round(age, 3)}
+        return Answer(outputs, 0.0, seconds, 0, parameters)
 
     async def _fill(
         self, request: InferRequest, found: Found, limit: float, priority: Priority
     ) -> Answer:
-        """The answer once every row is there, from the model or from another's run of it."""
-        loop = asyncio.get_running_loop()
-        rows, end = list(found.rows), loop.time() + limit
-        ran = Answer({}, 0.0, 0.0, 0)
-        try:
-            async with asyncio.timeout_at(end):
-                while None in rows:
-                    missing = [index for index, row in enumerate(rows) if row is None]
-                    joined, own = self._shared(request, missing)
-                    if own:
-                        left = end - loop.time()
-                        ran = await self._run(request, own, rows, left, priority, found.down)
-                    for index, landing in joined.items():
-                        rows[index] = await asyncio.shield(landing)
-        except TimeoutError:
-            raise deadline_exceeded() from None
-        return self._mixed(found, rows, ran)
-
-    def _shared(
-        self, request: InferRequest, missing: Sequence[int]
-    ) -> tuple[dict[int, Landing], list[int]]:
-        """The rows that another request's run will have, and those that are ours to ask for."""
-        joined: dict[int, Landing] = {}
-        for index in missing:
-            landing = self._flights.find(request.keys[index], request.inputs, index)
-            if landing is not None:
-                joined[index] = landing
-        self._meter.count(JOINED, len(joined))
-        return joined, [index for index in missing if index not in joined]
-
-    async def _run(
-        self,
-        request: InferRequest,
-        own: list[int],
-        rows: list[Row | None],
-        limit: float,
-        priority: Priority,
-        down: bool,
-    ) -> Answer:
-        """Ask the model for the rows at `own`, and put them into `rows`."""
+        """Run the model on the rows that the store lacks, and return the whole answer."""
+        missing = [index for index, row in enumerate(found.rows) if row is None]
         if not request.inputs:
-            raise _not_there(request.keys[own[0]], down=down)
-        keys, inputs = request.keys, request.inputs
-        if len(own) < len(keys):
-            inputs = {name: array[own] for name, array in inputs.items()}
-        with self._flights.run(keys, request.inputs, own) as landed:
-            answer = await self._submit(inputs, limit, priority)
-            payloads = self._codec.encode(answer.outputs)
-            now = self._clock.wall()
-            landed += [Row(keys[i], now, data) for i, data in zip(own, payloads, strict=True)]
-        for index, row in zip(own, landed, strict=True):
-            rows[index] = row
-        if self._back is not None and not down:
-            self._back.put(landed)
-        return answer
+            raise _not_found(request.keys[missing[0]], down=found.down)
+        inputs = request.inputs
+        if len(missing) < len(found.rows):
+            inputs = {name: array[missing] for name, array in inputs.items()}
+        ran = await self._submit(inputs, limit, priority)
+        payloads = [None if row is None else row.payload for row in found.rows]
+        for index, payload in zip(missing, self._codec.encode(ran.outputs), strict=True):
+            payloads[index] = payload
+        return self._mixed(found, [each for each in payloads if each is not None], ran)
 
-    def _mixed(self, found: Found, rows: Sequence[Row | None], ran: Answer) -> Answer:
-        outputs = self._codec.decode([row.payload for row in rows if row is not None])
+    def _mixed(self, found: Found, payloads: Sequence[bytes], ran: Answer) -> Answer:
+        outputs = self._codec.decode(payloads)
         stored = [row for row in found.rows if row is not None]
-        said: dict[str, str | float] = {"source": "online", "age_s": 0.0}
+        parameters: dict[str, str | float] = {"source": "online", "age_s": 0.0}
         if stored:
             age = self._clock.wall() - min(row.at for row in stored)
-            said = {"source": "mixed", "age_s": round(age, 3), "precomputed_rows": len(stored)}
-        return Answer(outputs, ran.queue_seconds, ran.infer_seconds, ran.batch_rows, said)
+            parameters = {
+                "source": "mixed",
+                "age_s": round(age, 3),
+                "precomputed_rows": len(stored),
+            }
+        return Answer(outputs, ran.queue_seconds, ran.infer_seconds, ran.batch_rows, parameters)
 
 
 def open_hybrid(
     host: ModelHost, batching: Batching, clock: Clock, registry: CollectorRegistry
 ) -> Hybrid | None:
-    """What answers the host's requests with keys; None if nothing is precomputed for it.
+    """Return what answers the host's requests with keys; None if MLCTL_HYBRID is not set.
 
-    UNSUPPORTED_MODEL for a model whose answers cannot be.
+    UNSUPPORTED_MODEL for a model whose answers cannot be precomputed.
     """
     settings = host.settings
     if settings.hybrid is None:
@@ -212,7 +165,7 @@ def open_hybrid(
     if not batching.limits.joinable:
         raise MlctlError(
             ErrorCode.UNSUPPORTED_MODEL,
-            f"model {host.name!r} takes no row by itself, so none can be answered beforehand",
+            f"model {host.name!r} has no independent rows, so its answers cannot be precomputed",
             "Serve it without MLCTL_HYBRID.",
         )
     codec = RowCodec(host.signature.outputs)
@@ -220,12 +173,7 @@ def open_hybrid(
     timeout = settings.hybrid_timeout_ms / 1000
     meter = HybridMeter(host.name, registry)
     finder = Finder(store.reader(host.digest, timeout), timeout, clock)
-    back = None
-    if settings.hybrid_write_back:
-        back = WriteBack(store, host.digest, meter, finder.written)
-    return Hybrid(
-        codec, finder, batching.submit, meter, clock, ttl=settings.hybrid_ttl_s, back=back
-    )
+    return Hybrid(codec, finder, batching.submit, meter, clock, ttl=settings.hybrid_ttl_s)
 
 
 def _check_rows(request: InferRequest) -> None:
@@ -237,11 +185,11 @@ def _check_rows(request: InferRequest) -> None:
             raise invalid(f"tensor {name!r} has {rows} rows for {count} entity keys")
 
 
-def _not_there(key: str, *, down: bool) -> MlctlError:
+def _not_found(key: str, *, down: bool) -> MlctlError:
     if down:
         return MlctlError(
             ErrorCode.UNAVAILABLE,
-            "precomputed answers cannot be read now",
+            "precomputed answers are unavailable",
             "Retry shortly, or send the inputs as well.",
         )
     return MlctlError(ErrorCode.KEY_NOT_FOUND, f"nothing is precomputed for {shown(key)}")

@@ -1,4 +1,4 @@
-"""What an operator sees and does: names, generations, flip and rollback."""
+"""Commands on precomputed answers: list names and generations, flip, roll back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def names() -> list[str]:
-    """The names of all precomputed answers that are here."""
+    """Return the names of all precomputed answers in the store."""
     try:
         return list_names(load_place())
     except StoreError as error:
@@ -22,7 +22,7 @@ def names() -> list[str]:
 
 
 def generations(name: str) -> list[Generation]:
-    """The generations of `name`; NOT_FOUND if it has none."""
+    """Return the generations of `name`; NOT_FOUND if it has none."""
     return _with_store(name, lambda _store, found: found)
 
 
@@ -37,28 +37,30 @@ def flip(name: str, generation: int, at: float) -> Generation:
 
 
 def rollback(name: str, digest: str | None, at: float) -> Generation:
-    """Make the previous generation live again: that of the digest which begins with `digest`.
+    """Make the previous generation of the digest that starts with `digest` live again.
 
-    Without, the only one; INVALID_INPUT if there are several.
+    Without `digest` there must be only one; INVALID_INPUT if there are several.
     """
 
     def act(store: Store, found: Sequence[Generation]) -> Generation:
-        ways = [each for each in found if each.previous and each.digest.startswith(digest or "")]
-        if not ways:
+        candidates = [
+            each for each in found if each.previous and each.digest.startswith(digest or "")
+        ]
+        if not candidates:
             raise MlctlError(
                 ErrorCode.NOT_FOUND,
                 f"{name} has no previous generation to go back to",
                 f"`mlctl hybrid show {name}` lists what there is.",
             )
-        if len(ways) > 1:
-            told = ", ".join(each.digest[:12] for each in ways)
+        if len(candidates) > 1:
+            digests = ", ".join(each.digest[:12] for each in candidates)
             raise MlctlError(
                 ErrorCode.INVALID_INPUT,
-                f"{name} has previous generations of several models: {told}",
-                "Say which one with --digest.",
+                f"{name} has previous generations of several models: {digests}",
+                "Choose one with --digest.",
             )
-        store.flip(ways[0].number, at)
-        return next(each for each in store.generations() if each.number == ways[0].number)
+        store.flip(candidates[0].number, at)
+        return next(each for each in store.generations() if each.number == candidates[0].number)
 
     return _with_store(name, act)
 
@@ -83,6 +85,6 @@ def _with_store(name: str, act: Callable[[Store, list[Generation]], T]) -> T:
 def _unavailable(error: StoreError) -> MlctlError:
     return MlctlError(
         ErrorCode.SINK_UNAVAILABLE,
-        f"the store of precomputed answers cannot be used: {error}",
-        "See that MLCTL_HYBRID_STORE is right and reachable.",
+        f"the store of precomputed answers is unavailable: {error}",
+        "Check MLCTL_HYBRID_STORE; `mlctl doctor` tests it with MLCTL_HYBRID set.",
     )

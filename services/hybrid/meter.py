@@ -1,4 +1,4 @@
-"""What is counted of lookups: by result, how long they took, and what became of write-backs."""
+"""Metrics of lookups: keys by result, and the seconds that lookups took."""
 
 from __future__ import annotations
 
@@ -7,33 +7,24 @@ from prometheus_client import CollectorRegistry
 from services.metrics.counts import Distribution
 from services.metrics.exposition import CounterSink, Exposition, HistogramSink
 
-HIT, MISS, STALE, FOREIGN, DOWN, JOINED = "hit", "miss", "stale", "foreign", "down", "joined"
-WRITTEN, FAILED, DROPPED = "written", "failed", "dropped"
+HIT, MISS, STALE, FOREIGN, DOWN = "hit", "miss", "stale", "foreign", "down"
 _SECONDS = (
     0.000005, 0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.1,
 )  # fmt: skip
 
 
 class HybridMeter:
-    """Counts in memory; made on the event loop that the worker runs."""
+    """Counts in memory; create it on the worker's event loop."""
 
     def __init__(self, model: str, registry: CollectorRegistry) -> None:
         self._lookups: dict[tuple[str, ...], int] = {}
-        self._backs: dict[tuple[str, ...], int] = {}
         self._seconds = Distribution(_SECONDS)
         self._exposition = Exposition(registry, self._tell)
         labels = {"model": model}
         self._lookup_sink = CounterSink(
             "mlctl_hybrid_lookups",
-            "Entity keys asked for: 'hit', 'miss', 'stale', 'foreign' (no row of this model), or "
-            "'down' if the store was; 'joined' ones waited for another request's run.",
-            labels,
-            ("result",),
-            registry,
-        )
-        self._back_sink = CounterSink(
-            "mlctl_hybrid_write_backs",
-            "Answers of the model that were to be stored: 'written', 'failed' or 'dropped'.",
+            "Entity keys looked up, by result: 'hit', 'miss', 'stale' (too old), 'foreign' (no row "
+            "of this model) or 'down' (the store is unavailable).",
             labels,
             ("result",),
             registry,
@@ -52,16 +43,10 @@ class HybridMeter:
         self._exposition.touch()
 
     def count(self, result: str, keys: int = 1) -> None:
-        """Record what became of so many keys."""
+        """Add `keys` keys to `result`."""
         if keys:
             self._lookups[result,] = self._lookups.get((result,), 0) + keys
 
-    def wrote(self, result: str, rows: int) -> None:
-        """Record what became of so many answers to be stored."""
-        self._backs[result,] = self._backs.get((result,), 0) + rows
-        self._exposition.touch()
-
     def _tell(self) -> None:
         self._lookup_sink.tell(dict(self._lookups))
-        self._back_sink.tell(dict(self._backs))
         self._seconds_sink.tell("", self._seconds.counts, self._seconds.total)

@@ -1,8 +1,8 @@
-"""Generations in Redis: a hash of rows each, and a pointer for each digest that scripts turn.
+"""Generations in Redis: a hash of rows each, and a pointer for each digest, which scripts move.
 
-How durable they are is what the server's configuration says. Whatever a crash takes, it takes from
-the end: Redis restarts with what an earlier moment had, so a unit that is still recorded has its
-rows, which were written before. What is evicted for want of memory is noticed by its count.
+The server's configuration decides how durable they are. After a crash Redis restarts with the data
+of an earlier moment. Rows are written before their unit is recorded, so a unit that is still
+recorded has its rows. Eviction removes whole hashes; the number of rows shows it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from services.hybrid.base import (
 
 _WRITE_SECONDS = 30.0
 _ROWS = 5_000
-_FIELDS = 3_500  # of one call of a script, whose stack has 8,000 places
+_FIELDS = 3_500  # per call of a script; unpack() takes up to 8,000 values
 _AT = struct.Struct("<d")
 _NAMES = "mlctl:hybrid:names"
 _STREAM = "stream"  # the owner of a generation that no job made
@@ -84,7 +84,7 @@ class RedisStore:
         self._url = url
         self._name = name
         self._lease_ms = int(lease * 1000)
-        # In braces: what a cluster keeps on one of its machines.
+        # In braces, so that a cluster keeps all keys of a name on one node.
         self._prefix = f"mlctl:hybrid:{{{name}}}"
         self._db = _client(url, socket_timeout=_WRITE_SECONDS)
 
@@ -92,7 +92,7 @@ class RedisStore:
         return RedisReader(self._url, self._prefix, digest, timeout)
 
     def create(self, digest: str, made_at: float, owner: str, job: str = "") -> int:
-        with _told():
+        with _translate_errors():
             number = int(self._db.incr(f"{self._prefix}:last"))
             meta = {"digest": digest, "made_at": made_at, "sealed": 0, "owner": owner, "job": job}
             pipe = self._db.pipeline()
@@ -106,15 +106,15 @@ class RedisStore:
     def claim(self, generation: int, owner: str, job: str | None = None) -> bool:
         facts = () if job is None else ("job", job)
         keys = (self._meta(generation), self._lease(generation))
-        with _told():
+        with _translate_errors():
             return bool(self._db.eval(_CLAIM, 2, *keys, owner, self._lease_ms, *facts))
 
     def release(self, generation: int, owner: str) -> None:
-        with _told():
+        with _translate_errors():
             self._db.eval(_RELEASE, 1, self._lease(generation), owner)
 
     def commit(self, generation: int, owner: str, commit: Commit, units: int = 0) -> None:
-        with _told():
+        with _translate_errors():
             count = self._check(generation, owner, units)
             values = [(row.key, _AT.pack(row.at) + row.payload) for row in commit.rows]
             for start in range(0, len(values), _FIELDS):
@@ -131,7 +131,7 @@ class RedisStore:
                 self._db.hdel(self._bad(generation), *commit.resolved)
 
     def record(self, generation: int) -> JobRecord | None:
-        with _told():
+        with _translate_errors():
             job, rows = self._db.hmget(self._meta(generation), "job", "rows")
             if not job:
                 return None
@@ -141,11 +141,11 @@ class RedisStore:
             return JobRecord(job.decode(), units, bad, intact)
 
     def quarantine(self, generation: int) -> Mapping[str, str]:
-        with _told():
+        with _translate_errors():
             return _texts(self._db.hgetall(self._bad(generation)))
 
-    def write_back(self, digest: str, rows: Sequence[Row]) -> None:
-        with _told():
+    def upsert(self, digest: str, rows: Sequence[Row]) -> None:
+        with _translate_errors():
             live = self._db.hget(f"{self._prefix}:live", digest)
             if live is None:
                 number = self.create(digest, rows[0].at, _STREAM)
@@ -159,12 +159,12 @@ class RedisStore:
                 self._db.hset(self._rows(number), mapping=values)
 
     def seal(self, generation: int, owner: str, units: int = 0) -> None:
-        with _told():
+        with _translate_errors():
             self._check(generation, owner, units)
             self._write(generation, owner, self._meta(generation), [("sealed", "1")])
 
     def flip(self, generation: int, at: float) -> None:
-        with _told():
+        with _translate_errors():
             sealed = self._db.hget(self._meta(generation), "sealed")
             require_sealed(generation, None if sealed is None else sealed == b"1")
             pointers = (f"{self._prefix}:live", f"{self._prefix}:previous")
@@ -175,7 +175,7 @@ class RedisStore:
                 self.drop(each.number)
 
     def drop(self, generation: int) -> None:
-        with _told():
+        with _translate_errors():
             digest = self._db.hget(self._meta(generation), "digest")
             for pointer in (f"{self._prefix}:previous", f"{self._prefix}:live"):
                 if digest is not None and self._db.hget(pointer, digest) == b"%d" % generation:
@@ -184,7 +184,7 @@ class RedisStore:
             self._db.unlink(*self._parts(generation))
 
     def generations(self) -> list[Generation]:
-        with _told():
+        with _translate_errors():
             live = self._db.hgetall(f"{self._prefix}:live")
             previous = self._db.hgetall(f"{self._prefix}:previous")
             numbers = sorted(int(each) for each in self._db.smembers(f"{self._prefix}:numbers"))
@@ -211,7 +211,7 @@ class RedisStore:
         self._db.close()
 
     def _check(self, generation: int, owner: str, units: int) -> int:
-        """The number of rows of a generation that `owner` has and that has lost none."""
+        """Return the number of rows; fail if another one owns the generation or rows are lost."""
         keys = (self._meta(generation), self._rows(generation), self._units(generation))
         found = int(self._db.eval(_CHECK, len(keys), *keys, owner, units))
         if found == _NOT_OWNED:
@@ -223,7 +223,7 @@ class RedisStore:
     def _write(
         self, generation: int, owner: str, key: str, fields: Sequence[tuple[str, str | bytes]]
     ) -> int:
-        """Set fields of the hash `key`; how many it has then."""
+        """Set fields of the hash `key`; return how many it has then."""
         count = 0
         for start in range(0, len(fields), _FIELDS):
             flat = [part for pair in fields[start : start + _FIELDS] for part in pair]
@@ -233,7 +233,7 @@ class RedisStore:
         return count
 
     def _parts(self, generation: int) -> tuple[str, ...]:
-        """All keys of a generation."""
+        """Return all keys of a generation."""
         return (
             self._rows(generation),
             self._units(generation),
@@ -259,7 +259,7 @@ class RedisStore:
 
 
 class RedisReader:
-    """Reads in one round trip; may be asked on any thread."""
+    """Reads in one round trip, on any thread."""
 
     quick = False
 
@@ -270,7 +270,7 @@ class RedisReader:
         self._digest = digest
 
     def get(self, keys: Sequence[str]) -> list[Row | None]:
-        with _told():
+        with _translate_errors():
             found = self._script(keys=self._pointers, args=(self._digest, *keys))
         if not found:
             return [None] * len(keys)
@@ -288,8 +288,8 @@ def _texts(fields: Mapping[bytes, bytes]) -> dict[str, str]:
 
 
 def list_names(url: str) -> list[str]:
-    """The names of all answers in the server at `url`."""
-    with _told(), _client(url, socket_timeout=_WRITE_SECONDS) as db:
+    """Return the names of all precomputed answers in the server at `url`."""
+    with _translate_errors(), _client(url, socket_timeout=_WRITE_SECONDS) as db:
         return sorted(name.decode() for name in db.smembers(_NAMES))
 
 
@@ -302,7 +302,7 @@ def _client(url: str, **timeouts: float) -> Any:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     try:
         yield
     except (redis.RedisError, struct.error) as error:

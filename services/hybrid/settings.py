@@ -30,14 +30,12 @@ class PlaceSettings(BaseSettings):
 class HybridSettings(PlaceSettings):
     """Which precomputed answers a server has; none if `hybrid`, their name, is unset.
 
-    One that is older than `hybrid_ttl_s` is not used. With `hybrid_write_back` the model's
-    answers to requests with a key join the live generation. A lookup over the network has
+    One that is older than `hybrid_ttl_s` is not used. A lookup over the network has
     `hybrid_timeout_ms`, after which the model is asked.
     """
 
     hybrid: Annotated[str, Field(pattern=NAME_PATTERN)] | None = None
     hybrid_ttl_s: Annotated[float, Field(gt=0)] | None = None
-    hybrid_write_back: bool = False
     hybrid_timeout_ms: Annotated[float, Field(gt=0, le=60_000)] = 20.0
 
 

@@ -1,4 +1,4 @@
-"""Generations in an SQLite file: a table each, one pointer for each digest, many readers."""
+"""Generations in an SQLite file: a table of rows each, a pointer for each digest, many readers."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from services.hybrid.base import (
     taken_over,
 )
 
-# Answers that a reader remembers, and keys that it knows to be absent.
-_REMEMBERED = 4096
+# Rows that a reader caches, including keys without a row.
+_CACHED_ROWS = 4096
 _MMAP_BYTES = 1 << 30
 _BUSY_SECONDS = 30.0
-# Writers do not keep readers out, but for a moment after the file was made or recovered.
+# Writers block readers only for a moment after the file was created or recovered.
 _READ_SECONDS = 0.005
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS generations (
@@ -59,7 +59,7 @@ WHERE owner = excluded.owner OR lease_until < {_NOW}
 
 
 class SqliteStore:
-    """The generations in the file at `path`, which is made when something is written."""
+    """The generations in the file at `path`, which the first write creates."""
 
     def __init__(self, path: Path, lease: float = LEASE_SECONDS) -> None:
         self._path = path
@@ -118,7 +118,7 @@ class SqliteStore:
                 db.execute("SELECT id, record FROM bad WHERE generation = ?", (generation,))
             )
 
-    def write_back(self, digest: str, rows: Sequence[Row]) -> None:
+    def upsert(self, digest: str, rows: Sequence[Row]) -> None:
         with self._transaction() as db:
             found = db.execute("SELECT generation FROM live WHERE digest = ?", (digest,)).fetchone()
             if found is None:
@@ -186,7 +186,7 @@ class SqliteStore:
 
 
 class SqliteReader:
-    """Reads on the thread of an event loop: some microseconds, from mapped memory."""
+    """Reads from mapped memory in microseconds, so it is used on the event loop's thread."""
 
     quick = True
 
@@ -197,7 +197,7 @@ class SqliteReader:
         self._db: sqlite3.Connection | None = None
         self._version = -1
         self._query: str | None = None
-        self._remembered: dict[str, Row | None] = {}
+        self._cache: dict[str, Row | None] = {}
 
     def get(self, keys: Sequence[str]) -> list[Row | None]:
         try:
@@ -206,7 +206,7 @@ class SqliteReader:
                 if not self._path.exists():
                     return [None] * len(keys)
                 db = self._db = self._open()
-            # One moment for all of it: a flip comes before the first key or after the last.
+            # One snapshot for all keys: a flip comes before the first key or after the last.
             db.execute("BEGIN")
             try:
                 self._check_version(db)
@@ -225,24 +225,24 @@ class SqliteReader:
     def _check_version(self, db: sqlite3.Connection) -> None:
         (version,) = db.execute("PRAGMA data_version").fetchone()
         if version != self._version:  # another connection has written
-            self._look_again(db)
+            self._reload(db)
             self._version = version
 
     def _one(self, db: sqlite3.Connection, key: str) -> Row | None:
-        remembered = self._remembered
-        if key in remembered:
-            return remembered[key]
+        cache = self._cache
+        if key in cache:
+            return cache[key]
         row = None
         if self._query is not None:
             found = db.execute(self._query, (key,)).fetchone()
             row = None if found is None else Row(key, *found)
-        if len(remembered) >= _REMEMBERED:
-            remembered.clear()
-        remembered[key] = row
+        if len(cache) >= _CACHED_ROWS:
+            cache.clear()
+        cache[key] = row
         return row
 
-    def _look_again(self, db: sqlite3.Connection) -> None:
-        self._remembered.clear()
+    def _reload(self, db: sqlite3.Connection) -> None:
+        self._cache.clear()
         found = db.execute(
             "SELECT generation FROM live WHERE digest = ?", (self._digest,)
         ).fetchone()
@@ -333,14 +333,14 @@ def _require_owned(db: sqlite3.Connection, generation: int, owner: str, units: i
 
 
 def _sealed(db: sqlite3.Connection, generation: int) -> bool | None:
-    """Whether it is complete; None if it is not there."""
+    """Whether a generation is complete; None if there is no such generation."""
     query = "SELECT sealed FROM generations WHERE number = ?"
     found = db.execute(query, (generation,)).fetchone()
     return None if found is None else bool(found[0])
 
 
 def _generations(db: sqlite3.Connection) -> list[Generation]:
-    """All of them, with 0 for the number of rows."""
+    """Return all generations, with 0 as their number of rows."""
     return [
         Generation(number, digest, made_at, 0, bool(sealed), flipped_at, bool(live), bool(previous))
         for number, digest, made_at, sealed, flipped_at, live, previous in db.execute(

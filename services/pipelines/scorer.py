@@ -63,7 +63,6 @@ class PipelineScorer:
         # What runs on a device decides how the others are arranged around it.
         devices = (stage.provider for stage in stages if stage.provider != "cpu")
         self.provider = next(devices, "cpu")
-        self.bindable: None = None
         self._pipeline = whole.pipeline
         self._stages = stages
         self._inputs = {spec.name: spec for spec in whole.signature.inputs}

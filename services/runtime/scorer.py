@@ -22,16 +22,16 @@ from bundle.verify import VerifiedBundle
 from services.runtime.faults import InputRejectedError, ModelError, RunError, lacks_memory
 from services.runtime.forms import check_inputs, check_lengths, check_ranges
 from services.runtime.golden import load_golden
-from services.runtime.graphed import open_graphed
+from services.runtime.graphs import open_graphed
 from services.runtime.padding import RowPaddedSession
-from services.runtime.session import OnnxSession, Session, open_session
+from services.runtime.session import Session, open_session
 from services.runtime.transform import Transform, TransformError, load_transform
 from services.settings import Settings
 
 Arrays = Mapping[str, np.ndarray]
 # A shape that these have not seen costs them more than the surplus rows of the next larger one:
 # CUDA's convolutions look for the fastest way anew, which takes up to a second.
-_FIXED_SHAPES = ("cuda", "tensorrt", "tensorrt-raw")
+_FIXED_SHAPES = ("cuda", "tensorrt")
 logger = logging.getLogger("mlctl.scorer")
 
 
@@ -76,16 +76,18 @@ class Scorer:
         batching = bundle.manifest.batching
         provider = settings.provider or bundle.manifest.variant.target
         model, threads = bundle.path(MODEL_NAME), settings.threads
-        if provider == "cuda" and settings.cuda_graphs == "auto":
+        session: Session
+        if settings.cuda_graphs:
+            if provider != "cuda":
+                raise MlctlError(
+                    ErrorCode.INVALID_INPUT,
+                    f"MLCTL_CUDA_GRAPHS is for the provider cuda, not for {provider}",
+                    "Unset it, or serve with MLCTL_PROVIDER=cuda.",
+                )
             session = open_graphed(model, signature, batching, threads)
         else:
             session = open_session(
-                model,
-                provider,
-                threads,
-                batching=batching,
-                engine=settings.engine,
-                graphs=settings.cuda_graphs == "auto",
+                model, provider, threads, batching=batching, engine=settings.engine
             )
         fixed = provider in _FIXED_SHAPES
         wants_fixed = fixed if settings.pad_rows is None else settings.pad_rows
@@ -132,20 +134,6 @@ class Scorer:
     def provider(self) -> str:
         """What runs the model, as the session calls it."""
         return self._session.provider
-
-    @property
-    def bindable(self) -> OnnxSession | None:
-        """The session if it may be given rows that are on its device already; for `max_rows`.
-
-        That is one of ONNX Runtime on CUDA, with independent rows, and neither a transform nor
-        ranges to look for.
-        """
-        session = self._session
-        if self._transform is not None or not self.joinable or session.provider != "cuda":
-            return None
-        if self._ranges:
-            return None
-        return session if isinstance(session, OnnxSession) else None
 
     @property
     def transform_seconds(self) -> dict[str, float]:

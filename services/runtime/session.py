@@ -27,8 +27,6 @@ from services.runtime.installed import require_onnxruntime
 from services.tensorrt.options import EngineOptions
 from services.tensorrt.provider import PROVIDER as TENSORRT
 from services.tensorrt.provider import Providers, prepare_providers
-from services.tensorrt.session import PROVIDER as RAW_TENSORRT
-from services.tensorrt.session import open_engine
 
 _PROVIDERS: Mapping[str, str] = MappingProxyType(
     {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
@@ -89,13 +87,13 @@ class OnnxSession:
         }
 
     def binding(self) -> Any:
-        """A new binding of inputs and outputs to memory; for `run_bound`."""
+        """Return a new binding of inputs and outputs to memory, for `run_bound`."""
         return self._inner.io_binding()
 
-    def run_bound(self, binding: Any, options: Any = None) -> None:
+    def run_bound(self, binding: Any, options: Any) -> None:
         """Run what is bound, to its end; RunError if the runtime fails on it."""
         try:
-            self._inner.run_with_iobinding(binding, options or self._options)
+            self._inner.run_with_iobinding(binding, options)
         except Exception as error:
             raise run_error(error) from error
 
@@ -108,19 +106,16 @@ def open_session(
     batching: Batching | None = None,
     engine: EngineOptions | None = None,
     graphs: bool = False,
-) -> Session:
-    """Load the ONNX file `model` on `provider`: cpu, cuda, tensorrt or tensorrt-raw.
+) -> OnnxSession:
+    """Load the ONNX file `model` on `provider`: cpu, cuda or tensorrt.
 
-    `threads` are those of one run on the CPU. Only the two of TensorRT look at `batching`,
-    for the batch sizes that their engine is built for, and at `engine`; the first time
-    that takes minutes. `graphs` is whether runs may be captured: tensorrt-raw captures the sizes
-    of `batching`, cuda what `graph_options` name, and it refuses models that it cannot capture.
+    `threads` are those of one run on the CPU. Only tensorrt uses `batching`, for the batch sizes
+    that its engine is built for, and `engine`; the first time that takes minutes. With `graphs`
+    cuda captures the runs that `run_options` number, and rejects models that it cannot capture.
     PATH_UNSAFE or FILE_MISSING for external data that is not beside the model,
     PROVIDER_UNAVAILABLE when the provider cannot be had, UNSUPPORTED_MODEL when the runtime
     refuses the file.
     """
-    if provider == RAW_TENSORRT:
-        return open_engine(model, batching, engine or EngineOptions(), graphs=graphs)
     require_onnxruntime()
     graphs = graphs and provider == "cuda"
     if provider == TENSORRT:
@@ -130,12 +125,12 @@ def open_session(
         options = _cuda_options(graph, graphs=graphs) if provider == "cuda" else {}
         chain = [(_PROVIDERS[provider], options)]
     else:
-        known = ", ".join((*_PROVIDERS, TENSORRT, RAW_TENSORRT))
+        known = ", ".join((*_PROVIDERS, TENSORRT))
         raise MlctlError(
             ErrorCode.PROVIDER_UNAVAILABLE, f"provider {provider!r} is unknown; known: {known}"
         )
     inner = load_onnx(model, chain, threads)
-    return OnnxSession(inner, provider, graph_options(_NO_GRAPH) if graphs else None)
+    return OnnxSession(inner, provider, run_options(_NO_GRAPH) if graphs else None)
 
 
 def _cuda_options(graph: Graph, *, graphs: bool) -> Mapping[str, str]:
@@ -146,13 +141,13 @@ def _cuda_options(graph: Graph, *, graphs: bool) -> Mapping[str, str]:
     return options
 
 
-def graph_options(number: int) -> Any:
-    """Options of a run on fixed addresses: it captures graph `number`, above 0, or replays it."""
+def run_options(graph: int) -> Any:
+    """Options of a run that captures the CUDA graph of that number, above 0, or replays it."""
     import onnxruntime
 
     runtime: Any = onnxruntime
     options = runtime.RunOptions()
-    options.add_run_config_entry("gpu_graph_id", str(number))
+    options.add_run_config_entry("gpu_graph_id", str(graph))
     return options
 
 

@@ -1,6 +1,6 @@
-"""TensorRT: engines built from ONNX on the machine that runs them, kept in a cache, and run.
+"""TensorRT through ONNX Runtime's provider: engines built on the machine that serves, and cached.
 
-The library can end the process that uses it, so it is asked what it can do and told to
-build in processes of its own only. `options`, `profile` and `key` are pure; nothing here
-imports TensorRT or touches a GPU before a session is asked for.
+ONNX Runtime builds the engines and runs them. This package chooses the provider's options, keeps
+the engines under a key of all that they depend on, and builds them in a worker process, because
+the library can end or block the process that uses it. `options`, `profile` and `key` are pure.
 """

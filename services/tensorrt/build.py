@@ -1,44 +1,32 @@
-"""Having an engine built by a worker process."""
+"""Building an engine with TensorRT-RTX, in a worker process: a check that needs no GPU."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from services.tensorrt.options import EngineOptions, Flavour
-from services.tensorrt.process import OnProgress, run_worker
+from services.tensorrt.process import run_worker
 from services.tensorrt.profile import Profile
+
+# TensorRT for desktop GPUs: the same importer and builder, but it builds without a GPU.
+LIBRARY = "tensorrt_rtx"
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """The engine's size, and the version of the TensorRT that made it."""
+    """The engine's size, and the version of the TensorRT-RTX that made it."""
 
     engine_bytes: int
     version: str
 
 
-def build_engine(
-    model: Path,
-    engine: Path,
-    profile: Profile,
-    options: EngineOptions,
-    flavour: Flavour = Flavour.TENSORRT,
-    timing_cache: Path | None = None,
-    on_progress: OnProgress | None = None,
-) -> Built:
-    """Write the engine of the ONNX file `model` to `engine`; WorkerError says why there is none.
-
-    TensorRT-RTX needs no GPU for it; TensorRT does. `timing_cache` is read and renewed.
-    """
+def build_engine(model: Path, profile: Profile, timeout_s: float) -> Built:
+    """Build an engine of the ONNX file `model` and throw it away; WorkerError if there is none."""
     request = {
+        "library": LIBRARY,
         "model": str(model.absolute()),
-        "engine": str(engine.absolute()),
-        "flavour": flavour.value,
         "profile": {
             name: [shapes.least, shapes.usual, shapes.greatest] for name, shapes in profile.items()
         },
-        "flags": asdict(options.flags),
-        "timing_cache": None if timing_cache is None else str(timing_cache),
     }
-    return Built(**run_worker("build", request, options.build_timeout_s, on_progress))
+    return Built(**run_worker("build", request, timeout_s))

@@ -1,7 +1,7 @@
-"""The engine cache: an engine is made once per key, on the machine that runs it.
+"""The engine cache: engines are built once per key, on the machine that runs them.
 
-The key names the entry, so an engine of another model, GPU, driver, version, profile or
-flag is never found; one that is damaged does not match its list and is built again.
+The key names the entry, so an engine of another model, GPU, driver, version or profile
+is never found; one that is damaged does not match its list and is built again.
 """
 
 from __future__ import annotations
@@ -15,9 +15,6 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.home import state_dir
 from services.tensorrt.key import Device, timing_name
 from services.tensorrt.process import Cause, WorkerError
-
-ENGINE_NAME = "model.engine"
-TIMING_NAME = "timing.cache"
 
 _ROOT = ("cache", "tensorrt")
 

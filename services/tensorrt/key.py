@@ -5,42 +5,42 @@ from __future__ import annotations
 import hashlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from bundle.entries import Key
 from bundle.files import sha256_file
 from bundle.manifest import canonical_json
-from services.tensorrt.options import EngineFlags
+from services.tensorrt.devices import Gpu
 from services.tensorrt.profile import Profile, render_shapes
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A GPU that TensorRT can use here, and the versions that an engine is tied to."""
+    """A GPU, and the versions of the libraries that build its engines."""
 
-    name: str
-    compute_capability: str
-    driver: str
-    tensorrt_version: str
+    gpu: Gpu
+    tensorrt: str
+    onnxruntime: str
 
 
 def engine_key(
-    model_sha256: str, device: Device, profile: Profile, flags: EngineFlags, builder: str
+    model_sha256: str, device: Device, profile: Profile, workspace_bytes: int | None
 ) -> Key:
-    """The key of the engine that `builder` ("tensorrt", or a version of ONNX Runtime) makes."""
-    shaped: dict[str, Any] = {"profile": render_shapes(profile), "flags": asdict(flags)}
+    """Return the key of the engines of a model for `device`."""
     return {
         "kind": "engine",
-        "builder": builder,
         "model": model_sha256,
-        **asdict(device),
-        **{name: canonical_json(value).decode() for name, value in shaped.items()},
+        **asdict(device.gpu),
+        "tensorrt": device.tensorrt,
+        "onnxruntime": device.onnxruntime,
+        "profile": canonical_json(render_shapes(profile)).decode(),
+        "workspace_bytes": workspace_bytes,
     }
 
 
 def timing_name(device: Device) -> str:
     """The directory name of the timing cache: kernels are timed per GPU and version."""
-    return hashlib.sha256(canonical_json(asdict(device))).hexdigest()[:16]
+    timed = {**asdict(device.gpu), "tensorrt": device.tensorrt}
+    return hashlib.sha256(canonical_json(timed)).hexdigest()[:16]
 
 
 def model_sha256(files: tuple[Path, ...]) -> str:

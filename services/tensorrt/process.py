@@ -1,8 +1,7 @@
 """Running TensorRT in a process of its own, since it can end, or hang, the one it runs in.
 
-The worker reads one request from stdin and answers with lines of JSON: any number of
-`progress`, then one `result`, `refused` or `unavailable`. Nothing but these lines counts as an
-answer; a worker that ends without one has crashed.
+The worker reads one request from stdin and answers with one line of JSON: a `result`, `refused`
+or `unavailable`. A worker that ends without one has crashed.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import IO, Any, Literal
 
@@ -24,16 +22,7 @@ from bundle.clock import Clock, SystemClock
 
 _TAIL_BYTES = 2000
 
-Command = Literal["probe", "build", "warm"]
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Step `done` of `total` in a phase of the build; phases nest, and come in any order."""
-
-    phase: str
-    done: int
-    total: int
+Command = Literal["build", "warm"]
 
 
 class Cause(StrEnum):
@@ -55,14 +44,10 @@ class WorkerError(Exception):
         self.reason = reason
 
 
-OnProgress = Callable[[Progress], None]
-
-
 def run_worker(
     command: Command,
     request: Mapping[str, Any],
     timeout_s: float,
-    on_progress: OnProgress | None = None,
     clock: Clock | None = None,
 ) -> dict[str, Any]:
     """The worker's result for `request`. WorkerError if it refuses, crashes or runs out of time."""
@@ -71,8 +56,6 @@ def run_worker(
         for line in _lines(process, clock, clock.monotonic() + timeout_s, timeout_s):
             message = json.loads(line)
             match message.pop("event"):
-                case "progress" if on_progress is not None:
-                    on_progress(Progress(**message))
                 case Cause.REFUSED | Cause.UNAVAILABLE as cause:
                     raise WorkerError(Cause(cause), message["reason"])
                 case "result":

@@ -10,10 +10,10 @@ from bundle.manifest import Batching
 from bundle.packages import installed_version
 from services.runtime.graph import read_graph
 from services.tensorrt.cache import fetch_engine, timing_directory
-from services.tensorrt.installed import provider_problem
-from services.tensorrt.key import engine_key, model_sha256
+from services.tensorrt.devices import find_gpu
+from services.tensorrt.installed import provider_problem, tensorrt_version
+from services.tensorrt.key import Device, engine_key, model_sha256
 from services.tensorrt.options import EngineOptions, provider_options
-from services.tensorrt.probe import require_device
 from services.tensorrt.process import run_worker
 from services.tensorrt.profile import make_profile
 
@@ -23,27 +23,29 @@ Providers = Sequence[tuple[str, Mapping[str, str]]]
 
 
 def prepare_providers(model: Path, batching: Batching | None, options: EngineOptions) -> Providers:
-    """The providers to open `model` with, their engines built and in the cache.
+    """Return the providers to open `model` with, whose engines are in the cache.
 
     The runtime names an engine by its graph and not by its weights, so every key gets a
     directory of its own. A worker opens the model there first: that builds the engines
-    under the timeout, and this process only reads them.
+    under the timeout, and this process only reads them. PROVIDER_UNAVAILABLE without a GPU and
+    the TensorRT that the runtime is linked to; a failed build raises the errors of `fetch_engine`.
     """
     if problem := provider_problem():
         raise MlctlError(
             ErrorCode.PROVIDER_UNAVAILABLE,
             f"provider {PROVIDER!r} was asked for, but {problem}",
-            "pip install 'mlctl[trt-ep]', without mlctl[trt]",
+            "pip install 'mlctl[trt]'",
         )
-    device = require_device(PROVIDER, "trt-ep")
+    device = Device(
+        find_gpu(), tensorrt_version() or "", installed_version("onnxruntime-gpu") or ""
+    )
     graph = read_graph(model)
     profile = make_profile(graph.inputs, batching, options.lengths)
-    runtime = f"onnxruntime {installed_version('onnxruntime-gpu')}"
-    key = engine_key(model_sha256(graph.files), device, profile, options.flags, runtime)
+    key = engine_key(model_sha256(graph.files), device, profile, options.workspace_bytes)
     timing = timing_directory(device)
 
     def providers(engines: Path) -> Providers:
-        chosen = provider_options(options.flags, profile, engines, timing)
+        chosen = provider_options(options, profile, engines, timing)
         return [("TensorrtExecutionProvider", chosen), ("CUDAExecutionProvider", {})]
 
     def warm(directory: Path) -> None:

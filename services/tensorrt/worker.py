@@ -14,11 +14,8 @@ from collections.abc import Callable, Mapping
 from typing import IO, Any
 
 from services.tensorrt.builder import Refused, Unavailable, build_plan
-from services.tensorrt.devices import describe_device
 
 _PR_SET_PDEATHSIG = 1
-
-Report = Callable[[str, Mapping[str, Any]], None]
 
 
 def main() -> None:
@@ -31,7 +28,7 @@ def main() -> None:
             answers.flush()
 
         try:
-            report("result", _COMMANDS[sys.argv[1]](json.load(sys.stdin), report))
+            report("result", _COMMANDS[sys.argv[1]](json.load(sys.stdin)))
         except Refused as refusal:
             report("refused", {"reason": str(refusal)})
         except Unavailable as reason:
@@ -45,15 +42,7 @@ def _only_answers_on_stdout() -> IO[str]:
     return answers
 
 
-def _probe(request: Mapping[str, Any], _: Report) -> Mapping[str, Any]:
-    return describe_device(request["flavour"])
-
-
-def _build(request: Mapping[str, Any], report: Report) -> Mapping[str, Any]:
-    return build_plan(request, lambda message: report("progress", message))
-
-
-def _warm(request: Mapping[str, Any], _: Report) -> Mapping[str, Any]:
+def _warm(request: Mapping[str, Any]) -> Mapping[str, Any]:
     """Make a session with onnxruntime's provider, which leaves its engines in its cache."""
     from pathlib import Path
 
@@ -69,9 +58,8 @@ def _warm(request: Mapping[str, Any], _: Report) -> Mapping[str, Any]:
     return {}
 
 
-_COMMANDS: Mapping[str, Callable[[Mapping[str, Any], Report], Mapping[str, Any]]] = {
-    "probe": _probe,
-    "build": _build,
+_COMMANDS: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {
+    "build": build_plan,
     "warm": _warm,
 }
 

@@ -18,12 +18,11 @@ from cli.checks import (
 )
 from services.hybrid.base import Commit, Row
 from services.hybrid.places import open_store
+from services.tensorrt import devices
 from services.tensorrt import installed as tensorrt
-from services.tensorrt import probe
-from services.tensorrt.key import Device
-from services.tensorrt.probe import Probe
+from services.tensorrt.devices import Gpu
 
-GPU = Device("NVIDIA L4", "8.9", "580.65.06", "11.4")
+GPU = Gpu("NVIDIA L4", "8.9", "580.65.06")
 
 
 @pytest.fixture
@@ -87,23 +86,26 @@ def test_tensorrt_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "problem", "severity", "said"),
+    ("gpu", "problem", "severity", "said"),
     [
-        (None, None, Severity.WARN, "TensorRT 11.4 cannot be used: no NVIDIA driver"),
-        (GPU, "it needs TensorRT 10", Severity.WARN, "tensorrt-raw only, since it needs"),
+        (None, None, Severity.WARN, "TensorRT 11.4 cannot be used: no NVIDIA GPU"),
+        (GPU, "it needs TensorRT 10", Severity.WARN, "cannot be used: it needs TensorRT 10"),
         (GPU, None, Severity.OK, "TensorRT 11.4 on NVIDIA L4, driver 580.65.06"),
     ],
 )
 def test_tensorrt_needs_a_gpu_and_the_runtimes_major(
     monkeypatch: pytest.MonkeyPatch,
-    device: Device | None,
+    gpu: Gpu | None,
     problem: str | None,
     severity: Severity,
     said: str,
 ) -> None:
     monkeypatch.setattr(tensorrt, "tensorrt_version", lambda: "11.4")
     monkeypatch.setattr(tensorrt, "provider_problem", lambda: problem)
-    monkeypatch.setattr(probe, "probe_device", lambda: Probe(device, "no NVIDIA driver"))
+    if gpu is None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    else:
+        monkeypatch.setattr(devices, "find_gpu", lambda: gpu)
     finding = check_tensorrt()
     assert finding.severity is severity
     assert said in finding.message

@@ -4,7 +4,7 @@ import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from services.settings import load_settings
-from services.tensorrt.options import EngineOptions, HardwareCompatibility
+from services.tensorrt.options import EngineOptions
 from services.tensorrt.profile import Range
 
 
@@ -42,13 +42,11 @@ def test_what_batching_does_is_the_bundles_unless_it_is_set(
 
 
 def test_an_engines_options_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLCTL_TRT_HARDWARE_COMPATIBILITY", "ampere_plus")
     monkeypatch.setenv("MLCTL_TRT_WORKSPACE_MB", "512")
     monkeypatch.setenv("MLCTL_TRT_LENGTHS", "1:64:256")
     monkeypatch.setenv("MLCTL_TRT_BUILD_TIMEOUT_S", "90")
     engine = load_settings().engine
-    assert engine.flags.hardware_compatibility is HardwareCompatibility.AMPERE_PLUS
-    assert engine.flags.workspace_bytes == 512 << 20
+    assert engine.workspace_bytes == 512 << 20
     assert engine.lengths == Range(1, 64, 256)
     assert engine.build_timeout_s == 90.0
 

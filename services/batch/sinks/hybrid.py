@@ -65,7 +65,7 @@ _DATATYPES: Mapping[np.dtype, Datatype] = MappingProxyType(
 
 
 def open_sink(request: SinkRequest) -> HybridSink:
-    """The answers of `hybrid://NAME`, in the store that MLCTL_HYBRID_STORE names.
+    """Open the sink of `hybrid://NAME`, in the store that MLCTL_HYBRID_STORE names.
 
     Options, also as a query of the location: `key` is the column with the entity keys,
     `flip=no` leaves it to `mlctl hybrid flip` to make the generation live.
@@ -81,10 +81,10 @@ def open_sink(request: SinkRequest) -> HybridSink:
 
 
 class HybridSink:
-    """A sink that fills one generation of `store`.
+    """Writes one generation of `store`.
 
-    `lock` is a file of this machine that jobs of the same name lock. It contains the machine's id,
-    the owner of their generations.
+    Jobs of this machine with the same name exclude each other with the file `lock`. It contains
+    the machine's id, which is the owner of their generations.
     """
 
     commit_rows = _COMMIT_ROWS
@@ -126,7 +126,7 @@ class HybridSink:
             os.close(self._lock)
 
     def begin(self, job: Job, *, restart: bool = False) -> Progress:
-        """Go on with the generation of the same job, or begin one: another job is no obstacle."""
+        """Resume the generation of the same job, or create one beside those of other jobs."""
         if job.partition_by:
             raise MlctlError(ErrorCode.INVALID_INPUT, "--partition-by: hybrid:// has no folders")
         key = self._key_column(job)
@@ -138,17 +138,17 @@ class HybridSink:
             found = None if restart else self._find(job)
             if found is None:
                 digest = job.fingerprint[_DIGEST]
-                self._drop_left([g for g in self._store.generations() if not g.sealed], digest)
+                self._drop_unused([g for g in self._store.generations() if not g.sealed], digest)
                 at = self._clock.wall()
                 number = self._store.create(digest, at, self._owner, _as_text(job))
                 record = JobRecord("", {}, 0, intact=True)
-                return self._go_on(job, number, record, finished=False)
+                return self._resume(job, number, record, finished=False)
             generation, record = found
             self._claim(generation.number, _as_text(job))
             # One that is complete and not live yet is made live by a run that may do that.
             live = generation.flipped_at is not None or not self._flip
             finished = generation.sealed and live
-            return self._go_on(job, generation.number, record, finished=finished)
+            return self._resume(job, generation.number, record, finished=finished)
 
     def commit(self, results: Sequence[UnitResult]) -> None:
         job = self._begun()
@@ -164,16 +164,16 @@ class HybridSink:
         self._done.update(commit.units)
 
     def finish(self, summary: Mapping[str, object]) -> None:  # noqa: ARG002 - the engine's
-        """Make the generation live, unless that is not wanted or was done before.
+        """Complete the generation and, unless flip=no, make it live.
 
-        It replaces complete ones of the same model that never became live.
+        Drops older complete generations of the same model that never became live.
         """
         with _translated():
             self._store.seal(self._generation, self._owner, len(self._done))
             if self._flip:
                 self._store.flip(self._generation, self._clock.wall())
             older = [g for g in self._store.generations() if g.number < self._generation]
-            self._drop_left([g for g in older if g.sealed], self._begun().fingerprint[_DIGEST])
+            self._drop_unused([g for g in older if g.sealed], self._begun().fingerprint[_DIGEST])
 
     def require_job(self) -> None:
         with _translated():
@@ -187,7 +187,7 @@ class HybridSink:
             self._claim(generation.number)
         self._flip = False  # which generation is live is not for a redrive to decide
         job = _from_text(record.job)
-        return job, self._go_on(job, generation.number, record, finished=generation.sealed)
+        return job, self._resume(job, generation.number, record, finished=generation.sealed)
 
     def quarantined(self) -> Iterator[Quarantined]:
         with _translated():
@@ -196,7 +196,7 @@ class HybridSink:
             yield Quarantined(unit, origin, BadRow(row, reason, json.loads(values)))
 
     def _find(self, job: Job) -> tuple[Generation, JobRecord] | None:
-        """The generation of the same job: one in progress, or the newest complete one."""
+        """Return the generation of the same job: one in progress, or the newest complete one."""
         digest = job.fingerprint[_DIGEST]
         found = [each for each in self._store.generations() if each.digest == digest]
         newest = max((each.number for each in found if each.sealed), default=None)
@@ -211,7 +211,7 @@ class HybridSink:
         return None
 
     def _newest(self) -> tuple[Generation, JobRecord]:
-        """The generation of the job that was begun last; NOT_FOUND if there is none."""
+        """Return the generation of the job that was begun last; NOT_FOUND if there is none."""
         for each in reversed(self._store.generations()):
             record = self._store.record(each.number)
             if record is not None:
@@ -227,7 +227,7 @@ class HybridSink:
                 "s: then its lease has run out.",
             )
 
-    def _go_on(self, job: Job, generation: int, record: JobRecord, *, finished: bool) -> Progress:
+    def _resume(self, job: Job, generation: int, record: JobRecord, *, finished: bool) -> Progress:
         self._job, self._generation, self._done = job, generation, set(record.units)
         self._lease = Lease(self._store, generation, self._owner)
         counts = [json.loads(each) for each in record.units.values()]
@@ -236,7 +236,7 @@ class HybridSink:
         )
         return Progress(frozenset(record.units), totals, finished)
 
-    def _drop_left(self, generations: Sequence[Generation], digest: str) -> None:
+    def _drop_unused(self, generations: Sequence[Generation], digest: str) -> None:
         """Drop those of this model that never became live and that no running job writes."""
         for each in generations:
             never_live = each.digest == digest and each.flipped_at is None

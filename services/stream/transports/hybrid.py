@@ -51,7 +51,7 @@ class HybridProducer:
             rows.setdefault(headers[DIGEST].decode(), {})[key] = Row(key, now, payload)
         try:
             for digest, found in rows.items():
-                self._store.write_back(digest, list(found.values()))
+                self._store.upsert(digest, list(found.values()))
         except StoreError as error:
             raise MlctlError(
                 ErrorCode.SINK_UNAVAILABLE, f"precomputed answers cannot be stored: {error}"

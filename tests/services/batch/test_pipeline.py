@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from services.batch.base import Chunk, Unit, UnitResult
+from bundle.verify import VerifiedBundle
+from services.batch.base import Chunk, SourceRequest, Unit, UnitResult
 from services.batch.executors.pipeline import PipelineExecutor
+from services.batch.job import Scoring, Wanted, make_job, make_recipe
+from services.batch.sources import open_source
+from tests.support import tables
 from tests.support.wait import PATIENCE_SECONDS
 
 EMPTY = pa.table({"id": pa.array([], pa.int64())})
@@ -74,3 +79,21 @@ def test_no_more_than_one_unit_for_each_step_and_one_more_is_read() -> None:
             break
     results.close()
     assert max(taken) < 40
+
+
+def test_the_steps_of_a_scorer_give_what_it_gives_in_one_go(
+    bundle: VerifiedBundle, tmp_path: Path
+) -> None:
+    tables.write_rows(tmp_path / "in.parquet", 3_000)
+    source = open_source(SourceRequest(str(tmp_path / "in.parquet"), 500))
+    wanted = Wanted(keep=("id",))
+    recipe = make_recipe(bundle, source.schema, wanted)
+    schema = make_job(bundle, source, recipe, wanted, "tiny").schema
+    scorer = Scoring(bundle, recipe, schema).open()
+    executor = PipelineExecutor((scorer.prepare, scorer.run, scorer.finish))
+    results = list(executor.results(source.scan(["id", "x"], frozenset())))
+    plain = [scorer.score(chunk) for chunk in source.scan(["id", "x"], frozenset())]
+    for one, other in zip(results, plain, strict=True):
+        assert one.unit == other.unit
+        dropped = [each.table.drop_columns("mlctl_scored_at") for each in (one, other)]
+        assert dropped[0].equals(dropped[1])

@@ -73,9 +73,9 @@ class Bench:
         store.close()
         return int(number)
 
-    def counted(self, result: str, name: str = "mlctl_hybrid_lookups_total") -> float:
+    def counted(self, result: str) -> float:
         labels = {"model": "tiny", "result": result}
-        return self.registry.get_sample_value(name, labels) or 0.0
+        return self.registry.get_sample_value("mlctl_hybrid_lookups_total", labels) or 0.0
 
     def run(
         self,

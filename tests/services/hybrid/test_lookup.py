@@ -14,13 +14,11 @@ from prometheus_client import CollectorRegistry
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
-from services.batching.shell import Answer
 from services.host import ModelHost
 from services.hybrid.base import Row
 from services.settings import Settings
 from tests.services.hybrid.conftest import DOORS, INFER, NAME, Ask, Bench, served
 from tests.support.bundles import make_bundle
-from tests.support.listening import until
 
 X = [1.0, 2.0, 3.0, 4.0]
 BY_MODEL = [12.0, 14.0, 16.0, 18.0]
@@ -79,19 +77,16 @@ def test_a_server_without_answers_takes_keys_as_it_takes_any_parameter(bench: Be
     bench.run(use, hybrid=None)
 
 
-def test_an_old_answer_gives_way_and_what_is_written_back_is_found(bench: Bench) -> None:
+def test_an_old_answer_gives_way_to_the_model(bench: Bench) -> None:
     bench.fill({"old": 7}, time.time() - 100)
 
     async def use(ask: Ask, _host: ModelHost) -> None:
         assert (await ask("old")).status == "key_not_found"
-        assert (await ask("old", [X])).y == [BY_MODEL]
+        again = await ask("old", [X])
+        assert (again.y, again.parameters["source"]) == ([BY_MODEL], "online")
 
-        await until(lambda: bench.counted("written", "mlctl_hybrid_write_backs_total") == 1)
-        again = await ask("old")
-        assert (again.y, again.parameters["source"]) == ([BY_MODEL], "precomputed")
-
-    bench.run(use, hybrid_ttl_s=50, hybrid_write_back=True)
-    assert (bench.counted("stale"), bench.counted("hit")) == (2, 1)
+    bench.run(use, hybrid_ttl_s=50)
+    assert (bench.counted("stale"), bench.counted("hit")) == (2, 0)
 
 
 def test_each_colour_answers_with_its_own_digest_and_a_flip_is_seen_at_once(
@@ -124,38 +119,6 @@ def test_each_colour_answers_with_its_own_digest_and_a_flip_is_seen_at_once(
     bench.run(other_uses, bundle=make_bundle(tmp_path / "other", scale=4.0))
 
 
-def test_one_run_answers_all_who_ask_for_a_hot_key_at_once(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs: list[int] = []
-
-    async def use(ask: Ask, host: ModelHost) -> None:
-        assert host._hybrid is not None
-        submit, go = host._hybrid._submit, asyncio.Event()
-
-        def slow(inputs: Any, limit: float, priority: Any) -> asyncio.Future[Answer]:
-            runs.append(len(inputs["x"]))
-
-            async def later() -> Answer:
-                await go.wait()
-                return await submit(inputs, limit, priority)
-
-            return asyncio.ensure_future(later())
-
-        monkeypatch.setattr(host._hybrid, "_submit", slow)
-        asks = [asyncio.ensure_future(ask("hot", [X])) for _ in range(8)]
-        asks.append(asyncio.ensure_future(ask("hot", [[0.0] * 4])))  # not the same question
-        await until(lambda: bench.counted("joined") == 7)
-        asks[0].cancel()  # who asked first may leave without taking the others with it
-        await until(lambda: len(runs) == 3)
-        go.set()
-        answers = [one.y for one in await asyncio.gather(*asks[1:])]
-        assert answers == [[BY_MODEL]] * 7 + [[[0.0] * 4]]
-
-    bench.run(use)
-    assert runs == [1, 1, 1]
-
-
 def test_a_broken_store_costs_answers_but_no_request_and_is_told_once(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -182,7 +145,7 @@ def test_a_broken_store_costs_answers_but_no_request_and_is_told_once(
 
 def test_an_answer_of_another_shape_is_not_served(bench: Bench, tiny: VerifiedBundle) -> None:
     store = bench.store()
-    store.write_back(tiny.digest, [Row("a", time.time(), bytes(20))])
+    store.upsert(tiny.digest, [Row("a", time.time(), bytes(20))])
     store.close()
 
     async def use(ask: Ask, _host: ModelHost) -> None:

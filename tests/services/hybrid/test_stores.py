@@ -132,10 +132,10 @@ def test_commit__units_and_bad_rows__are_recorded_with_the_job(store: Store) -> 
 
 
 @pytest.mark.parametrize("place", PLACES, indirect=True)
-def test_what_is_written_back_joins_the_live_generation_or_makes_one(store: Store) -> None:
+def test_upsert__adds_to_the_live_generation_or_creates_one(store: Store) -> None:
     reader = store.reader("blue", 5.0)
-    store.write_back("blue", [Row("a", 1.0, b"1")])
-    store.write_back("blue", [Row("a", 2.0, b"2"), Row("b", 2.0, b"2")])
+    store.upsert("blue", [Row("a", 1.0, b"1")])
+    store.upsert("blue", [Row("a", 2.0, b"2"), Row("b", 2.0, b"2")])
     assert reader.get(["a", "b"]) == [Row("a", 2.0, b"2"), Row("b", 2.0, b"2")]
     assert [(each.rows, each.live, each.sealed) for each in store.generations()] == [
         (2, True, True)
@@ -171,7 +171,7 @@ X = [[1.0, 2.0, 3.0, 4.0]]
 def fill(bench: Bench, place: str) -> None:
     store = open_store(NAME, place)
     row = Row("a", time.time(), np.full(4, 7, "<f4").tobytes())
-    store.write_back(bench.bundle.digest, [row])
+    store.upsert(bench.bundle.digest, [row])
     store.close()
 
 
@@ -203,7 +203,7 @@ def test_a_redis_that_dies_and_comes_back_costs_only_its_answers(
 def test_the_rows_of_one_request_are_of_one_generation_while_others_flip(tmp_path: Path) -> None:
     keys, place = [str(key) for key in range(20)], str(tmp_path)
     writer, reader = open_store(NAME, place), open_store(NAME, place).reader("blue", 5.0)
-    writer.write_back("blue", [Row(key, -1.0, b"") for key in keys])
+    writer.upsert("blue", [Row(key, -1.0, b"") for key in keys])
 
     def flip_often() -> None:
         for turn in range(40):

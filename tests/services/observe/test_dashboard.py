@@ -55,7 +55,6 @@ def exported(bundle: VerifiedBundle, tmp_path: Path) -> dict[str, set[str]]:
         otlp_endpoint="http://127.0.0.1:9",
         hybrid="scores",
         hybrid_store=str(tmp_path / "stores"),
-        hybrid_write_back=True,
     )
 
     async def main() -> None:

@@ -6,16 +6,15 @@ from bundle.clock import ManualClock
 from bundle.entries import Key, read_record
 from bundle.errors import ErrorCode, MlctlError
 from bundle.home import HOME_VARIABLE
-from services.tensorrt.build import build_engine
-from services.tensorrt.cache import ENGINE_NAME, TIMING_NAME, fetch_engine, timing_directory
+from services.tensorrt.cache import fetch_engine, timing_directory
+from services.tensorrt.devices import Gpu
 from services.tensorrt.key import Device, engine_key
-from services.tensorrt.options import EngineFlags, EngineOptions, Flavour
 from services.tensorrt.process import Cause, WorkerError
-from tests.services.tensorrt.graphs import scaling
 
 MODEL = Path("model.onnx")
-DEVICE = Device("NVIDIA H200", "9.0", "580.65.06", "11.4.0.106")
-FOREIGN = Device("NVIDIA L4", "8.9", "580.65.06", "11.4.0.106")
+DEVICE = Device(Gpu("NVIDIA H200", "9.0", "580.65.06"), "10.16.1.11", "1.31.1")
+FOREIGN = Device(Gpu("NVIDIA L4", "8.9", "580.65.06"), "10.16.1.11", "1.31.1")
+ENGINE_NAME = "node_0_sm90.engine"
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +37,7 @@ class Builder:
 
 
 def key(device: Device = DEVICE) -> Key:
-    return engine_key("a" * 64, device, {}, EngineFlags(), "tensorrt")
+    return engine_key("a" * 64, device, {}, None)
 
 
 def test_an_engine_is_built_once_and_says_what_it_is() -> None:
@@ -97,20 +96,8 @@ def test_a_failed_build_leaves_nothing_and_says_what_to_do(
     assert not fetch_engine(MODEL, key(), Builder()).reused
 
 
-def test_a_real_engine_goes_through_the_cache(tmp_path: Path) -> None:
-    model = scaling(tmp_path / "model.onnx", (4, 3))
-    options = EngineOptions()
-
-    def build(directory: Path) -> None:
-        build_engine(model, directory / ENGINE_NAME, {}, options, Flavour.RTX)
-
-    root = fetch_engine(model, key(), build).root
-    assert (root / ENGINE_NAME).stat().st_size > 0
-    assert fetch_engine(model, key(), build).reused
-
-
 def test_timings_outlive_the_engines() -> None:
     directory = timing_directory(DEVICE)
-    (directory / TIMING_NAME).write_bytes(b"timings")
+    (directory / "timing.cache").write_bytes(b"timings")
     assert timing_directory(DEVICE) == directory
     assert timing_directory(FOREIGN) != directory

@@ -4,11 +4,12 @@ from pathlib import Path
 import pytest
 
 from bundle.entries import hash_key
+from services.tensorrt.devices import Gpu
 from services.tensorrt.key import Device, engine_key, model_sha256, timing_name
-from services.tensorrt.options import EngineFlags
 from services.tensorrt.profile import Profile, Shapes
 
-DEVICE = Device("NVIDIA H200", "9.0", "580.65.06", "11.4.0.106")
+GPU = Gpu("NVIDIA H200", "9.0", "580.65.06")
+DEVICE = Device(GPU, "10.16.1.11", "1.31.1")
 PROFILE = {"x": Shapes((1, 3), (8, 3), (32, 3))}
 
 
@@ -16,29 +17,28 @@ def name(
     model: str = "a" * 64,
     device: Device = DEVICE,
     profile: Profile = PROFILE,
-    flags: EngineFlags | None = None,
-    builder: str = "tensorrt",
+    workspace_bytes: int | None = None,
 ) -> str:
-    return hash_key(engine_key(model, device, profile, flags or EngineFlags(), builder))
+    return hash_key(engine_key(model, device, profile, workspace_bytes))
 
 
 def test_the_same_engine_has_the_same_name() -> None:
-    assert name() == name(profile=dict(PROFILE), flags=EngineFlags())
+    assert name() == name(profile=dict(PROFILE))
 
 
 def test_whatever_an_engine_depends_on_changes_its_name() -> None:
     others = {
         name(model="b" * 64),
         *(
-            name(device=replace(DEVICE, **{field: "other"}))
-            for field in ("name", "compute_capability", "driver", "tensorrt_version")
+            name(device=replace(DEVICE, gpu=replace(GPU, **{field: "other"})))
+            for field in ("name", "compute_capability", "driver")
         ),
+        name(device=replace(DEVICE, tensorrt="10.13")),
+        name(device=replace(DEVICE, onnxruntime="1.30")),
         name(profile={"x": Shapes((1, 3), (8, 3), (64, 3))}),
-        name(flags=EngineFlags(version_compatible=True)),
-        name(flags=EngineFlags(workspace_bytes=1)),
-        name(builder="onnxruntime 1.31.1"),
+        name(workspace_bytes=1),
     }
-    assert len(others) == 9
+    assert len(others) == 8
     assert name() not in others
 
 
@@ -55,4 +55,4 @@ def test_the_models_digest_covers_its_data(tmp_path: Path, altered: str) -> None
 
 def test_timings_are_kept_apart_by_gpu_and_version() -> None:
     assert timing_name(DEVICE) == timing_name(replace(DEVICE))
-    assert timing_name(DEVICE) != timing_name(replace(DEVICE, tensorrt_version="10.16.1"))
+    assert timing_name(DEVICE) != timing_name(replace(DEVICE, tensorrt="10.13"))

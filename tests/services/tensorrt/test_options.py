@@ -1,20 +1,17 @@
 from pathlib import Path
 
-import pytest
-
-from bundle.errors import ErrorCode, MlctlError
-from services.tensorrt.options import EngineFlags, HardwareCompatibility, provider_options
+from services.tensorrt.options import EngineOptions, provider_options
 from services.tensorrt.profile import Shapes
 
 PROFILE = {"x": Shapes((1, 3), (8, 3), (32, 3))}
 
 
-def options(flags: EngineFlags) -> dict[str, str]:
-    return dict(provider_options(flags, PROFILE, Path("/engines"), Path("/timing")))
+def options(given: EngineOptions) -> dict[str, str]:
+    return dict(provider_options(given, PROFILE, Path("/engines"), Path("/timing")))
 
 
 def test_caches_and_profile_are_set_and_no_precision() -> None:
-    assert options(EngineFlags()) == {
+    assert options(EngineOptions()) == {
         "trt_engine_cache_enable": "1",
         "trt_engine_cache_path": "/engines",
         "trt_timing_cache_enable": "1",
@@ -25,24 +22,6 @@ def test_caches_and_profile_are_set_and_no_precision() -> None:
     }
 
 
-def test_flags_that_the_provider_has() -> None:
-    flags = EngineFlags(
-        hardware_compatibility=HardwareCompatibility.AMPERE_PLUS, workspace_bytes=1 << 30
-    )
-    chosen = options(flags)
-    assert chosen["trt_engine_hw_compatible"] == "1"
+def test_a_limit_of_the_working_memory_is_passed_on() -> None:
+    chosen = options(EngineOptions(workspace_bytes=1 << 30))
     assert chosen["trt_max_workspace_size"] == str(1 << 30)
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        EngineFlags(version_compatible=True),
-        EngineFlags(hardware_compatibility=HardwareCompatibility.SAME_COMPUTE_CAPABILITY),
-    ],
-)
-def test_flags_that_it_has_not_are_refused(flags: EngineFlags) -> None:
-    with pytest.raises(MlctlError, match="ampere_plus") as caught:
-        options(flags)
-    assert caught.value.code is ErrorCode.INVALID_INPUT
-    assert "tensorrt-raw" in caught.value.hint

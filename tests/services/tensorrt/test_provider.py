@@ -8,13 +8,13 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.home import HOME_VARIABLE
 from bundle.manifest import Batching
 from services.tensorrt import provider as module
-from services.tensorrt.key import Device
+from services.tensorrt.devices import Gpu
 from services.tensorrt.options import EngineOptions
 from services.tensorrt.process import Cause, WorkerError, run_worker
 from services.tensorrt.provider import prepare_providers
 from tests.services.tensorrt.graphs import scaling
 
-DEVICE = Device("NVIDIA H200", "9.0", "580.65.06", "10.16.1.11")
+GPU = Gpu("NVIDIA H200", "9.0", "580.65.06")
 TABLE = Batching(max_rows=32, buckets=(1, 8, 32), row_independent=True)
 
 
@@ -23,7 +23,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A model in an empty home, on a machine that says it has what it takes."""
     monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
     monkeypatch.setattr(module, "provider_problem", lambda: None)
-    monkeypatch.setattr(module, "require_device", lambda *_: DEVICE)
+    monkeypatch.setattr(module, "find_gpu", lambda: GPU)
     return scaling(tmp_path / "model.onnx")
 
 
