@@ -37,7 +37,6 @@ from services.inference import Inference
 from services.layout import Packed
 from services.lean import accepting
 from services.lean.protocol import lean_protocol
-from services.lean.stock import StockProtocol
 from services.observe.predict_calls import PredictCalls
 from services.secure.gate import PROBES, TokenGate
 from services.settings import Settings
@@ -108,13 +107,13 @@ def gated(app: App, inference: Inference, host: Serving) -> App:
 
 
 def serve_http(settings: Settings, inference: Inference, *others: Inference) -> None:
-    """Choose the HTTP protocol, and the loop, of the server that this process starts next.
+    """Set the HTTP protocol, and the loop, of the server that this process starts next.
 
     BentoML makes uvicorn's configuration after the application and names neither,
     so uvicorn takes those that its tables have for "auto"; a test holds both to that.
     """
     protocols: dict[str, Any] = HTTP_PROTOCOLS
-    limited = lean_protocol(inference, *others) if settings.lean_http else StockProtocol
+    limited = lean_protocol(inference, *others)
     LOOP_FACTORIES["auto"] = f"{accepting.__name__}:{accepting.loop_factory.__name__}"
     limits = {"max_connections": settings.max_connections, "idle_seconds": settings.keep_alive_s}
     protocols["auto"] = type(limited.__name__, (limited,), limits)

@@ -125,6 +125,7 @@ def test_the_header_or_the_body_names_its_lane(ask: Ask, monkeypatch: pytest.Mon
     assert lanes == [Priority.NORMAL, Priority.HIGH, Priority.NORMAL]
 
 
+@pytest.mark.parametrize("way", ["lean"])  # the application alone answers no infer requests
 def test_a_whole_answer_has_the_pieces_side_by_side(ask: Ask) -> None:
     async def use(client: Client, _host: ModelHost, _code: ModuleType) -> None:
         answer = (await client.post("/v2/models/tiny/infer", json=body(3, 3))).json()

@@ -122,7 +122,7 @@ def test_pipelined_requests_are_answered_in_their_order(bench: Bench, lean_count
         assert found[3]["code"] == "model_not_found"
 
     bench.run(use)
-    assert len(lean_count) == 1  # the others came while it was open
+    assert len(lean_count) == 5
 
 
 def test_an_upgrade_does_not_touch_the_request_before_it(bench: Bench) -> None:
@@ -140,13 +140,12 @@ def test_an_upgrade_does_not_touch_the_request_before_it(bench: Bench) -> None:
     "content",
     [
         b"HEAD /v2/health/live HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n",
-        request(INFER + "?a=b", headers=CLOSE),
-        request(INFER.replace("tiny", "%74iny"), headers=CLOSE),
-        request(headers=CLOSE + "Expect: 100-continue\r\n"),
         request("/v2", b"", headers=CLOSE + "Upgrade: h2c\r\n").replace(b"POST", b"GET"),
     ],
 )
-def test_what_is_odd_goes_the_other_way(bench: Bench, lean_count: Lean, content: bytes) -> None:
+def test_what_is_no_infer_request_goes_to_the_application(
+    bench: Bench, lean_count: Lean, content: bytes
+) -> None:
     async def use(server: Listening) -> None:
         async with connected(server) as (reader, writer):
             writer.write(content)
@@ -155,6 +154,84 @@ def test_what_is_odd_goes_the_other_way(bench: Bench, lean_count: Lean, content:
 
     bench.run(use)
     assert not lean_count
+
+
+@pytest.mark.parametrize(
+    "target",
+    [f"{INFER}?a=b", f"{INFER}/", INFER.replace("tiny", "%74iny"), f"http://test{INFER}"],
+)
+def test_infer__path_in_another_spelling__is_answered(
+    bench: Bench, lean_count: Lean, target: str
+) -> None:
+    async def use(server: Listening) -> None:
+        replies = await talk(server, request(target) + request(headers=CLOSE))
+        assert [reply.status for reply in replies] == [200, 200]
+
+    bench.run(use)
+    assert len(lean_count) == 2
+
+
+def test_infer__expects_100_continue__gets_it_before_the_body(bench: Bench) -> None:
+    expect = "Expect: 100-continue\r\n"
+    head = request(headers=expect)[: -len(BODY)]
+
+    async def use(server: Listening) -> None:
+        async with connected(server) as (reader, writer):
+            for _ in range(3):
+                writer.write(head)
+                assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+                writer.write(BODY)
+                assert (await read_reply(reader)).status == 200
+            # Behind another request, and all at once.
+            writer.write(request() + request(headers=expect) + request(headers=expect + CLOSE))
+            assert [(await read_reply(reader)).status for _ in range(3)] == [200] * 3
+            assert await reader.read() == b""
+
+    bench.run(use)
+
+
+def test_infer__rejected_client_expects_100_continue__ends_the_connection(bench: Bench) -> None:
+    """The client may not send the body, and the server would read its next request as the body."""
+    head = request(headers="Expect: 100-continue\r\nContent-Type: text/csv\r\n")[: -len(BODY)]
+
+    async def use(server: Listening) -> None:
+        (reply,) = await talk(server, head)
+        assert (reply.status, reply.headers[b"connection"]) == (415, b"close")
+
+    bench.run(use)
+
+
+def test_infer__many_pipelined_and_rejected__are_answered_in_order(bench: Bench) -> None:
+    wrong = request(headers="Content-Type: text/csv\r\n", body=b"")
+    count = 1000
+
+    async def use(server: Listening) -> None:
+        replies = await talk(server, request() + wrong * count + request(headers=CLOSE))
+        assert [reply.status for reply in replies] == [200, *[415] * count, 200]
+
+    bench.run(use)
+
+
+def test_infer__pipelined_body_is_too_large__is_rejected_in_its_turn(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    infer = bench.host.infer
+    asked = never(bench.host, monkeypatch)
+    chunk = b"%x\r\n%b\r\n" % (LIMIT + 1, bytes(LIMIT + 1))
+    head = f"POST {INFER} HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+
+    async def use(server: Listening) -> None:
+        async with connected(server) as (reader, writer):
+            writer.write(request() + head + chunk + b"0\r\n\r\n" + request(headers=CLOSE))
+            await until(lambda: asked)
+            asked[0].set_result(await infer(ROW, 10.0))
+            assert [(await read_reply(reader)).status for _ in range(2)] == [200, 413]
+            await until(lambda: len(asked) == 2)
+            asked[1].set_result(await infer(ROW, 10.0))
+            assert (await read_reply(reader)).status == 200
+        await until(lambda: bench.host.inflight.used == 0)
+
+    bench.run(use)
 
 
 def test_http_1_0_is_answered_once(bench: Bench, lean_count: Lean) -> None:
@@ -252,7 +329,7 @@ def test_a_client_that_leaves_withdraws_its_request(
     assert bench.counted("gone") == before + 2
 
 
-@pytest.mark.parametrize("path", [INFER, INFER.replace("tiny", "t%69ny")], ids=["lean", "asgi"])
+@pytest.mark.parametrize("path", [INFER, INFER.replace("tiny", "t%69ny")], ids=["plain", "escaped"])
 def test_one_that_leaves_withdraws_what_others_wait_behind(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
