@@ -43,12 +43,10 @@ class Settings(ObserveSettings, SecureSettings, HybridSettings):
     longest predicted wait that is accepted, and
     `max_queue_rows` the most rows that wait. These three, unset, are what the bundle says,
     or else that, no limit below overload, and 4096; `max_rows` joins fewer rows than
-    the bundle allows; under overload a predicted wait of less
-    than `overload_patience_ms` is accepted all the same. `max_long_requests` is how many streams
-    and requests above a batch's rows are open at once. `pad_rows` unset pads batches to the
+    the bundle allows. `pad_rows` unset pads batches to the
     bundle's sizes only on CUDA and TensorRT; graphs of these are captured where the
     model allows it if `cuda_graphs` is auto. A batch that runs for longer than `hang_s`
-    (and 20 times what is expected) counts as hung, and unless `hang_exit` is off its worker
+    (and 20 times what is expected) counts as hung, and its worker
     ends, so that the supervisor starts another. `deadline_ms` bounds every request,
     reading included. `workers` processes share the ports. Each takes requests whose bodies,
     answered or not, are at most `max_inflight_bytes` together, over at most
@@ -77,14 +75,11 @@ class Settings(ObserveSettings, SecureSettings, HybridSettings):
     max_body_bytes: Annotated[int, Field(ge=1, le=(1 << 31) - 1)] = 64 << 20
     max_queue_rows: Annotated[int, Field(ge=1)] | None = None
     max_queue_ms: Annotated[float, Field(ge=0, le=3_600_000)] | None = None
-    overload_patience_ms: Annotated[float, Field(ge=0, le=3_600_000)] = 0.0
-    max_long_requests: Annotated[int, Field(ge=1)] = 64
     max_rows: Annotated[int, Field(ge=1)] | None = None
     max_wait_ms: Annotated[float, Field(ge=0, le=60_000)] | None = None
     pad_rows: bool | None = None
     cuda_graphs: Literal["auto", "off"] = "off"
     hang_s: Annotated[float, Field(gt=0)] = 30.0
-    hang_exit: bool = True
     deadline_ms: Annotated[float, Field(gt=0, le=3_600_000)] = 30_000.0
     trt_version_compatible: bool = False
     trt_hardware_compatibility: HardwareCompatibility = HardwareCompatibility.NONE

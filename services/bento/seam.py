@@ -38,7 +38,7 @@ from services.layout import Packed
 from services.lean import accepting
 from services.lean.protocol import lean_protocol
 from services.observe.predict_calls import PredictCalls
-from services.secure.gate import PROBES, TokenGate
+from services.secure.gate import TokenGate
 from services.settings import Settings
 from services.workers import forget_dead_workers, note_failure, prepare_server, supervisor
 
@@ -95,7 +95,6 @@ def gated(app: App, inference: Inference, host: Serving) -> App:
     """`app` behind the token check, if tokens are asked for."""
     if not host.access.required:
         return app
-    paths = PROBES | {"/metrics"} if host.settings.open_metrics else PROBES
 
     def refuse(error: MlctlError, scope: Message) -> Response:
         headers = dict(scope["headers"])
@@ -103,7 +102,7 @@ def gated(app: App, inference: Inference, host: Serving) -> App:
         seen = inference.watch(headers, request_id, scope.get("client"))
         return inference.refuse(error, request_id, seen)
 
-    return TokenGate(app, host.access, refuse, paths)
+    return TokenGate(app, host.access, refuse)
 
 
 def serve_http(settings: Settings, inference: Inference, *others: Inference) -> None:
@@ -196,9 +195,9 @@ class Worker:
             logger.info("V2 gRPC on %s:%d", settings.grpc_host, self._grpc.port)
 
     def _start_watchdog(self) -> None:
-        settings = self.host.settings
-        if settings.hang_exit and is_worker():
-            self._watchdog = Watchdog(lambda: self.host.live, self.host.abandon, settings.hang_s)
+        if is_worker():
+            seconds = self.host.settings.hang_s
+            self._watchdog = Watchdog(lambda: self.host.live, self.host.abandon, seconds)
 
 
 def _prepare_server(settings: Settings) -> None:

@@ -119,14 +119,6 @@ def test_probes_are_open_and_everything_else_is_not(gate: Gated) -> None:
     gate.run(use)
 
 
-def test_metrics_can_be_open(shared_bundle: VerifiedBundle) -> None:
-    async def use(client: httpx.AsyncClient, _server: Listening) -> None:
-        assert (await client.get("/metrics")).status_code != 401
-        assert (await client.get("/v2")).status_code == 401
-
-    Gated(shared_bundle, open_metrics=True).run(use)
-
-
 @pytest.mark.parametrize("framing", ["content-length: 90000", "transfer-encoding: chunked"])
 def test_a_refused_client_that_still_sends_gets_its_answer(gate: Gated, framing: str) -> None:
     """Before its body: the answer is there though not one byte of the body was sent."""
