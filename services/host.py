@@ -326,8 +326,6 @@ class ModelHost:
             max_wait=(max_wait_ms or 0.0) / 1000,
             joinable=scorer.joinable,
             max_queue=None if max_queue_ms is None else max_queue_ms / 1000,
-            patience=ours.overload_patience_ms / 1000,
-            max_long=ours.max_long_requests,
             gather=max_wait_ms is None and not inline,
             sizes=(*smaller, max_rows),
         )

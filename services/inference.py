@@ -1,7 +1,7 @@
-"""One infer request over HTTP, from its head and body to its answer, whoever carries the bytes.
+"""One infer request over HTTP, from its head and body to its answer.
 
-The lean protocol and the ASGI application both ask this, so that both have the same
-limits, errors, headers and counts.
+The protocol asks this for whole answers and the ASGI application for streamed ones, so that both
+have the same limits, errors, headers and counts.
 """
 
 from __future__ import annotations

@@ -43,19 +43,16 @@ class Settings(ObserveSettings, SecureSettings, HybridSettings):
     longest predicted wait that is accepted, and
     `max_queue_rows` the most rows that wait. These three, unset, are what the bundle says,
     or else that, no limit below overload, and 4096; `max_rows` joins fewer rows than
-    the bundle allows; under overload a predicted wait of less
-    than `overload_patience_ms` is accepted all the same. `max_long_requests` is how many streams
-    and requests above a batch's rows are open at once. `pad_rows` unset pads batches to the
+    the bundle allows. `pad_rows` unset pads batches to the
     bundle's sizes only on CUDA and TensorRT; with `cuda_graphs` the provider cuda runs each of
     these sizes as one CUDA graph. A batch that runs for longer than `hang_s`
-    (and 20 times what is expected) counts as hung, and unless `hang_exit` is off its worker
+    (and 20 times what is expected) counts as hung, and its worker
     ends, so that the supervisor starts another. `deadline_ms` bounds every request,
     reading included. `workers` processes share the ports. Each takes requests whose bodies,
     answered or not, are at most `max_inflight_bytes` together, over at most
     `max_connections` connections of each protocol; one of HTTP is closed after `keep_alive_s`
     without a request: later than most clients and proxies close theirs, for who closes first
-    loses no request. `lean_http` answers V2 infer requests in
-    the HTTP protocol itself; off, they take the way through ASGI and uvicorn's own protocol.
+    loses no request.
     `lean_grpc` answers gRPC on an HTTP/2 core of ours instead of gRPC's own server.
     The `trt_` ones shape TensorRT's engine; `trt_lengths` is the least, usual and greatest
     size of every dynamic dimension but the batch.
@@ -70,7 +67,6 @@ class Settings(ObserveSettings, SecureSettings, HybridSettings):
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
     grpc_host: str = "127.0.0.1"
     grpc_port: _Port | None = None
-    lean_http: bool = True
     lean_grpc: bool = True
     workers: Annotated[int, Field(ge=1, le=256)] = 1
     max_inflight_bytes: Annotated[int, Field(ge=1)] = 1 << 30
@@ -79,14 +75,11 @@ class Settings(ObserveSettings, SecureSettings, HybridSettings):
     max_body_bytes: Annotated[int, Field(ge=1, le=(1 << 31) - 1)] = 64 << 20
     max_queue_rows: Annotated[int, Field(ge=1)] | None = None
     max_queue_ms: Annotated[float, Field(ge=0, le=3_600_000)] | None = None
-    overload_patience_ms: Annotated[float, Field(ge=0, le=3_600_000)] = 0.0
-    max_long_requests: Annotated[int, Field(ge=1)] = 64
     max_rows: Annotated[int, Field(ge=1)] | None = None
     max_wait_ms: Annotated[float, Field(ge=0, le=60_000)] | None = None
     pad_rows: bool | None = None
     cuda_graphs: bool = False
     hang_s: Annotated[float, Field(gt=0)] = 30.0
-    hang_exit: bool = True
     deadline_ms: Annotated[float, Field(gt=0, le=3_600_000)] = 30_000.0
     trt_workspace_mb: Annotated[int, Field(ge=1)] | None = None
     trt_lengths: Annotated[str, AfterValidator(_check_lengths)] = "1:128:512"

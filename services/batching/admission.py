@@ -31,8 +31,7 @@ class Limits:
     `max_wait` is how long a request may be held back to be joined with others; with `gather`
     instead as long as it pays to wait for those who were just answered.
     `max_queue` is the longest predicted wait that is accepted; None is no limit until
-    more is offered than the model can do, and then as little as keeps it busy, but no
-    less than `patience`: a stall of the machine looks like overload for that long.
+    more is offered than the model can do, and then as little as keeps it busy.
     `max_long` is how many requests that run in steps are open at once.
     `sizes` are those that a full batch may have, rising to `max_rows`; none is that one only,
     as it is where requests are not joined.
@@ -43,7 +42,6 @@ class Limits:
     max_wait: float = 0.0
     joinable: bool = True
     max_queue: float | None = None
-    patience: float = 0.0
     max_long: int = 64
     gather: bool = False
     sizes: tuple[int, ...] = ()
@@ -183,7 +181,7 @@ class Forecast:
         Unless it was told: a utilization (what is offered by what full batches can do)
         below 1 drains by itself. Above, what comes in the last 1 / utilization of each
         batch's time fills the next one, and any earlier arrival would but wait longer;
-        the more it is in doubt, the longer is waited. `patience` is beyond doubt.
+        the more it is in doubt, the longer is waited.
         """
         if self._limits.max_queue is not None:
             return self._limits.max_queue
@@ -196,8 +194,7 @@ class Forecast:
         else:
             least = _ADMIT_ALONE * self._full_seconds
         # What goes up and down does so over the time of the largest batches, as it is counted.
-        least *= 1 + (doubt - 1) * self._batch.largest / self._batch.best
-        return max(least, self._limits.patience)
+        return least * (1 + (doubt - 1) * self._batch.largest / self._batch.best)
 
     def company_until(self, rows: int, requests: int) -> float | None:
         """Until when one more request is worth waiting for; None if it is not.

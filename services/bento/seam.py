@@ -37,9 +37,8 @@ from services.inference import Inference
 from services.layout import Packed
 from services.lean import accepting
 from services.lean.protocol import lean_protocol
-from services.lean.stock import StockProtocol
 from services.observe.predict_calls import PredictCalls
-from services.secure.gate import PROBES, TokenGate
+from services.secure.gate import TokenGate
 from services.settings import Settings
 from services.workers import forget_dead_workers, note_failure, prepare_server, supervisor
 
@@ -96,7 +95,6 @@ def gated(app: App, inference: Inference, host: Serving) -> App:
     """`app` behind the token check, if tokens are asked for."""
     if not host.access.required:
         return app
-    paths = PROBES | {"/metrics"} if host.settings.open_metrics else PROBES
 
     def refuse(error: MlctlError, scope: Message) -> Response:
         headers = dict(scope["headers"])
@@ -104,17 +102,17 @@ def gated(app: App, inference: Inference, host: Serving) -> App:
         seen = inference.watch(headers, request_id, scope.get("client"))
         return inference.refuse(error, request_id, seen)
 
-    return TokenGate(app, host.access, refuse, paths)
+    return TokenGate(app, host.access, refuse)
 
 
 def serve_http(settings: Settings, inference: Inference, *others: Inference) -> None:
-    """Choose the HTTP protocol, and the loop, of the server that this process starts next.
+    """Set the HTTP protocol, and the loop, of the server that this process starts next.
 
     BentoML makes uvicorn's configuration after the application and names neither,
     so uvicorn takes those that its tables have for "auto"; a test holds both to that.
     """
     protocols: dict[str, Any] = HTTP_PROTOCOLS
-    limited = lean_protocol(inference, *others) if settings.lean_http else StockProtocol
+    limited = lean_protocol(inference, *others)
     LOOP_FACTORIES["auto"] = f"{accepting.__name__}:{accepting.loop_factory.__name__}"
     limits = {"max_connections": settings.max_connections, "idle_seconds": settings.keep_alive_s}
     protocols["auto"] = type(limited.__name__, (limited,), limits)
@@ -197,9 +195,9 @@ class Worker:
             logger.info("V2 gRPC on %s:%d", settings.grpc_host, self._grpc.port)
 
     def _start_watchdog(self) -> None:
-        settings = self.host.settings
-        if settings.hang_exit and is_worker():
-            self._watchdog = Watchdog(lambda: self.host.live, self.host.abandon, settings.hang_s)
+        if is_worker():
+            seconds = self.host.settings.hang_s
+            self._watchdog = Watchdog(lambda: self.host.live, self.host.abandon, seconds)
 
 
 def _prepare_server(settings: Settings) -> None:

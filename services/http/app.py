@@ -1,6 +1,7 @@
-"""The V2 protocol over HTTP as a plain ASGI application, answered before BentoML's middleware.
+"""The V2 protocol over HTTP but for infer requests, which `services.lean.protocol` answers.
 
-Limits come before parsing: the declared length, then the arrived one. Errors are
+A plain ASGI application in front of BentoML's middleware. Limits come before parsing: the
+declared length, then the arrived one. Errors are
 `{"error": sentence, "code": stable name}` and tell nothing about the server's inside.
 """
 
@@ -14,7 +15,6 @@ from typing import Any
 from bundle.errors import ErrorCode, MlctlError
 from services.batching.batcher import deadline_exceeded
 from services.batching.budget import Hold
-from services.batching.shell import Answer
 from services.describe import (
     is_ready,
     metadata,
@@ -68,7 +68,7 @@ class V2App:
         try:
             verb = parts[-1] if parts[1:2] == ["models"] and len(parts) > _NAMED else ""
             if verb == "infer":
-                await self._infer(scope, parts, receive, send)
+                await self._reject_infer(scope, parts, send)
             elif verb in _STREAMS:
                 await self._infer_stream(scope, parts, receive, send)
             elif parts[1:2] == ["repository"]:
@@ -128,22 +128,19 @@ class V2App:
         """That of the model that the path names; the first one's if there is no such model."""
         return self._inferences.get(parts[2] if len(parts) > 2 else "", self._inference)
 
-    async def _infer(self, scope: Message, parts: list[str], receive: Receive, send: Send) -> None:
+    async def _reject_infer(self, scope: Message, parts: list[str], send: Send) -> None:
+        """Reject what the HTTP protocol leaves: another method, or a model that is not here."""
         headers, inference = fields_of(scope["headers"]), self._meant(parts)
         request_id = inference.request_id(headers)
         seen = inference.watch(headers, request_id, scope.get("client"))
+        error = _no_such_path()
         try:
             _require_method(scope, "POST")
             self._require_path(parts)
-            response = await _answer(inference, headers, request_id, receive, seen)
-        except (GoneError, asyncio.CancelledError) as error:
-            inference.gone(seen)
-            if isinstance(error, GoneError):
-                return
-            raise
-        except Exception as error:  # noqa: BLE001 - it is logged and answered
-            response = inference.refuse(error, request_id, seen)
-            close_if_expecting(headers, response)
+        except MlctlError as found:
+            error = found
+        response = inference.refuse(error, request_id, seen)
+        close_if_expecting(headers, response)
         await _send(send, response)
 
     async def _infer_stream(
@@ -184,22 +181,6 @@ def _readiness(ready: bool, **told: object) -> tuple[int, Mapping[str, Any]]:
     return (200 if ready else 503), {**told, "ready": ready}
 
 
-async def _answer(
-    inference: Inference,
-    headers: Mapping[bytes, bytes],
-    request_id: bytes,
-    receive: Receive,
-    seen: Seen | None,
-) -> Response:
-    loop = asyncio.get_running_loop()
-    head = inference.open(headers, request_id, seen)
-    deadline = loop.time() + inference.seconds
-    with inference.hold() as hold:
-        body = await _read_in_time(receive, inference, hold, deadline)
-        asked = inference.ask(head, body, deadline - loop.time(), hold)
-        return inference.answer(asked, await _unless_gone(asked.future, receive))
-
-
 async def _stream(
     inference: Inference,
     headers: Mapping[bytes, bytes],
@@ -213,20 +194,6 @@ async def _stream(
         body = await _read_in_time(receive, inference, hold, deadline)
         asked = await inference.ask_stream(head, body, hold)
         await send_events(asked, inference, events, receive)
-
-
-async def _unless_gone(future: asyncio.Future[Answer], receive: Receive) -> Answer:
-    """The answer, or `GoneError` (and the request withdrawn) if the client disconnects first."""
-    watch = asyncio.ensure_future(receive())
-    watch.add_done_callback(lambda _: future.cancel())
-    try:
-        return await future
-    except asyncio.CancelledError:
-        if watch.done() and not watch.cancelled():
-            raise GoneError from None
-        raise
-    finally:
-        watch.cancel()
 
 
 async def _read_in_time(

@@ -1,8 +1,8 @@
 """uvicorn's protocol with limits on what a slow, endless or impolite client can hold.
 
 A head has a size, a number of headers and a time; an answer that nobody reads, and the
-rest of a body that was refused, have a time as well. A client that only ended its sending
-half still gets its answer. An error never overtakes the answer to an earlier request.
+rest of a body that was rejected, have a time as well. A client that ends its sending half of the
+connection is gone. An error never overtakes the answer to an earlier request.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from services.batching.budget import BusyError
 from services.http.responses import error_response, make_response, render_headers, to_wire
 from services.lean.upgrade import PlainParser
 
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _LARGE_HEAD = "The head of the request is too large."
 
 
@@ -42,7 +41,6 @@ class GuardedProtocol(HttpToolsProtocol):
     # A client must take this much in this time while an answer waits to be sent.
     stall_seconds = 10.0
     stall_bytes = 4 << 10
-    probe_seconds = 0.05
 
     transport: asyncio.Transport
     _in_head = True
@@ -58,7 +56,6 @@ class GuardedProtocol(HttpToolsProtocol):
     _head_timer: asyncio.TimerHandle | None = None
     _drain_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
-    _probe_timer: asyncio.TimerHandle | None = None
     _leave_timer: asyncio.TimerHandle | None = None
     _leaving = False
     # What the application works on: `cycle` is the last one, which may wait behind it.
@@ -83,8 +80,8 @@ class GuardedProtocol(HttpToolsProtocol):
             self._arm_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        timers = (self._head_timer, self._drain_timer, self._stall_timer, self._probe_timer)
-        for timer in (*timers, self._leave_timer, self.timeout_keep_alive_task):
+        timers = (self._head_timer, self._drain_timer, self._stall_timer, self._leave_timer)
+        for timer in (*timers, self.timeout_keep_alive_task):
             if timer is not None:
                 timer.cancel()
         if self._started is not None and not self._started.response_complete:
@@ -178,20 +175,9 @@ class GuardedProtocol(HttpToolsProtocol):
         if not self.pipeline and not self._broken:
             self.flow.resume_reading()
 
-    def eof_received(self) -> bool:  # type: ignore[override]
-        """Whether to stay for the answer, though the client sends no more.
-
-        Its end looks the same whether it left or only closed its sending half. An interim
-        answer tells: who left answers it with a reset, which ends the connection.
-        """
-        if not self.answering or self._in_head or self._in_body or self.scheme == "https":
-            return False
-        if self.parser.get_http_version() != "1.1":
-            return False
-        self.cycle.keep_alive = False
-        self._broken = True
-        self._probe()
-        return True
+    def eof_received(self) -> None:
+        """Treat the end of what a client sends as its disconnect, as nginx does."""
+        self._close()
 
     def handle_websocket_upgrade(self) -> None:
         if self.answering:
@@ -211,13 +197,6 @@ class GuardedProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._started = cycle
         super()._start_asgi_task(cycle, app)
-
-    def _probe(self) -> None:
-        if not self.answering or self.transport.is_closing():
-            return
-        if not self.pipeline and not self.cycle.response_started:
-            self.transport.write(_CONTINUE)
-            self._probe_timer = self.loop.call_later(self.probe_seconds, self._probe)
 
     def _check_head(self) -> None:
         """Reject a head that is too large, or that does not have exactly one Host (RFC 9112, 3.2).

@@ -1,28 +1,26 @@
-"""The short way of an infer request: from uvicorn's parser to the batcher and back.
+"""The path of an infer request: from uvicorn's parser to the batcher and back.
 
-`LeanProtocol` answers a POST to exactly a model's infer path that comes while no other
-request of its connection is open. Everything else (other paths and spellings, pipelined
-requests, Expect, upgrades) goes the way of uvicorn's own protocol to the ASGI application,
-which asks the same `Inference`.
+`LeanProtocol` answers each POST to the infer path of a model that is served here, in any
+spelling, pipelined or not. Everything else goes to the ASGI application in uvicorn's own way.
 """
 
 from __future__ import annotations
 
-import asyncio
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
+from urllib.parse import unquote
 
-from bundle.errors import MlctlError
-from services.batching.batcher import deadline_exceeded
-from services.batching.shell import Answer
+import httptools
+
 from services.http.fields import fields_of
 from services.http.responses import Headers, Response, render_headers, to_wire
-from services.inference import Asked, Head, Inference
+from services.inference import Inference
+from services.lean.cycle import LeanCycle
 from services.lean.desk import RepeatDesk
 from services.lean.guard import GuardedProtocol
 from services.lean.known import Known, Memory
-from services.lean.repeat import NoEvent, RepeatCycle
-from services.observe.calls import Seen
+from services.lean.repeat import RepeatCycle
 
 # So many requests in a row that repeat nothing, and a connection's are not looked at any more.
 _MOST_LESSONS = 8
@@ -40,124 +38,6 @@ class DefaultHeaders:
         if headers is not self._seen:
             self._seen, self._rendered = headers, render_headers(headers)
         return self._rendered
-
-
-class LeanCycle:
-    """One request and its answer; has what uvicorn's protocol looks for in a cycle."""
-
-    __slots__ = (
-        "_body", "_end", "_hold", "_protocol", "_request_id", "_seen", "_timer",
-        "asked", "disconnected", "head", "keep_alive", "more_body", "response_complete",
-    )  # fmt: skip
-    message_event = NoEvent()
-    response_started = False
-
-    def __init__(self, protocol: LeanProtocol, *, keep_alive: bool) -> None:
-        self.keep_alive = keep_alive
-        self.disconnected = False
-        self.more_body = True
-        self.response_complete = False
-        self._protocol = protocol
-        self._end = protocol.loop.time() + protocol.inference.seconds
-        self._request_id = b""
-        self._seen: Seen | None = None
-        self.head: Head | None = None
-        self._hold = protocol.inference.hold()
-        self._body: bytes | bytearray = b""
-        self.asked: Asked | None = None
-        self._timer: asyncio.TimerHandle | None = None
-
-    def begin(self, headers: dict[bytes, bytes]) -> None:
-        """The headers are there."""
-        inference = self._protocol.inference
-        self._request_id = inference.request_id(headers)
-        self._seen = inference.watch(headers, self._request_id, self._protocol.client)
-        try:
-            inference.admit(headers)
-            self.head = inference.open(headers, self._request_id, self._seen)
-        except MlctlError as error:
-            self._refuse(error)
-
-    def feed(self, piece: bytes) -> None:
-        """A piece of the body is there."""
-        if self.response_complete or not self.more_body:
-            return  # a body after the body is that of a pipelined upgrade
-        try:
-            size = len(self._body) + len(piece)
-            self._protocol.inference.check_size(size)
-            self._hold.grow(size)
-        except MlctlError as error:
-            self._refuse(error)
-            return
-        if not self._body:
-            self._body = piece
-        elif isinstance(self._body, bytes):
-            self._body = bytearray(self._body)
-            self._body += piece
-        else:
-            self._body += piece
-
-    def watch(self) -> None:
-        """More of the body is to come: it has until the request's deadline."""
-        if self._timer is None and self.more_body and not self.response_complete:
-            loop = self._protocol.loop
-            self._timer = loop.call_at(self._end, self._refuse, deadline_exceeded())
-
-    def ask(self) -> None:
-        """The body is whole."""
-        self.more_body = False
-        self._stop_timer()
-        if self.response_complete or self.head is None or self.asked is not None:
-            return
-        left = self._end - self._protocol.loop.time()
-        try:
-            asked = self._protocol.inference.ask(self.head, bytes(self._body), left, self._hold)
-        except Exception as error:  # noqa: BLE001 - it is logged and answered
-            self._refuse(error)
-            return
-        self._body = b""
-        self.asked = asked
-        asked.future.add_done_callback(self._on_answer)
-
-    def leave(self) -> None:
-        """The client is gone: withdraw what was asked."""
-        if self.response_complete:
-            return
-        self.disconnected = True
-        if self.asked is not None:
-            self.asked.future.cancel()
-        self._protocol.inference.gone(self._seen)
-        self.response_complete = True
-        self._let_go()
-
-    def _on_answer(self, future: asyncio.Future[Answer]) -> None:
-        if self.response_complete or self.asked is None:
-            if not future.cancelled():
-                future.exception()  # nobody else will look at it
-            return
-        try:
-            response = self._protocol.inference.answer(self.asked, future.result())
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - logged and answered
-            self._refuse(error)
-        else:
-            self._send(response)
-
-    def _refuse(self, error: BaseException) -> None:
-        self._send(self._protocol.inference.refuse(error, self._request_id, self._seen))
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _let_go(self) -> None:
-        self._stop_timer()
-        self._body = b""
-        self._hold.release()
-
-    def _send(self, response: Response) -> None:
-        self.response_complete = True
-        self._let_go()
-        self._protocol.send(response, close=not self.keep_alive)
 
 
 class Route(NamedTuple):
@@ -180,8 +60,8 @@ class LeanProtocol(GuardedProtocol):
     desk: RepeatDesk
     memory: Memory
     cycle: Any
-    # The last one here: `cycle` is a pipelined one's while this may be open still.
-    _lean: LeanCycle | RepeatCycle | None = None
+    _started: Any = None
+    pipeline: deque[tuple[Any, Any]]
     # What the next request may be a repetition of, and how often that was sought in vain.
     _known: Known | None = None
     _lessons = 0
@@ -197,7 +77,8 @@ class LeanProtocol(GuardedProtocol):
         self.expect_100_continue = False
 
     def on_headers_complete(self) -> None:
-        if not self._is_lean():
+        route = self._route()
+        if route is None:
             url, headers, expect = self.url, self.headers, self.expect_100_continue
             super().on_message_begin()
             self.url, self.expect_100_continue = url, expect
@@ -206,15 +87,23 @@ class LeanProtocol(GuardedProtocol):
             return
         self._check_head()
         self._end_head()
-        route = self.routes[self.url]
-        if route.inference is not self.inference:
-            self.inference, self.desk, self.memory = route
-            self._known = None
         parser = self.parser
-        lasting = parser.get_http_version() != "1.0" and parser.should_keep_alive()
-        keep_alive = lasting and not self._leaving
-        self.cycle = self._lean = LeanCycle(self, keep_alive=keep_alive)
-        self.cycle.begin(fields_of(self.headers))
+        current = parser.get_http_version() != "1.0"
+        cycle = LeanCycle(
+            self,
+            route,
+            fields_of(self.headers),
+            keep_alive=current and parser.should_keep_alive() and not self._leaving,
+            expects=current and self.expect_100_continue,
+        )
+        waits, self.cycle = self.answering, cycle
+        if waits:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((cycle, self.app))
+            return
+        self._started = cycle
+        if not self.flow.write_paused:  # else `resume_writing` begins it
+            self._begin(cycle)
 
     def on_body(self, body: bytes) -> None:
         if type(self.cycle) is LeanCycle:
@@ -244,9 +133,14 @@ class LeanProtocol(GuardedProtocol):
             self._learn(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._lean is not None:
-            self._lean.leave()
+        for cycle in (self._started, *(cycle for cycle, _ in self.pipeline)):
+            if isinstance(cycle, LeanCycle | RepeatCycle):
+                cycle.leave()
         super().connection_lost(exc)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._begin_waiting()
 
     def send(self, response: Response, *, close: bool) -> None:
         """Write the whole answer to the open request, and go on or close."""
@@ -324,31 +218,61 @@ class LeanProtocol(GuardedProtocol):
         if not self.inference.take_in(size, known.authorization):
             return False
         self._lessons = 0
-        self.cycle = self._lean = RepeatCycle(self, known, data, size, places)
+        self.cycle = self._started = RepeatCycle(self, known, data, size, places)
         return True
 
     def _learn(self, data: bytes) -> None:
         """Remember the request that `data` is, if that is all it is."""
         self._lessons += 1
         asked, head = self.cycle.asked, self.cycle.head
-        if not self.cycle.keep_alive or not data.startswith(b"POST "):
+        if not self.cycle.keep_alive or self.expect_100_continue or not data.startswith(b"POST "):
             return
         if asked is not None:
             self._known = self.memory.learn(data, fields_of(self.headers), asked)
         elif head is not None:  # it was refused, but others like it may have been answered
             self._known = self.memory.find(data, fields_of(self.headers), head)
 
-    def _is_lean(self) -> bool:
-        return (
-            self.url in self.routes
-            and not self.answering
-            and not self.expect_100_continue
-            and not self.flow.write_paused
-            and not self.root_path
-            and self.limit_concurrency is None
-            and self.parser.get_method() == b"POST"
-            and not self.parser.should_upgrade()
-        )
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        """Begin the next pipelined request; uvicorn calls this at the end of an answer."""
+        if isinstance(cycle, LeanCycle):
+            self._started = cycle
+            self.loop.call_soon(self._begin_waiting)  # not at once: rejections would nest
+        else:
+            super()._start_asgi_task(cycle, app)
+
+    def _begin_waiting(self) -> None:
+        """Begin the request whose turn it is, unless the client takes no answers now."""
+        cycle = self._started
+        if not isinstance(cycle, LeanCycle) or not cycle.waits or cycle.response_complete:
+            return
+        if self.flow.write_paused or self.transport.is_closing():
+            return
+        self._begin(cycle)
+        if cycle.more_body:
+            cycle.watch()
+        else:
+            cycle.ask()
+
+    def _begin(self, cycle: LeanCycle) -> None:
+        if cycle.route.inference is not self.inference:
+            self.inference, self.desk, self.memory = cycle.route
+            self._known = None
+        cycle.begin()
+
+    def _route(self) -> Route | None:
+        """Return the model whose infer path a POST names; None for the application's requests."""
+        if self.parser.get_method() != b"POST" or self.parser.should_upgrade():
+            return None
+        return self.routes.get(self.url) or self.routes.get(_plain(self.url))
+
+
+def _plain(url: bytes) -> bytes:
+    """Return a request target's path, without escapes and slashes at its end."""
+    try:
+        path = httptools.parse_url(url).path or b""
+        return unquote(path.decode("ascii")).rstrip("/").encode()
+    except (httptools.HttpParserInvalidURLError, UnicodeError):
+        return b""  # uvicorn's own code rejects it
 
 
 def lean_protocol(*inferences: Inference) -> type[LeanProtocol]:

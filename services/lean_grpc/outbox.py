@@ -150,10 +150,6 @@ class Outbox:
         for stream in list(self._parked):
             self.forget(stream)
 
-    def is_parked(self, stream: int) -> bool:
-        """Whether something of the stream waits."""
-        return stream in self._parked
-
     async def drained(self, stream: int) -> None:
         """Wait until nothing of the stream is parked; cancelled if the stream ends before."""
         parked = self._parked.get(stream)

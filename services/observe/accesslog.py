@@ -17,8 +17,7 @@ import orjson
 
 from bundle.errors import ErrorCode, MlctlError
 from services.observe.backlog import Backlog
-from services.observe.calls import OK, Done
-from services.observe.settings import LogOnly
+from services.observe.calls import Done
 from services.observe.traceparent import trace_id
 
 # A fifth of a second's worth at far more requests than a worker answers.
@@ -99,10 +98,9 @@ class AppendedFile:
 class AccessLog:
     """Takes requests that are done, and writes them when the observer's thread says so."""
 
-    def __init__(self, output: Output, model: str, digest: str, only: LogOnly) -> None:
+    def __init__(self, output: Output, model: str, digest: str) -> None:
         self._output = output
         self._model = {"model": model, "digest": digest}
-        self._only_errors = only is LogOnly.ERRORS
         self._waiting = Backlog[Done](MAX_WAITING)
         self._lost = 0
         self._outcomes: dict[tuple[str, str, int | None], str] = {}
@@ -116,8 +114,7 @@ class AccessLog:
 
     def put(self, done: Done) -> None:
         """Note one request."""
-        if not (self._only_errors and done.code == OK):
-            self._waiting.put(done)
+        self._waiting.put(done)
 
     def flush(self) -> None:
         """Write what was noted; OSError if that fails, and these lines are lost."""

@@ -195,7 +195,7 @@ def open_observer(
         tracing = open_tracing(settings.otlp_endpoint, model, digest)
     if settings.access_log != OFF:
         output = open_output(settings.access_log)
-        log = AccessLog(output, model, digest, settings.access_log_only)
+        log = AccessLog(output, model, digest)
     if log is None and tracing is None and recorder is None:
         return None
     clients, batched = settings.access_log_client, signature.batched
@@ -208,12 +208,7 @@ def _open_recorder(
     if settings.sample_share == 0 and settings.sample_control is None:
         return None
     assert settings.sample_dir is not None
-    sampling = Sampling(
-        share=settings.sample_share,
-        flush_seconds=settings.sample_flush_s,
-        max_bytes=settings.sample_max_bytes,
-        redact=settings.sample_redact,
-    )
+    sampling = Sampling(share=settings.sample_share, redact=settings.sample_redact)
     known = {spec.name for spec in (*signature.inputs, *signature.outputs)}
     for name in sorted({*settings.sample_redact} - known):
         logger.warning(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -10,13 +9,6 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode
 
 OFF = "off"
-
-
-class LogOnly(StrEnum):
-    """Which requests the access log has."""
-
-    ALL = "all"
-    ERRORS = "errors"
 
 
 def _names(value: object) -> object:
@@ -33,19 +25,15 @@ class ObserveSettings(BaseSettings):
     away; `access_log_client` adds the address of the peer. `otlp_endpoint` is the base URL of
     a collector: requests whose caller records its trace become spans there. `sample_share`
     of the requests is written to the folder `sample_dir`, without the tensors named in
-    `sample_redact`, at latest after `sample_flush_s`; beyond `sample_max_bytes` the oldest
-    go. The document in `sample_control`, while it exists, wins over these.
+    `sample_redact`. The document in `sample_control`, while it exists, wins over these.
     """
 
     access_log: str = OFF
-    access_log_only: LogOnly = LogOnly.ALL
     access_log_client: bool = False
     otlp_endpoint: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None
     sample_dir: Path | None = None
     sample_share: Annotated[float, Field(ge=0, le=1)] = 0.0
     sample_redact: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)] = ()
-    sample_flush_s: Annotated[float, Field(gt=0, le=86_400)] = 60.0
-    sample_max_bytes: Annotated[int, Field(gt=0)] = 1 << 30
     sample_control: Path | None = None
 
     @field_validator("sample_share", "sample_control")

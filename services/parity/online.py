@@ -162,13 +162,11 @@ def open_online(
     """All ways to `model`, which is the server's only one if it is `alone`.
 
     `client` knows the server's address and its token.
-    A query after the path, which nothing reads, makes a request take the way through ASGI.
     """
     path = f"/v2/models/{model}/infer"
     return [
         HttpWay("HTTP", client, path, signature, binary=True),
         HttpWay("HTTP, JSON", client, path, signature, binary=False),
-        HttpWay("HTTP by ASGI", client, f"{path}?way=asgi", signature, binary=True),
         PredictWay(client, ROUTE if alone else f"{ROUTE}/{model}", signature),
         GrpcWay(grpc_address, model, signature),
     ]

@@ -17,21 +17,18 @@ Refuse = Callable[[MlctlError, Message], Response]
 
 
 class TokenGate:
-    """ASGI middleware: UNAUTHENTICATED for what shows no token, but for `open_paths`.
+    """ASGI middleware: UNAUTHENTICATED for requests without a token, except to `PROBES`.
 
     `refuse` makes the answer of the error and the request's scope.
     """
 
-    def __init__(
-        self, app: App, access: Access, refuse: Refuse, open_paths: frozenset[str] = PROBES
-    ) -> None:
+    def __init__(self, app: App, access: Access, refuse: Refuse) -> None:
         self._app = app
         self._access = access
         self._refuse = refuse
-        self._open = open_paths
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or scope["path"] in self._open:
+        if scope["type"] == "lifespan" or scope["path"] in PROBES:
             await self._app(scope, receive, send)
             return
         headers = fields_of(scope["headers"])

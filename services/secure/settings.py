@@ -15,14 +15,13 @@ class SecureSettings(BaseSettings):
     """Tokens, TLS and signatures; docs/security.md explains their use.
 
     One of `token` and `token_file` closes the API to callers without a token, and /metrics
-    with it unless `open_metrics`. `tls_cert` and `tls_key` switch TLS on, `tls_client_ca` requires
+    with it. `tls_cert` and `tls_key` switch TLS on, `tls_client_ca` requires
     a certificate of callers. `require_signature` is the public key under which a bundle must be
     signed to be served.
     """
 
     token: SecretStr | None = None
     token_file: Path | None = None
-    open_metrics: bool = False
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_client_ca: Path | None = None

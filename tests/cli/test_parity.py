@@ -18,7 +18,7 @@ from tests.support.bundles import make_bundle
 from tests.support.pairs import make_pair_pipeline
 
 pytestmark = pytest.mark.slow
-WAYS = ("HTTP", "HTTP, JSON", "HTTP by ASGI", "/predict", "gRPC", "batch")
+WAYS = ("HTTP", "HTTP, JSON", "/predict", "gRPC", "batch")
 
 
 @pytest.fixture(scope="module")

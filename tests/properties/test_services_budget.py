@@ -44,7 +44,8 @@ def message(verb: str, *, name: str = "tiny", headers: str = "", chunked: bool =
 WHOLE = {
     "lean": message("infer"),
     "repeated": message("infer"),  # on a connection that had its answer twice before
-    "asgi": message("infer", name="t%69ny"),
+    "escaped": message("infer", name="t%69ny"),
+    "many": message("infer") * 3,
     "chunked": message("infer", chunked=True),
     "expect": message("infer", headers="Expect: 100-continue\r\n"),
     "stream": message("infer_stream"),

@@ -75,7 +75,7 @@ class Doors:
     """One host that fails as it is told, behind every front door."""
 
     def __init__(self, bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch) -> None:
-        service = build_service(bundle, Settings(lean_http=True))
+        service = build_service(bundle, Settings())
         self.host: ModelHost = service.inner.host
         self.host._registry = CollectorRegistry()
         self.front = service.to_asgi()
@@ -104,7 +104,6 @@ class Doors:
             try:
                 yield {
                     "lean": lambda: _post(over_lean, infer, BODY),
-                    "asgi": lambda: _post(over_asgi, infer, BODY),
                     "predict": lambda: _post(over_asgi, "/predict", {"x": [[1, 2, 3, 4]]}),
                     "grpc": lambda: _call(channel),
                 }

@@ -116,8 +116,8 @@ def test_the_bundle_says_how_to_batch_and_the_environment_has_the_last_word(
     sizes = (1, 8, 32)
     assert limits(plain) == Limits(32, 4096, gather=True, sizes=sizes)
     assert limits(told) == Limits(32, 9, 0.003, max_queue=0.05, sizes=sizes)
-    ours = limits(told, max_wait_ms=0, max_queue_ms=0, overload_patience_ms=100)
-    assert ours == Limits(32, 9, 0.0, max_queue=0.0, patience=0.1, sizes=sizes)
+    ours = limits(told, max_wait_ms=0, max_queue_ms=0)
+    assert ours == Limits(32, 9, 0.0, max_queue=0.0, sizes=sizes)
     assert limits(told, max_queue_rows=7).max_queue_rows == 7
     assert limits(told, max_rows=16).sizes == (1, 8, 16)
 

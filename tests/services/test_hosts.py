@@ -23,7 +23,6 @@ from services.inference import Inference
 from services.layout import Packed, pack
 from services.lean.protocol import lean_protocol
 from services.lean.repeat import RepeatCycle
-from services.lean.stock import StockProtocol
 from services.lean_grpc.desk import InferDesk
 from services.settings import Settings
 from services.v2.messages import SERVICE, methods
@@ -68,10 +67,7 @@ def rows(number: int) -> np.ndarray:
     return np.arange(4, dtype=np.float32).reshape(1, 4) + np.float32(number)
 
 
-@pytest.mark.parametrize("lean", [True, False])
-def test_both_answer_on_one_connection(
-    packed: Packed, lean: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_answer_on_one_connection(packed: Packed, monkeypatch: pytest.MonkeyPatch) -> None:
     repeated: list[RepeatCycle] = []
     init = RepeatCycle.__init__
 
@@ -90,7 +86,7 @@ def test_both_answer_on_one_connection(
 
     async def use(hosts: Hosts) -> None:
         inferences = [Inference(host) for host in hosts.hosts]
-        protocol = lean_protocol(*inferences) if lean else StockProtocol
+        protocol = lean_protocol(*inferences)
         async with (
             listening(V2App(hosts, *inferences), protocol) as server,
             httpx.AsyncClient(
@@ -111,7 +107,7 @@ def test_both_answer_on_one_connection(
     assert answered(registry, "triple", "http") == 3 * ROUNDS
     assert registry.get_sample_value("mlctl_batch_rows_sum", {"model": "triple"}) == 3 * ROUNDS
     # Where the same model is asked again its connection knows the request.
-    assert (len(repeated) > 0) is lean
+    assert len(repeated) > 0
 
 
 def test_what_the_server_tells_of_them(packed: Packed) -> None:

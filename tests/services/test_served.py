@@ -132,7 +132,6 @@ def test_a_lane_that_is_named_twice_is_the_same_to_all(
     tensor = {"name": "x", "datatype": "FP32", "shape": [2, 4], "data": X.tolist()}
     v2 = {"inputs": [tensor]}
     headers = [("mlctl-priority", lane) for lane in lanes]
-    # A target in another spelling goes to the application, and not the short way.
     for path, body in (("infer", v2), ("infer?", v2), ("infer_stream", v2)):
         found = httpx.post(f"{server.url}{MODEL}/{path}", json=body, headers=headers)
         assert found.status_code == status, path

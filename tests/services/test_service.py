@@ -85,23 +85,21 @@ def test_predict_has_one_typed_argument_for_each_input(seam: Any, bundle: Verifi
     assert route["input"]["properties"]["x"]["dtype"] == "float32"
 
 
-@pytest.mark.parametrize("lean", [True, False])
 def test_our_application_and_protocol_are_in_front(
-    seam: Any, bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch, lean: bool
+    seam: Any, bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stock = uvicorn.config.HTTP_PROTOCOLS["auto"]
-    monkeypatch.setitem(uvicorn.config.HTTP_PROTOCOLS, "auto", stock)  # put back afterwards
+    before = uvicorn.config.HTTP_PROTOCOLS["auto"]
+    monkeypatch.setitem(uvicorn.config.HTTP_PROTOCOLS, "auto", before)  # put back afterwards
     monkeypatch.setitem(uvicorn.config.LOOP_FACTORIES, "auto", None)
-    app = seam.build_service(bundle, Settings(lean_http=lean)).to_asgi()
+    app = seam.build_service(bundle, Settings()).to_asgi()
     assert isinstance(app, seam.Front)
     # This is how BentoML makes it: after `to_asgi`, and without naming a protocol or a loop.
     config = uvicorn.Config(app, log_config=None)
     config.load()
     protocol: Any = config.http_protocol_class
-    assert issubclass(protocol, LeanProtocol) is lean
+    assert issubclass(protocol, LeanProtocol)
     assert config.get_loop_factory() is AcceptingLoop
-    if lean:
-        assert f"/v2/models/tiny/versions/{bundle.digest}/infer".encode() in protocol.routes
+    assert f"/v2/models/tiny/versions/{bundle.digest}/infer".encode() in protocol.routes
 
 
 def test_a_stop_lets_grpc_calls_have_their_answers(

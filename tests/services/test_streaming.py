@@ -125,6 +125,7 @@ def test_the_header_or_the_body_names_its_lane(ask: Ask, monkeypatch: pytest.Mon
     assert lanes == [Priority.NORMAL, Priority.HIGH, Priority.NORMAL]
 
 
+@pytest.mark.parametrize("way", ["lean"])  # the application alone answers no infer requests
 def test_a_whole_answer_has_the_pieces_side_by_side(ask: Ask) -> None:
     async def use(client: Client, _host: ModelHost, _code: ModuleType) -> None:
         answer = (await client.post("/v2/models/tiny/infer", json=body(3, 3))).json()
@@ -256,14 +257,14 @@ def test_each_piece_has_the_deadline_and_a_stop_ends_the_rest(ask: Ask) -> None:
 
 def test_streams_are_limited_in_number(counting: VerifiedBundle) -> None:
     async def main() -> None:
-        settings = Settings(max_long_requests=1)
-        host = ModelHost(counting, settings, registry=CollectorRegistry())
+        host = ModelHost(counting, Settings(), registry=CollectorRegistry())
         await host.start()
-        first = host.stream(rows(60))
-        with pytest.raises(MlctlError, match="1 long requests are open") as caught:
+        opened = [host.stream(rows(60)) for _ in range(64)]
+        with pytest.raises(MlctlError, match="64 long requests are open") as caught:
             host.stream(rows(60))
         assert caught.value.code is ErrorCode.QUEUE_FULL
-        first.close()
+        for stream in opened:
+            stream.close()
         assert (await host.infer(rows(2))).outputs["step"].shape == (1, 2)
         await host.stop()
 

@@ -167,28 +167,3 @@ def test_what_cannot_be_answered_in_time_costs_no_compute() -> None:
     assert sum(story.batches) == len(story.answered)
     assert len(story.answered) >= 29  # the model was busy all the time
     assert {error.code for _, error in story.refused} == {ErrorCode.QUEUE_FULL}
-
-
-def test_overload_is_not_refused_before_patience_ends() -> None:
-    impatient, patient = (
-        SimulatedServer(Limits(1, 4096, joinable=False, patience=patience), lone).play(
-            poisson(3 / lone(1), 2.0)
-        )
-        for patience in (0.0, 0.5)
-    )
-    assert impatient.refused
-    waited = patient.latencies()
-    assert max(waited) <= 0.5 + 3 * lone(8)
-    assert max(impatient.latencies()) < max(waited)
-    assert len(patient.refused) < len(impatient.refused)
-
-
-def test_patience_is_no_longer_where_overload_is_in_doubt() -> None:
-    longest = []
-    for patience in (0.5, 12.0):
-        server = SimulatedServer(Limits(32, 8192, patience=patience), steep)
-        story = server.play(poisson(1.15 * 32 / steep(32), 120.0))
-        assert story.refused
-        longest.append(max(story.latencies()))
-    assert longest[0] > 2 * (0.5 + 2 * steep(32))  # more than if nobody doubted it
-    assert 12.0 <= longest[1] <= 12.0 + 3 * steep(32)

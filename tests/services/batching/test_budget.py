@@ -57,30 +57,30 @@ def test_no_more_is_held_than_the_limit_and_nothing_at_the_end(
     assert inflight.used == 0
 
 
-def test_both_ways_of_an_infer_request_are_bounded_and_let_go(bundle: VerifiedBundle) -> None:
+def test_infer_requests_are_bounded_and_let_go(bundle: VerifiedBundle) -> None:
     async def main() -> None:
         settings = Settings(max_inflight_bytes=2 * len(BODY) - 2)
         host = ModelHost(bundle, settings, registry=CollectorRegistry())
         await host.start()
         inference = Inference(host)
         async with listening(V2App(host, inference), lean_protocol(inference)) as server:
-            for lean in (True, False):
-                await ask(host, server.url, server.port, lean=lean)
+            for expects in (False, True):
+                await ask(host, server.url, server.port, expects=expects)
         await host.stop()
 
     asyncio.run(main())
 
 
-async def ask(host: ModelHost, url: str, port: int, *, lean: bool) -> None:
+async def ask(host: ModelHost, url: str, port: int, *, expects: bool) -> None:
     """A body of which most has arrived leaves no room for a second one, declared or chunked."""
     head = f"POST /v2/models/tiny/infer HTTP/1.1\r\nHost: test\r\nContent-Length: {len(BODY)}\r\n"
-    expect = b"" if lean else b"Expect: 100-continue\r\n"
+    expect = b"Expect: 100-continue\r\n" if expects else b""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(head.encode() + expect + b"\r\n" + BODY[:-1])
     await until(lambda: host.inflight.used == len(BODY) - 1)
     async with httpx.AsyncClient(base_url=url) as client:
         path = "/v2/models/tiny/infer"
-        headers = {} if lean else {"Expect": "100-continue"}
+        headers = {"Expect": "100-continue"} if expects else {}
         for content in (BODY, pieces()):
             refused = await client.post(path, content=content, headers=headers)
             assert refused.status_code == 503, refused.text

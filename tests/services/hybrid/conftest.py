@@ -25,13 +25,12 @@ from services.hybrid.places import open_store
 from services.hybrid.rows import RowCodec
 from services.inference import Inference
 from services.lean.protocol import lean_protocol
-from services.lean.stock import StockProtocol
 from services.settings import Settings
 from services.v2.messages import SERVICE, methods
 from tests.support.bundles import make_bundle
 from tests.support.listening import listening
 
-DOORS = ("lean", "asgi", "grpc")
+DOORS = ("http", "grpc")
 NAME = "tiny-answers"
 
 
@@ -80,7 +79,7 @@ class Bench:
     def run(
         self,
         use: Callable[[Ask, ModelHost], Awaitable[None]],
-        door: str = "lean",
+        door: str = "http",
         bundle: VerifiedBundle | None = None,
         **settings: Any,
     ) -> None:
@@ -94,26 +93,25 @@ class Bench:
             if door == "grpc":
                 await _over_grpc(host, use)
             else:
-                await _over_http(host, use, lean=door == "lean")
+                await _over_http(host, use)
             await host.stop()
 
         asyncio.run(main())
 
 
 @asynccontextmanager
-async def served(host: ModelHost, *, lean: bool) -> AsyncIterator[httpx.AsyncClient]:
+async def served(host: ModelHost) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a server of `host`."""
     inference = Inference(host)
-    protocol: Any = lean_protocol(inference) if lean else StockProtocol
     async with (
-        listening(V2App(host, inference), protocol) as server,
+        listening(V2App(host, inference), lean_protocol(inference)) as server,
         httpx.AsyncClient(base_url=server.url, timeout=30) as client,
     ):
         yield client
 
 
-async def _over_http(host: ModelHost, use: Any, *, lean: bool) -> None:
-    async with served(host, lean=lean) as client:
+async def _over_http(host: ModelHost, use: Any) -> None:
+    async with served(host) as client:
 
         async def ask(keys: Any = None, x: Any = None) -> Said:
             document: dict[str, Any] = {}

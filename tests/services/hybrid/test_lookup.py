@@ -156,8 +156,7 @@ def test_an_answer_of_another_shape_is_not_served(bench: Bench, tiny: VerifiedBu
     assert bench.counted("foreign") == 2
 
 
-@pytest.mark.parametrize("lean", [True, False])
-def test_binary_tensors_go_both_ways_with_keys(bench: Bench, lean: bool) -> None:
+def test_binary_tensors_go_both_ways_with_keys(bench: Bench) -> None:
     bench.fill({"a": 7}, time.time())
     head: dict[str, Any] = {"parameters": {"entity_key": ["a", "b"], "binary_data_output": True}}
     tensor = {"name": "x", "datatype": "FP32", "shape": [2, 4]}
@@ -170,7 +169,7 @@ def test_binary_tensors_go_both_ways_with_keys(bench: Bench, lean: bool) -> None
         settings = Settings(hybrid=NAME, hybrid_store=str(bench.folder))
         host = ModelHost(bench.bundle, settings, registry=CollectorRegistry())
         await host.start()
-        async with served(host, lean=lean) as client:
+        async with served(host) as client:
             for _ in range(3):  # what comes again is known, and still asked for by its keys
                 reply = await client.post(INFER, content=body, headers=headers)
                 size = int(reply.headers["inference-header-content-length"])

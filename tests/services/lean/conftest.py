@@ -18,7 +18,7 @@ from bundle.verify import VerifiedBundle
 from services.host import ModelHost
 from services.http.app import V2App
 from services.inference import Inference
-from services.lean.protocol import LeanCycle, LeanProtocol, lean_protocol
+from services.lean.protocol import LeanCycle, lean_protocol
 from services.settings import Settings
 from tests.support.listening import Listening, listening
 
@@ -113,9 +113,9 @@ def lean_count(monkeypatch: pytest.MonkeyPatch) -> list[LeanCycle]:
     taken: list[LeanCycle] = []
     init = LeanCycle.__init__
 
-    def counted(self: LeanCycle, protocol: LeanProtocol, *, keep_alive: bool) -> None:
+    def counted(self: LeanCycle, *given: Any, **options: Any) -> None:
         taken.append(self)
-        init(self, protocol, keep_alive=keep_alive)
+        init(self, *given, **options)
 
     monkeypatch.setattr(LeanCycle, "__init__", counted)
     return taken

@@ -9,7 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from services.http.app import V2App
+from bundle.errors import MlctlError
+from services.http.app import Message, Receive, Send, V2App
+from services.http.fields import fields_of
 from services.lean.protocol import lean_protocol
 from tests.services.lean.conftest import BODY, INFER, Bench, Reply, read_reply, request
 from tests.support.listening import Listening, listening
@@ -49,6 +51,34 @@ REQUESTS = st.one_of(
     st.lists(st.integers(1, 40), max_size=4).map(chunked),
 )
 LAST = request(headers="Connection: close\r\n")
+
+
+class Reference:
+    """`app`, and infer requests of any spelling in plain ASGI."""
+
+    def __init__(self, bench: Bench, app: V2App) -> None:
+        self._inference = bench.inference
+        self._app = app
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["method"] != "POST" or scope["path"] != INFER:
+            await self._app(scope, receive, send)
+            return
+        inference, headers = self._inference, fields_of(scope["headers"])
+        request_id = inference.request_id(headers)
+        try:
+            head, body, more = inference.open(headers, request_id), b"", True
+            while more:
+                message = await receive()
+                body, more = body + message["body"], message.get("more_body", False)
+            with inference.hold() as hold:
+                asked = inference.ask(head, body, inference.seconds, hold)
+                response = inference.answer(asked, await asked.future)
+        except MlctlError as error:
+            response = inference.refuse(error, request_id)
+        start = {"status": response.status, "headers": response.headers}
+        await send({"type": "http.response.start", **start})
+        await send({"type": "http.response.body", "body": response.body})
 
 
 async def answers(server: Listening, pieces: list[bytes]) -> list[Reply]:
@@ -92,11 +122,12 @@ def test_framing_is_that_of_a_stock_uvicorn(
     content = b"".join([*requests, LAST])
     pieces = [bytes([byte]) for byte in content] if single else cut(content, places)
     app = V2App(bench.host, bench.inference)
+    reference = Reference(bench, app)
 
     async def main() -> None:
         async with (
             asyncio.timeout(60),
-            listening(app, HttpToolsProtocol) as stock,
+            listening(reference, HttpToolsProtocol) as stock,
             listening(app, lean_protocol(bench.inference)) as lean,
         ):
             expected, found = await answers(stock, pieces), await answers(lean, pieces)

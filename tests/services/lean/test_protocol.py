@@ -107,24 +107,6 @@ def test_pieces_and_chunks_make_no_difference(
     assert len(lean_count) == 2
 
 
-def test_pipelined_requests_are_answered_in_their_order(bench: Bench, lean_count: Lean) -> None:
-    bodies = [BODY.replace(b"[1, 2, 3, 4]", b"[%d, 0, 0, 0]" % number) for number in range(5)]
-    live = b"GET /v2/health/live HTTP/1.1\r\nHost: test\r\n\r\n"
-    content = request(body=bodies[0]) + live + request(body=bodies[1]) + request("/v2/models/x")
-    content += b"".join(request(body=body) for body in bodies[2:4])
-    content += request(body=bodies[4], headers=CLOSE)
-
-    async def use(server: Listening) -> None:
-        found = [json.loads(reply.body) for reply in await talk(server, content)]
-        first = [one["outputs"][0]["data"][1] if "outputs" in one else None for one in found]
-        assert first == [0, None, 1, None, 2, 3, 4]
-        assert found[1] == {"live": True}
-        assert found[3]["code"] == "model_not_found"
-
-    bench.run(use)
-    assert len(lean_count) == 1  # the others came while it was open
-
-
 def test_an_upgrade_does_not_touch_the_request_before_it(bench: Bench) -> None:
     upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
     upgrade += "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
@@ -140,13 +122,12 @@ def test_an_upgrade_does_not_touch_the_request_before_it(bench: Bench) -> None:
     "content",
     [
         b"HEAD /v2/health/live HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n",
-        request(INFER + "?a=b", headers=CLOSE),
-        request(INFER.replace("tiny", "%74iny"), headers=CLOSE),
-        request(headers=CLOSE + "Expect: 100-continue\r\n"),
         request("/v2", b"", headers=CLOSE + "Upgrade: h2c\r\n").replace(b"POST", b"GET"),
     ],
 )
-def test_what_is_odd_goes_the_other_way(bench: Bench, lean_count: Lean, content: bytes) -> None:
+def test_what_is_no_infer_request_goes_to_the_application(
+    bench: Bench, lean_count: Lean, content: bytes
+) -> None:
     async def use(server: Listening) -> None:
         async with connected(server) as (reader, writer):
             writer.write(content)
@@ -155,6 +136,21 @@ def test_what_is_odd_goes_the_other_way(bench: Bench, lean_count: Lean, content:
 
     bench.run(use)
     assert not lean_count
+
+
+@pytest.mark.parametrize(
+    "target",
+    [f"{INFER}?a=b", f"{INFER}/", INFER.replace("tiny", "%74iny"), f"http://test{INFER}"],
+)
+def test_infer__path_in_another_spelling__is_answered(
+    bench: Bench, lean_count: Lean, target: str
+) -> None:
+    async def use(server: Listening) -> None:
+        replies = await talk(server, request(target) + request(headers=CLOSE))
+        assert [reply.status for reply in replies] == [200, 200]
+
+    bench.run(use)
+    assert len(lean_count) == 2
 
 
 def test_http_1_0_is_answered_once(bench: Bench, lean_count: Lean) -> None:
@@ -252,7 +248,7 @@ def test_a_client_that_leaves_withdraws_its_request(
     assert bench.counted("gone") == before + 2
 
 
-@pytest.mark.parametrize("path", [INFER, INFER.replace("tiny", "t%69ny")], ids=["lean", "asgi"])
+@pytest.mark.parametrize("path", [INFER, INFER.replace("tiny", "t%69ny")], ids=["plain", "escaped"])
 def test_one_that_leaves_withdraws_what_others_wait_behind(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
@@ -269,25 +265,22 @@ def test_one_that_leaves_withdraws_what_others_wait_behind(
     bench.run(use)
 
 
-def test_a_client_that_ends_only_its_sending_half_gets_its_answer(
+def test_client__ends_its_sending_half__is_gone(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    infer = bench.host.infer
     asked = never(bench.host, monkeypatch)
 
     async def use(server: Listening) -> None:
         async with connected(server) as (reader, writer):
             writer.write(request())
-            writer.write_eof()
             await until(lambda: asked)
-            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
-            asked[0].set_result(await infer(ROW, 10.0))
-            reply = await read_reply(reader)
-            assert reply.status == 200
-            assert reply.headers[b"connection"] == b"close"
+            writer.write_eof()
+            await until(asked[0].cancelled)
             assert await reader.read() == b""
 
+    before = bench.counted("gone")
     bench.run(use)
+    assert bench.counted("gone") == before + 1
 
 
 def test_an_unexpected_failure_shows_nothing_of_the_inside(

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from bundle.errors import ErrorCode, MlctlError
 from services.observe import accesslog
 from services.observe.accesslog import AccessLog, AppendedFile, StandardOutput, open_output
-from services.observe.settings import LogOnly
 from tests.services.observe.calls import TRACE, done, seen
 
 
@@ -33,9 +32,9 @@ class Memory:
         """Nothing to close."""
 
 
-def logged(only: LogOnly = LogOnly.ALL) -> tuple[AccessLog, Memory]:
+def logged() -> tuple[AccessLog, Memory]:
     memory = Memory()
-    return AccessLog(memory, "tiny", "d" * 64, only), memory
+    return AccessLog(memory, "tiny", "d" * 64), memory
 
 
 def lines(memory: Memory) -> list[dict[str, Any]]:
@@ -65,14 +64,6 @@ def test_a_request_is_one_line_with_all_that_is_known() -> None:
     assert "parse_ms" not in second
     assert "client" not in second
     assert (third["status"], third["code"]) == (499, "gone")
-
-
-def test_errors_only() -> None:
-    log, memory = logged(LogOnly.ERRORS)
-    log.put(done())
-    log.put(done(code="invalid_input"))
-    log.flush()
-    assert [line["status"] for line in lines(memory)] == [400]
 
 
 @given(st.binary(max_size=60))

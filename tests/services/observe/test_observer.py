@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from bundle.clock import SystemClock
 from bundle.errors import ErrorCode, MlctlError
+from bundle.sampling import Sampling, write_sampling
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from services.observe.observer import Observer, open_observer
 from services.settings import Settings, load_settings
@@ -82,9 +83,9 @@ def test_a_sink_that_fails_is_counted_and_harms_no_other(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder, registry = tmp_path / "s", CollectorRegistry()
-    ours = observer(
-        access_log=str(tmp_path / "log"), sample_dir=folder, sample_share=1, sample_flush_s=0.01
-    )
+    control = tmp_path / "control.json"
+    write_sampling(control, Sampling(share=1, flush_seconds=0.01))
+    ours = observer(access_log=str(tmp_path / "log"), sample_dir=folder, sample_control=control)
     ours.expose("tiny", registry)
     folder.rmdir()
 
@@ -115,7 +116,6 @@ def test_a_sink_that_fails_is_counted_and_harms_no_other(
         ({"MLCTL_SAMPLE_CONTROL": "/c"}, "MLCTL_SAMPLE_CONTROL: .*MLCTL_SAMPLE_DIR"),
         ({"MLCTL_SAMPLE_DIR": "/s", "MLCTL_SAMPLE_SHARE": "2"}, "MLCTL_SAMPLE_SHARE"),
         ({"MLCTL_OTLP_ENDPOINT": "collector:4317"}, "MLCTL_OTLP_ENDPOINT"),
-        ({"MLCTL_ACCESS_LOG_ONLY": "some"}, "MLCTL_ACCESS_LOG_ONLY"),
     ],
 )
 def test_wrong_settings_are_told(

@@ -57,7 +57,7 @@ def test_every_way_of_a_server_has_the_same_bits(
     online: list[Way], shared_bundle: VerifiedBundle
 ) -> None:
     names = [way.name for way in online]
-    assert names == ["HTTP", "HTTP, JSON", "HTTP by ASGI", "/predict", "gRPC"]
+    assert names == ["HTTP", "HTTP, JSON", "/predict", "gRPC"]
     for asked in asked_of(shared_bundle):
         for way in online:
             finding = judge(way, asked, None)

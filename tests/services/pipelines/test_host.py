@@ -24,7 +24,6 @@ from services.http.predict import predict_routes
 from services.inference import Inference
 from services.layout import MODELS_FILE, Packed, pack, unpack
 from services.lean.protocol import lean_protocol
-from services.lean.stock import StockProtocol
 from services.settings import Settings
 from services.ship.clients.source import find_source
 from tests.services.test_hosts import answered, call, request, rows, serve
@@ -54,11 +53,10 @@ def body(number: int) -> dict[str, Any]:
     return {"inputs": [tensor]}
 
 
-@pytest.mark.parametrize("lean", [True, False])
-def test_it_answers_as_a_model_of_its_own(packed: Packed, lean: bool) -> None:
+def test_it_answers_as_a_model_of_its_own(packed: Packed) -> None:
     async def use(hosts: Hosts) -> None:
         inferences = [Inference(host) for host in hosts.hosts]
-        protocol = lean_protocol(*inferences) if lean else StockProtocol
+        protocol = lean_protocol(*inferences)
         async with (
             listening(V2App(hosts, *inferences), protocol) as server,
             httpx.AsyncClient(base_url=server.url) as client,

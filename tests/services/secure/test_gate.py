@@ -26,7 +26,6 @@ from services.host import ModelHost
 from services.http.app import V2App
 from services.inference import Inference
 from services.lean.protocol import lean_protocol
-from services.lean.stock import StockProtocol
 from services.settings import Settings
 from services.v2.messages import SERVICE, methods
 from tests.services.grpc.test_server import details_of, infer, refused
@@ -43,11 +42,10 @@ Use = Callable[[httpx.AsyncClient, Listening], Awaitable[None]]
 class Gated:
     """A host that asks for a token, and what it counted."""
 
-    def __init__(self, bundle: VerifiedBundle, way: str, **settings: Any) -> None:
+    def __init__(self, bundle: VerifiedBundle, **settings: Any) -> None:
         self.registry = CollectorRegistry()
         chosen = Settings(token=SecretStr(TOKEN), max_body_bytes=100_000, **settings)
         self.host = ModelHost(bundle, chosen, registry=self.registry)
-        self._way = way
 
     def run(self, use: Use) -> None:
         async def main() -> None:
@@ -67,14 +65,13 @@ class Gated:
     async def _serve(self) -> AsyncIterator[Listening]:
         inference = Inference(self.host)
         app = gated(V2App(self.host, inference), inference, self.host)
-        protocol = lean_protocol(inference) if self._way == "lean" else StockProtocol
-        async with listening(app, protocol) as server:
+        async with listening(app, lean_protocol(inference)) as server:
             yield server
 
 
-@pytest.fixture(params=["asgi", "lean"])
-def gate(shared_bundle: VerifiedBundle, request: pytest.FixtureRequest) -> Gated:
-    return Gated(shared_bundle, request.param)
+@pytest.fixture
+def gate(shared_bundle: VerifiedBundle) -> Gated:
+    return Gated(shared_bundle)
 
 
 def test_the_token_opens_and_nothing_else_does(gate: Gated) -> None:
@@ -122,14 +119,6 @@ def test_probes_are_open_and_everything_else_is_not(gate: Gated) -> None:
     gate.run(use)
 
 
-def test_metrics_can_be_open(shared_bundle: VerifiedBundle) -> None:
-    async def use(client: httpx.AsyncClient, _server: Listening) -> None:
-        assert (await client.get("/metrics")).status_code != 401
-        assert (await client.get("/v2")).status_code == 401
-
-    Gated(shared_bundle, "asgi", open_metrics=True).run(use)
-
-
 @pytest.mark.parametrize("framing", ["content-length: 90000", "transfer-encoding: chunked"])
 def test_a_refused_client_that_still_sends_gets_its_answer(gate: Gated, framing: str) -> None:
     """Before its body: the answer is there though not one byte of the body was sent."""
@@ -168,7 +157,7 @@ def test_a_refused_client_that_waits_to_send_is_not_asked_for_more(gate: Gated) 
 
 @pytest.mark.parametrize("lean", [True, False])
 def test_grpc_takes_the_token_as_metadata(shared_bundle: VerifiedBundle, lean: bool) -> None:
-    gate = Gated(shared_bundle, "grpc", lean_grpc=lean)
+    gate = Gated(shared_bundle, lean_grpc=lean)
     wrong = (("authorization", "Bearer other-token-0123456"),)
 
     async def use(channel: Any) -> None:
@@ -211,7 +200,7 @@ def test_grpc_probes_are_open_and_reflection_is_not(shared_bundle: VerifiedBundl
         assert SERVICE in str(await call.read())
         call.cancel()
 
-    asyncio.run(_with_grpc(Gated(shared_bundle, "grpc").host, use))
+    asyncio.run(_with_grpc(Gated(shared_bundle).host, use))
 
 
 async def _with_grpc(host: ModelHost, use: Callable[[Any], Awaitable[None]]) -> None:

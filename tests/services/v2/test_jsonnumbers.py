@@ -102,9 +102,8 @@ def test_a_text_that_looks_like_data_stays_a_text() -> None:
     assert parse_request(content) == parse_object(content) == document
 
 
-@pytest.mark.parametrize("way", ["asgi", "lean"])
 def test_a_heavy_body_is_decoded_apart_and_others_go_on(
-    bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch, way: str
+    bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate, threads = threading.Event(), []
     decode = Inference.decode
@@ -121,7 +120,7 @@ def test_a_heavy_body_is_decoded_apart_and_others_go_on(
     async def main() -> None:
         host = ModelHost(bundle, Settings(), registry=CollectorRegistry())
         await host.start()
-        async with open_client(host, way) as client, asyncio.timeout(30):
+        async with open_client(host) as client, asyncio.timeout(30):
             large = asyncio.ensure_future(client.post(INFER, content=heavy))
             small = {
                 "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [0] * 4}]

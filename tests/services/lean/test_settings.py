@@ -1,23 +1,20 @@
-"""Without the lean protocol, uvicorn's own one refuses what is too much."""
+"""The settings that limit a server's HTTP connections."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
-import httpx
 import pytest
 from uvicorn.config import HTTP_PROTOCOLS, LOOP_FACTORIES
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from bundle.verify import VerifiedBundle
 from services.bento.seam import serve_http
 from services.host import ModelHost
 from services.inference import Inference
 from services.lean.guard import GuardedProtocol
-from services.lean.stock import StockProtocol
 from services.settings import Settings
-from tests.support.listening import listening, until
+from tests.support.listening import listening
 
 
 async def app(_scope: object, _receive: object, send: object) -> None:
@@ -25,25 +22,8 @@ async def app(_scope: object, _receive: object, send: object) -> None:
     await send({"type": "http.response.body", "body": b""})  # type: ignore[operator]
 
 
-def test_one_connection_too_many_is_refused() -> None:
-    protocol = type("Two", (StockProtocol,), {"max_connections": 2})
-
-    async def main() -> None:
-        async with listening(app, protocol) as server:
-            _, first = await asyncio.open_connection("127.0.0.1", server.port)
-            await until(lambda: len(server.state.connections) == 1)
-            async with httpx.AsyncClient(base_url=server.url) as client:
-                assert (await client.get("/")).status_code == 200
-                async with httpx.AsyncClient(base_url=server.url) as third:
-                    assert (await third.get("/")).status_code == 503
-            first.close()
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("base", [GuardedProtocol, StockProtocol])
-def test_an_idle_connection_is_kept_as_long_as_we_say(base: type[HttpToolsProtocol]) -> None:
-    protocol = type("Kept", (base,), {"idle_seconds": 60})
+def test_an_idle_connection_is_kept_as_long_as_we_say() -> None:
+    protocol = type("Kept", (GuardedProtocol,), {"idle_seconds": 60})
 
     async def main() -> None:
         async with listening(app, protocol, keep_alive=0) as server:
@@ -57,14 +37,13 @@ def test_an_idle_connection_is_kept_as_long_as_we_say(base: type[HttpToolsProtoc
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("lean", [True, False])
 def test_the_server_gets_the_settings_limits(
-    bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch, lean: bool
+    bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     protocols: dict[str, Any] = HTTP_PROTOCOLS
     monkeypatch.setitem(protocols, "auto", protocols["auto"])
     monkeypatch.setitem(LOOP_FACTORIES, "auto", LOOP_FACTORIES["auto"])
-    settings = Settings(lean_http=lean, keep_alive_s=7, max_connections=9)
+    settings = Settings(keep_alive_s=7, max_connections=9)
     serve_http(settings, Inference(ModelHost(bundle, settings)))
     served = protocols["auto"]
     assert (served.idle_seconds, served.max_connections) == (7, 9)
