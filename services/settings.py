@@ -56,7 +56,6 @@ class Settings(ObserveSettings, SecureSettings, HybridSettings):
     without a request: later than most clients and proxies close theirs, for who closes first
     loses no request. `lean_http` answers V2 infer requests in
     the HTTP protocol itself; off, they take the way through ASGI and uvicorn's own protocol.
-    `lean_grpc` answers gRPC on an HTTP/2 core of ours instead of gRPC's own server.
     The `trt_` ones shape TensorRT's engine; `trt_lengths` is the least, usual and greatest
     size of every dynamic dimension but the batch.
     """
@@ -71,7 +70,6 @@ class Settings(ObserveSettings, SecureSettings, HybridSettings):
     grpc_host: str = "127.0.0.1"
     grpc_port: _Port | None = None
     lean_http: bool = True
-    lean_grpc: bool = True
     workers: Annotated[int, Field(ge=1, le=256)] = 1
     max_inflight_bytes: Annotated[int, Field(ge=1)] = 1 << 30
     max_connections: Annotated[int, Field(ge=1, le=1 << 20)] = 4096

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from services.batching.budget import Inflight
 from services.grpc.codec import GrpcCodec
 from services.host import ModelHost
 from services.hosts import Serving
+from services.lean_grpc.call import Call
 from services.observe.calls import Seen
 from services.observe.grpc_calls import GrpcCalls
 
@@ -57,10 +58,10 @@ class Asking:
 
     __slots__ = ("_begin", "model", "seen")
 
-    def __init__(self, models: GrpcModels, size: Callable[[], int] | None, context: Any) -> None:
-        self._begin = size, context
+    def __init__(self, models: GrpcModels, size: Callable[[], int] | None, call: Call) -> None:
+        self._begin = size, call
         self.model = models.default
-        self.seen: Seen | None = self.model.calls.begin(size, context)
+        self.seen: Seen | None = self.model.calls.begin(size, call)
 
     def of(self, model: GrpcModel) -> GrpcModel:
         """The request asks `model`, which is returned."""

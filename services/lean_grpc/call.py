@@ -1,16 +1,14 @@
-"""One call: its messages in, its handler, and its answer with a status.
-
-A `Call` is also the context that gRPC's handlers are given. It has what the handlers of
-this package's neighbours use of it, with the meaning of grpc.aio's.
-"""
+"""One call: its messages in, its handler, and its answer with a status."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Any, NoReturn, Protocol
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -23,7 +21,7 @@ from services.lean_grpc.frames import Reason
 from services.lean_grpc.head import HEADERS, OK_TRAILERS, Head, make_trailers
 from services.lean_grpc.messages import Assembler, frame, unpack
 from services.lean_grpc.outbox import Outbox
-from services.secure.public import failed
+from services.secure.public import failed, is_public
 from services.v2.wire import invalid
 
 # What a call takes that only waits, beside its headers: 2.5 to 7 KB, by its kind.
@@ -46,6 +44,21 @@ class Link(Protocol):
         """The call was answered, or dropped."""
 
 
+@dataclass(frozen=True, slots=True)
+class MethodHandler:
+    """How the calls of one method are answered.
+
+    `answer` takes the message (with `streams` an iterator of messages) and the call. It returns
+    the answer, yields several, or writes them to the call by itself and returns None. It raises
+    the error that the call ends with.
+    """
+
+    answer: Callable[[Any, Call], Any]
+    serialize: Callable[[Any], bytes]
+    deserialize: Callable[[bytes], Any] | None = None
+    streams: bool = False
+
+
 class Call:
     """One stream of one connection, which may have ended with its headers.
 
@@ -56,8 +69,8 @@ class Call:
 
     __slots__ = (
         "_arrived", "_assembler", "_end", "_ended", "_handler", "_head", "_hold", "_late", "_limit",
-        "_link", "_refused", "_seconds", "_started", "_status", "_task", "_timer", "_untaken",
-        "done", "stream",
+        "_link", "_refused", "_seconds", "_started", "_task", "_timer", "_untaken", "done",
+        "stream",
     )  # fmt: skip
 
     def __init__(
@@ -82,7 +95,7 @@ class Call:
         self._refused = refused
         self._hold = Hold(room)
         self._assembler = Assembler(limit, Hold(inflight))
-        self._handler: Any = None
+        self._handler: MethodHandler | None = None
         self._untaken = 0
         self._ended = ended  # the client sends no more
         self._started = False
@@ -91,9 +104,8 @@ class Call:
         self._timer: asyncio.TimerHandle | None = None
         self._late: asyncio.TimerHandle | None = None
         self._end: float | None = None
-        self._status: tuple[int, str, tuple[Trailer, ...]] | None = None
 
-    def begin(self, handler: Any) -> None:
+    def begin(self, handler: MethodHandler) -> None:
         """Wait for the message, or start to serve a stream of them.
 
         Raises BusyError, and INVALID_INPUT for a time to wait that is none.
@@ -104,7 +116,7 @@ class Call:
         self._hold.grow(_CALL_BYTES + self._head.size)
         if timeout is not None:
             self._end = loop.time() + timeout
-        if handler.request_streaming:
+        if handler.streams:
             self._arrived = asyncio.Event()
             self._arm(timeout)
             self._task = loop.create_task(self._run())
@@ -176,13 +188,13 @@ class Call:
         outbox, refuse_rest = self._link.outbox, not self._ended
         outbox.end(self.stream, fields, refuse_rest=refuse_rest, seconds=self._seconds)
 
-    # What follows is the context.
-
+    @property
     def peer(self) -> str:
         """The client's address."""
         return self._link.peer
 
-    def invocation_metadata(self) -> tuple[Trailer, ...]:
+    @property
+    def metadata(self) -> tuple[Trailer, ...]:
         """The caller's own headers."""
         return self._head.metadata
 
@@ -190,16 +202,10 @@ class Call:
         """The seconds until the caller's deadline, if it has one."""
         return None if self._end is None else self._end - asyncio.get_running_loop().time()
 
-    async def abort(
-        self, code: grpc.StatusCode, details: str = "", trailing_metadata: Iterable[Trailer] = ()
-    ) -> NoReturn:
-        """End the call with a status."""
-        self._status = code.value[0], details, tuple(trailing_metadata)
-        raise grpc.aio.AbortError
-
     async def write(self, message: Any) -> None:
         """Send one message of several, when the client takes it."""
-        if not self._send(self._serialized(message)):
+        assert self._handler is not None
+        if not self._send(frame(self._handler.serialize(message))):
             late = asyncio.get_running_loop().call_later(self._seconds, self._give_up)
             try:
                 await self._link.outbox.drained(self.stream)
@@ -235,41 +241,27 @@ class Call:
     async def _run(self) -> None:
         try:
             self._succeed(await self._answer())
-        except grpc.aio.AbortError:
-            assert self._status is not None
-            self._finish(*self._status)
         except asyncio.CancelledError:
             return  # who cancelled it has told the client
-        except MlctlError as error:
-            self.refuse(error)
-        except Exception:
-            logger.exception("a call of %s failed", self._head.path)
-            self.refuse(failed())
+        except Exception as error:
+            if is_public(error):
+                self.refuse(error)
+            else:
+                logger.exception("a call of %s failed", self._head.path)
+                self.refuse(failed())
 
     async def _answer(self) -> bytes | None:
         """The handler's single message, or None after it wrote any number of them."""
         handler = self._handler
-        if handler.request_streaming:
-            messages = self._messages()
-            if not handler.response_streaming:
-                return self._serialized(await handler.stream_unary(messages, self))
-            await self._write_all(handler.stream_stream(messages, self))
-            return None
-        request = await self._next()
-        if not handler.response_streaming:
-            return self._serialized(await handler.unary_unary(request, self))
-        await self._write_all(handler.unary_stream(request, self))
-        return None
-
-    async def _write_all(self, answers: Any) -> None:
-        if not inspect.isasyncgen(answers):
-            await answers  # it writes by itself
-            return
-        try:
-            async for message in answers:
+        assert handler is not None
+        answer = handler.answer(self._messages() if handler.streams else await self._next(), self)
+        if not inspect.isasyncgen(answer):
+            message = await answer
+            return None if message is None else frame(handler.serialize(message))
+        async with aclosing(answer) as messages:
+            async for message in messages:
                 await self.write(message)
-        finally:
-            await answers.aclose()
+        return None
 
     async def _messages(self) -> AsyncIterator[Any]:
         arrived = self._arrived
@@ -292,17 +284,14 @@ class Call:
             message = await asyncio.to_thread(unpack, packed, coding, self._limit)
         else:
             message = unpack(packed, coding, self._limit)
-        deserialize = self._handler.request_deserializer
+        assert self._handler is not None
+        deserialize = self._handler.deserialize
         if deserialize is None:
             return message
         try:
             return deserialize(message)
         except DecodeError:
             raise invalid("the message is not the method's request") from None
-
-    def _serialized(self, message: Any) -> bytes:
-        serialize = self._handler.response_serializer
-        return frame(message if serialize is None else serialize(message))
 
     def _send(self, data: bytes) -> bool:
         if self.done:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING
 
 from bundle.errors import MlctlError
 from services.host import ModelHost
 from services.http.fields import fields_of
 from services.observe.calls import GRPC, Seen
 from services.observe.ids import RequestIds
+
+if TYPE_CHECKING:
+    from services.lean_grpc.call import Call
 
 
 class GrpcCalls:
@@ -20,24 +23,23 @@ class GrpcCalls:
         self._host = host
         self._ids = RequestIds()
 
-    def begin(self, size: Callable[[], int] | None, context: Any) -> Seen | None:
+    def begin(self, size: Callable[[], int] | None, call: Call) -> Seen | None:
         """A request of `size` bytes, if that is known; None if nobody wants to hear more of it."""
         if self._host.observer is None:
             return None
-        metadata = context.invocation_metadata() or ()
-        fields = fields_of([(name.encode(), _bytes(value)) for name, value in metadata])
+        fields = fields_of([(name.encode(), _bytes(value)) for name, value in call.metadata])
         request_id = self._ids.of(fields.get(b"x-request-id"))
         traceparent, tracestate = fields.get(b"traceparent"), fields.get(b"tracestate")
-        seen = self._host.observer.begin(GRPC, request_id, traceparent, context.peer(), tracestate)
+        seen = self._host.observer.begin(GRPC, request_id, traceparent, call.peer, tracestate)
         if seen is not None and size is not None:
             seen.bytes_in = size()
         return seen
 
-    def refused(self, error: MlctlError, context: Any) -> None:
+    def refused(self, error: MlctlError, call: Call) -> None:
         """The call was refused before anything of it was read."""
         self._host.count(GRPC, error)
         with suppress(MlctlError):  # metadata that is none: then there is no telling whose it was
-            self.ended(self.begin(None, context), error)
+            self.ended(self.begin(None, call), error)
 
     def ended(self, seen: Seen | None, error: BaseException | None) -> None:
         """The request failed, or its stream is whole."""

@@ -7,10 +7,9 @@ from collections import Counter
 from time import perf_counter
 from typing import Any
 
-import grpc
-
 from services.grpc.models import Asking, GrpcModel, GrpcModels
-from services.grpc.unary import ask, counted, unary
+from services.grpc.unary import ask, counted
+from services.lean_grpc.call import Call, MethodHandler
 from services.ship.clients.base import describe
 from services.typed.codec import TypedCodec
 from services.typed.descriptors import make_file
@@ -39,14 +38,16 @@ class TypedService:
         """The file descriptor that reflection tells."""
         return make_file(self._layout)
 
-    def handler(self) -> Any:
-        """What a gRPC server finds the method by."""
-        handlers = {METHOD: unary(f"{self.name}/{METHOD}", self._codec.response, self._answer)}
-        return grpc.method_handlers_generic_handler(  # type: ignore[no-untyped-call]
-            self.name, handlers
-        )
+    @property
+    def path(self) -> str:
+        """What calls go by."""
+        return f"/{self.name}/{METHOD}"
 
-    async def _answer(self, message: bytes, context: Any) -> Any:
+    def handler(self) -> MethodHandler:
+        """How its calls are answered."""
+        return MethodHandler(self._answer, self._codec.response.SerializeToString)
+
+    async def _answer(self, message: bytes, call: Call) -> Any:
         async def infer(asking: Asking) -> Any:
             start = perf_counter()
             model = asking.of(self._model)
@@ -56,12 +57,12 @@ class TypedService:
                 model,
                 asking,
                 request,
-                context,
+                call,
                 parse,
                 lambda answer: self._codec.encode(answer.outputs),
             )
 
-        return await counted(self._models, message, context, infer)
+        return await counted(self._models, message, call, infer)
 
 
 def typed_services(models: GrpcModels) -> list[TypedService]:
