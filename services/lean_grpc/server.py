@@ -45,15 +45,14 @@ class LeanServer:
         self,
         host: Serving,
         handlers: Mapping[str, MethodHandler],
-        desk: Taker | None = None,
-        times: Times | None = None,
+        desk: Taker,
     ) -> None:
         self._host = host
         self._handlers = handlers
         self._calls = GrpcCalls(host.hosts[0])
         self._room = Inflight(_CALLS_BYTES)
         self._probes = Inflight(_PROBES_BYTES)
-        self._times = times or Times()
+        self._times = Times()
         self._listeners: list[tuple[socket.socket, ssl.SSLContext | None]] = []
         self._servers: list[asyncio.AbstractServer] = []
         self._connections: set[Connection] = set()
