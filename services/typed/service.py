@@ -10,10 +10,10 @@ from typing import Any
 from services.grpc.models import Asking, GrpcModel, GrpcModels
 from services.grpc.unary import ask, counted
 from services.lean_grpc.call import Call, MethodHandler
-from services.ship.clients.base import describe
 from services.typed.codec import TypedCodec
 from services.typed.descriptors import make_file
 from services.typed.layout import lay_out
+from services.typed.model import describe
 
 METHOD = "Predict"
 logger = logging.getLogger("mlctl.grpc")

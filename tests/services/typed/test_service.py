@@ -22,9 +22,9 @@ from services.grpc.models import GrpcModels
 from services.grpc.server import GrpcServer
 from services.host import ModelHost
 from services.settings import Settings
-from services.ship.clients.base import describe
 from services.ship.clients.proto import ProtoGenerator
 from services.ship.clients.writing import write_files
+from services.typed.model import describe
 from services.typed.service import typed_services
 from tests.services.grpc.test_server import details_of, refused, with_channel
 
