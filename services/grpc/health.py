@@ -1,6 +1,6 @@
-"""The standard gRPC health service: SERVING while the host is ready and the server not stopping.
+"""The standard gRPC health service: SERVING while the models are ready and the server runs on.
 
-Only the messages are the package's: its service forgets watchers when one of several leaves.
+Only the messages come from the package: its service drops watchers when one of several leaves.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HEALTH_SERVICE = DESCRIPTOR.services_by_name["Health"].full_name
 
 
 class Health:
-    """Answers for the whole server, which is named "", and for each of `services`."""
+    """Answer for the whole server, whose name is "", and for each of `services`."""
 
     def __init__(self, host: Serving, *services: str) -> None:
         self._host = host
@@ -28,11 +28,11 @@ class Health:
         self._watches = 0
 
     def stop(self) -> None:
-        """Tell everyone that watches, and end their streams."""
+        """Report NOT_SERVING to all watchers, and end their streams."""
         self._stopping.set()
 
     def handlers(self) -> dict[str, MethodHandler]:
-        """The handlers of the service's methods."""
+        """Return the handlers of the service's methods."""
         return {
             f"/{HEALTH_SERVICE}/{name}": MethodHandler(
                 answer, HealthCheckResponse.SerializeToString, HealthCheckRequest.FromString
@@ -46,7 +46,7 @@ class Health:
         return self._answer()
 
     async def _watch(self, request: Any, _call: Call) -> AsyncIterator[Any]:
-        # Anybody may watch for as long as they like; an honest client does once a connection.
+        # A watch needs no token and has no time limit; a client needs one for each connection.
         if self._watches >= self._host.settings.max_connections:
             raise MlctlError(ErrorCode.QUEUE_FULL, "too many watch already")
         self._watches += 1
@@ -57,7 +57,7 @@ class Health:
                 return
             told = None
             while True:
-                turned = self._host.turned  # before the answer, so that no turn is missed
+                turned = self._host.turned  # before the answer, so that no change is missed
                 answer = self._answer()
                 if answer != told:
                     yield answer
@@ -69,7 +69,7 @@ class Health:
             self._watches -= 1
 
     async def _change(self, turned: asyncio.Event) -> None:
-        """Return when the answer may be another one."""
+        """Return when the status may have changed."""
         tasks = [asyncio.create_task(event.wait()) for event in (self._stopping, turned)]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""The models behind one gRPC server, each with its codec and its observer's view of the calls."""
+"""The models behind one gRPC server, each with its codec and the observability of its calls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class GrpcModel(NamedTuple):
 
 
 class GrpcModels:
-    """All of them; `default` answers for what is no model's."""
+    """All models of a server; calls that name no model count for `default`."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
@@ -42,18 +42,18 @@ class GrpcModels:
 
     @property
     def inflight(self) -> Inflight:
-        """The bytes that all hold together."""
+        """The budget of request bytes that all models share."""
         return self._serving.inflight
 
     def find(self, name: str, version: str) -> GrpcModel:
-        """The model that is asked; MODEL_NOT_FOUND."""
+        """Return the model `name`; MODEL_NOT_FOUND."""
         return self._by_name[self._serving.find(name, version).name]
 
 
 class Asking:
-    """One infer request: the model that it counts for, and what observers know of it.
+    """One infer request: the model that it counts for, and its observability record.
 
-    Both are the default model's until the message was read.
+    Both are the default model's until the message has been read.
     """
 
     __slots__ = ("_begin", "model", "seen")
@@ -64,13 +64,13 @@ class Asking:
         self.seen: Seen | None = self.model.calls.begin(size, call)
 
     def of(self, model: GrpcModel) -> GrpcModel:
-        """The request asks `model`, which is returned."""
+        """Count the request for `model`, and return that."""
         if model is not self.model:
             self.model, self.seen = model, model.calls.begin(*self._begin)
         return model
 
     def ended(self, failure: BaseException | None) -> None:
-        """Tell observers of a request without an answer of its own."""
+        """Report the end of a request that has no answer of its own."""
         self.model.calls.ended(self.seen, failure)
 
     def count(self, failure: BaseException | None) -> None:

@@ -1,8 +1,8 @@
-"""ModelStreamInfer: each request of a stream is answered with the pieces of its answer.
+"""ModelStreamInfer: the stream of responses to each request of a stream.
 
-One request after the other, so that a piece belongs to the oldest request that is not
-answered, and gRPC's flow control holds back who sends faster than it reads. A request
-that fails is told so in the stream, which goes on.
+Requests are answered one after the other, so a response belongs to the oldest open request, and
+gRPC's flow control slows a client that sends faster than it reads. A request that fails gets an
+error in the stream, which goes on.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ logger = logging.getLogger("mlctl.grpc")
 
 
 class StreamInfer:
-    """Answers the streams of a server; each of their requests names its model."""
+    """Answer the streams of a server; each request of a stream names its model."""
 
     def __init__(self, models: GrpcModels, method: Method, response: type[Any]) -> None:
         """`response` is the message class of one response, which `method` wraps."""
@@ -39,7 +39,7 @@ class StreamInfer:
         self._response = response
 
     def handler(self) -> MethodHandler:
-        """How each stream is answered."""
+        """Return the handler of a stream."""
         return MethodHandler(self._serve, self._method.response.SerializeToString, streams=True)
 
     async def _serve(self, messages: AsyncIterator[bytes], call: Call) -> None:
@@ -59,7 +59,7 @@ class StreamInfer:
         except asyncio.CancelledError as error:
             failure = error
             raise
-        except Exception as error:  # noqa: BLE001 - it is logged and told
+        except Exception as error:  # noqa: BLE001 - it is logged and sent
             failure = self._public(error)
             await call.write(self._refusal(failure, asking.model, request.id))
         finally:
@@ -80,7 +80,7 @@ class StreamInfer:
             await call.write(self._method.response(infer_response=final))
 
     def _refusal(self, failure: MlctlError, model: GrpcModel, request_id: str) -> Any:
-        """The sentence where Triton's clients look for it; beside it the code, and whose it is."""
+        """Return the error where Triton's clients read it, with its code and the request's id."""
         response = model.codec.encode_final(self._response, request_id)
         response.parameters[CODE].string_param = failure.code.value
         return self._method.response(error_message=failure.message, infer_response=response)

@@ -1,4 +1,4 @@
-"""What infer calls of one message share: they are asked and counted."""
+"""Infer calls of one message: run the model, record the stages, count the outcome."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def counted(
     call: Call,
     infer: Callable[[Asking], Awaitable[Any]],
 ) -> Any:
-    """What `infer` answers to an infer message, which is counted by its outcome."""
+    """Return what `infer` answers to an infer message, and count its outcome."""
     asking = Asking(models, message.__len__, call)
     failure: BaseException | None = None
     try:
@@ -44,7 +44,7 @@ async def ask(
     parse: float,
     encode: Callable[[Answer], Any],
 ) -> Any:
-    """The message of the model's answer to `request`, which took `parse` seconds to read."""
+    """Return the response to `request`, which took `parse` seconds to parse."""
     host, seen = model.host, asking.seen
     limits = [limit for limit in (call.time_remaining(), request.timeout) if limit is not None]
     priority = lane_of(call) or request.priority
@@ -60,7 +60,7 @@ async def ask(
 
 
 def lane_of(call: Call) -> Priority | None:
-    """The lane that a call's metadata name, if they do; INVALID_INPUT if there is no such lane."""
+    """Return the lane that a call's metadata name, or None; INVALID_INPUT for an unknown lane."""
     return named_lane(
         [value for name, value in call.metadata if name == LANE_HEADER and isinstance(value, str)]
     )

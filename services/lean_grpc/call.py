@@ -24,9 +24,9 @@ from services.lean_grpc.outbox import Outbox
 from services.secure.public import failed, is_public
 from services.v2.wire import invalid
 
-# What a call takes that only waits, beside its headers: 2.5 to 7 KB, by its kind.
+# Memory of a waiting call beside its headers: 2.5 to 7 KB, by its kind.
 _CALL_BYTES = 8 << 10
-# To inflate what is larger may take milliseconds.
+# Larger messages may take milliseconds to inflate.
 _HEAVY_BYTES = 64 << 10
 logger = logging.getLogger("mlctl.grpc")
 
@@ -38,19 +38,19 @@ class Link(Protocol):
     peer: str
 
     def consumed(self, stream: int, size: int) -> None:
-        """So many bytes of the stream were taken: the client may send as many."""
+        """Let the client send `size` more bytes on the stream."""
 
     def over(self, call: Call) -> None:
-        """The call was answered, or dropped."""
+        """Forget the call, which was answered or dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class MethodHandler:
-    """How the calls of one method are answered.
+    """The implementation of one method.
 
-    `answer` takes the message (with `streams` an iterator of messages) and the call. It returns
-    the answer, yields several, or writes them to the call by itself and returns None. It raises
-    the error that the call ends with.
+    `answer` takes the message (an iterator of messages if the client `streams`) and the call. It
+    returns the response, yields several, or writes them to the call and returns None. An
+    MlctlError that it raises becomes the call's status.
     """
 
     answer: Callable[[Any, Call], Any]
@@ -62,9 +62,10 @@ class MethodHandler:
 class Call:
     """One stream of one connection, which may have ended with its headers.
 
-    A message has at most `limit` bytes and `seconds` to come, and so has what is written to be
-    taken. `refused` is told of what is refused before a handler has seen it. Messages count in
-    `inflight` until they are read, the call itself in `room` until it is answered.
+    A message has at most `limit` bytes and must arrive within `seconds`; the client must read a
+    response within the same time. `refused` is called for calls that are rejected before the
+    handler runs. Messages are charged to `inflight` until they are read, the call itself to
+    `room` until it is answered.
     """
 
     __slots__ = (
@@ -124,7 +125,7 @@ class Call:
             self._arm(self._seconds if timeout is None else min(timeout, self._seconds))
 
     def feed(self, data: bytes, size: int, *, ended: bool) -> None:
-        """Bytes of messages; with what frames them they are `size` bytes of the window."""
+        """Take bytes of messages, which with their framing use `size` bytes of the window."""
         self._ended = ended
         if self.done:
             return
@@ -158,14 +159,14 @@ class Call:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def leave(self) -> None:
-        """The client is gone or does not want the answer any more."""
+        """Drop the call: the client disconnected or cancelled it."""
         self.done = True
         self._let_go()
         if self._task is not None:
             self._task.cancel()
 
     def stop(self, reason: MlctlError) -> None:
-        """End the call with the status of `reason`, whatever it does."""
+        """End the call with the status of `reason`, at whatever stage it is."""
         if self._task is None:
             self._turn_away(reason)
         else:
@@ -177,11 +178,11 @@ class Call:
         self._finish(*status_of(error), trailers(error))
 
     def refuse_with(self, code: grpc.StatusCode, details: str) -> None:
-        """Answer with a status that is the protocol's own."""
+        """Answer with a status of the protocol that is not in the error table."""
         self._finish(code.value[0], details, ())
 
     def refuse_http(self, status: int) -> None:
-        """Answer what is no gRPC."""
+        """Answer a request that is not gRPC."""
         self._let_go()
         self.done = True
         fields = ((b":status", b"%d" % status),)
@@ -213,13 +214,13 @@ class Call:
                 late.cancel()
 
     def _give_up(self) -> None:
-        """The client does not take what it asked for."""
+        """Reset the stream of a client that does not read its response."""
         self.leave()
         self._link.outbox.reset(self.stream, Reason.CANCEL)
         self._link.over(self)
 
     def _watch(self) -> None:
-        """One of many messages has its time as well, from when nothing but its client is late."""
+        """Limit the time of each message of a stream, from when only the client is awaited."""
         assembler = self._assembler
         begun = self._arrived is not None and not assembler.is_whole and not assembler.messages
         if begun and self._late is None:
@@ -230,7 +231,7 @@ class Call:
             self._late = None
 
     def _turn_away(self, error: MlctlError) -> None:
-        """Refuse what came, of which no handler knows, and end one that waits for more."""
+        """Reject what arrived before the handler saw it, and end a handler that waits for more."""
         if self.done:
             return
         self._refused(error, self)
@@ -242,7 +243,7 @@ class Call:
         try:
             self._succeed(await self._answer())
         except asyncio.CancelledError:
-            return  # who cancelled it has told the client
+            return  # the cancelling side has sent the status
         except Exception as error:
             if is_public(error):
                 self.refuse(error)
@@ -347,5 +348,5 @@ class Call:
 
 
 def stopping() -> MlctlError:
-    """Why a call that outlasts its server ends."""
+    """Return the error of a call that outlasts its server."""
     return MlctlError(ErrorCode.UNAVAILABLE, "the server stops")

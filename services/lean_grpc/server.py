@@ -25,20 +25,20 @@ from services.secure.grpc_gate import is_admitted, is_probe, message_limit
 from services.secure.tokens import unauthenticated
 from services.workers import port_taken
 
-# As over HTTP: who does not find room in it tries again a second later.
+# As over HTTP. A client that finds it full retries a second later.
 _BACKLOG = 2048
-# What all open calls may take beside their messages.
+# Memory of all open calls beside their messages.
 _CALLS_BYTES = 256 << 20
-# The same of probes, with their messages. Anybody may send them: they take of nothing else.
+# The same for probes, messages included: they need no token, so they have a budget of their own.
 _PROBES_BYTES = 64 << 20
 _UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED
 
 
 class LeanServer:
-    """Answers calls with `handlers`, by "/SERVICE/METHOD", within the limits of `host`.
+    """Answer calls with `handlers`, by "/SERVICE/METHOD", within the limits of `host`.
 
-    `desk` answers the calls that it knows. Callers without a token are refused where one is
-    asked for, before a message is read.
+    `desk` answers the calls that it recognizes. If a token is required, callers without one are
+    rejected before a message is read.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class LeanServer:
         self._desk = desk
 
     def listen(self, address: str, port: int, tls: ssl.SSLContext | None = None) -> int:
-        """Listen at all that `address` means, and return the port; any free one for 0.
+        """Listen on all addresses that `address` resolves to, and return the port.
 
-        PORT_TAKEN if that is not possible.
+        Port 0 picks a free one. PORT_TAKEN if the port is not free.
         """
         if tls is not None:
             tls.set_alpn_protocols(["h2"])
@@ -82,7 +82,7 @@ class LeanServer:
         """Accept connections."""
         loop = asyncio.get_running_loop()
         for listener, tls in self._listeners:
-            # One that shakes no hands is nobody's connection yet, and would stay for a minute.
+            # A connection without a handshake is not counted yet, and would stay for a minute.
             patience = None if tls is None else self._times.preface
             server = await loop.create_server(
                 self._connect,
@@ -94,9 +94,9 @@ class LeanServer:
             self._servers.append(server)
 
     async def drain(self, seconds: float) -> None:
-        """Take no more connections, and send clients elsewhere; return when all have gone.
+        """Accept no more connections and send clients elsewhere, for up to `seconds`.
 
-        For up to `seconds` that is. What they asked before they knew of it is answered.
+        Calls that clients began before they learned of it are answered.
         """
         for server in self._servers:
             server.close()
@@ -111,7 +111,7 @@ class LeanServer:
                 await self._all_gone()
 
     async def stop(self, grace: float) -> None:
-        """Take no more connections or calls; end those still open after `grace` seconds."""
+        """Accept no more connections or calls; end those still open after `grace` seconds."""
         await self.drain(grace)
         for connection in list(self._connections):
             connection.stop(stopping())
@@ -128,7 +128,7 @@ class LeanServer:
         )
 
     def _open(self, connection: Connection, stream: int, head: Head, ended: bool) -> Call:
-        """The call of a new stream, which has begun or is answered."""
+        """Return the call of a new stream, which has begun or is answered already."""
         settings = self._host.settings
         probes = self._probes if is_probe(head.path) else None
         call = Call(
@@ -174,7 +174,7 @@ class LeanServer:
             if family == socket.AF_INET6:
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             listener.bind(target)
-            # At once: a port that somebody has must be an error now.
+            # At once, so that a port in use is an error now.
             listener.listen(_BACKLOG)
         except OSError:
             listener.close()

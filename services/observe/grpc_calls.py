@@ -1,4 +1,4 @@
-"""gRPC calls as observers are to know them: their ids and traces are in the metadata."""
+"""Observability of gRPC calls: request ids and traces are in the metadata."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class GrpcCalls:
-    """Tells the observer of one host, if it has one, of the calls to it."""
+    """Report the calls of one model to its observer, if it has one."""
 
     def __init__(self, host: ModelHost) -> None:
         self._host = host
         self._ids = RequestIds()
 
     def begin(self, size: Callable[[], int] | None, call: Call) -> Seen | None:
-        """A request of `size` bytes, if that is known; None if nobody wants to hear more of it."""
+        """Return the record of a request of `size` bytes, or None if nothing of it is recorded."""
         if self._host.observer is None:
             return None
         fields = fields_of([(name.encode(), _bytes(value)) for name, value in call.metadata])
@@ -36,13 +36,13 @@ class GrpcCalls:
         return seen
 
     def refused(self, error: MlctlError, call: Call) -> None:
-        """The call was refused before anything of it was read."""
+        """Count and report a call that was rejected before its message was read."""
         self._host.count(GRPC, error)
-        with suppress(MlctlError):  # metadata that is none: then there is no telling whose it was
+        with suppress(MlctlError):  # metadata that is invalid: then it has no id
             self.ended(self.begin(None, call), error)
 
     def ended(self, seen: Seen | None, error: BaseException | None) -> None:
-        """The request failed, or its stream is whole."""
+        """Report that the request failed, or that its stream ended."""
         if seen is not None and self._host.observer is not None:
             self._host.observer.ended(seen, error)
 

@@ -1,11 +1,11 @@
-"""The token check in front of every gRPC method, before its message is read."""
+"""Which gRPC calls need a token, checked before a message is read, and how large probes may be."""
 
 from __future__ import annotations
 
 from services.secure.tokens import Access
 from services.v2.messages import SERVICE
 
-# As over HTTP: probes need no token. A watch of the health is one, too.
+# As over HTTP, probes need no token. A watch of the health is a probe, too.
 _PROBES = frozenset(
     {
         f"/{SERVICE}/ServerLive",
@@ -14,20 +14,20 @@ _PROBES = frozenset(
         "/grpc.health.v1.Health/Watch",
     }
 )
-# It may come from anybody, and is held while it comes.
+# Any client may send one, and the server keeps it until it is complete.
 _PROBE_BYTES = 1 << 10
 
 
 def is_admitted(access: Access, method: str, authorization: bytes | None) -> bool:
-    """Whether a call of `method`, as "/SERVICE/NAME", may be answered."""
+    """Return whether a call of `method`, as "/SERVICE/NAME", needs no token or has a valid one."""
     return is_probe(method) or access.allows(authorization)
 
 
 def is_probe(method: str) -> bool:
-    """Whether anybody may call `method`."""
+    """Return whether `method` needs no token."""
     return method in _PROBES
 
 
 def message_limit(method: str, most: int) -> int:
-    """How many bytes a message of a call of `method` may have, where others may have `most`."""
+    """Return the limit of a message of `method` in bytes; `most` is that of other methods."""
     return min(_PROBE_BYTES, most) if is_probe(method) else most

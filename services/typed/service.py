@@ -1,4 +1,4 @@
-"""The typed services of a server's models: the same core, limits, errors and counts as V2's."""
+"""The typed services of a server's models: the same core, limits, errors and metrics as V2's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger("mlctl.grpc")
 
 
 class TypedService:
-    """Answers the typed calls to one model."""
+    """Answer the typed calls to one model."""
 
     def __init__(self, models: GrpcModels, model: GrpcModel) -> None:
         host = model.host
@@ -35,16 +35,16 @@ class TypedService:
         return self._layout.service
 
     def file(self) -> Any:
-        """The file descriptor that reflection tells."""
+        """Return the file descriptor for reflection."""
         return make_file(self._layout)
 
     @property
     def path(self) -> str:
-        """What calls go by."""
+        """The path of its method, as calls have it."""
         return f"/{self.name}/{METHOD}"
 
     def handler(self) -> MethodHandler:
-        """How its calls are answered."""
+        """Return the handler of its method."""
         return MethodHandler(self._answer, self._codec.response.SerializeToString)
 
     async def _answer(self, message: bytes, call: Call) -> Any:
@@ -66,9 +66,9 @@ class TypedService:
 
 
 def typed_services(models: GrpcModels) -> list[TypedService]:
-    """Those of all models; models whose names make the same package have none."""
+    """Return the services of all models; models whose names give the same package have none."""
     services = [TypedService(models, model) for model in models.all]
     times = Counter(service.name for service in services)
     for name in (name for name, count in times.items() if count > 1):
-        logger.warning("several models would have the service %s, so there is none", name)
+        logger.warning("several models have the typed service name %s: none of them gets it", name)
     return [service for service in services if times[service.name] == 1]
