@@ -105,28 +105,25 @@ class Arena:
                     found += make(self.peers / name)
         return found
 
-    def ours(self, *, grpc_aio: bool = False, provider: str = "") -> Contender:
+    def ours(self, *, provider: str = "") -> Contender:
         """This project's server, with nothing turned off."""
         port, grpc_port = free_ports(2)
-        name = f"{OURS}, grpc.aio" if grpc_aio else OURS
         command = [sys.executable, "-m", "bentoml", "serve", "services.service:service"]
         command += ["--host", "127.0.0.1", "--port", str(port)]
-        ways = v2_ways(self.workload)
         environment = {
             "MLCTL_BUNDLE": str(self.workload.bundle.root),
             "MLCTL_GRPC_PORT": str(grpc_port),
-            "MLCTL_LEAN_GRPC": str(int(not grpc_aio)),
             "MLCTL_PROVIDER": provider,
-            "BENTOML_HOME": str(self.folder / name / "bentoml"),
+            "BENTOML_HOME": str(self.folder / OURS / "bentoml"),
             "BENTOML_DO_NOT_TRACK": "True",
         }
         return Contender(
-            name,
-            tuple(way for way in ways if way.kind == "grpc") if grpc_aio else ways,
+            OURS,
+            v2_ways(self.workload),
             command,
             port,
             grpc_port,
-            self.folder / name,
+            self.folder / OURS,
             environment,
             "/readyz",
             ROOT,

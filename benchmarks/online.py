@@ -200,7 +200,6 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--clients", nargs="+", type=int, default=[1, 16, 64])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1.0)
-    parser.add_argument("--grpc-aio", action="store_true", help="our other gRPC server as well")
     parser.add_argument("--json", type=Path, help="write the rows there, too")
     parser.add_argument("--gpu", action="store_true", help="the batching curve on a GPU instead")
     return parser.parse_args(words)
@@ -242,8 +241,6 @@ def choose(workload: Workload, folder: Path, options: argparse.Namespace) -> lis
     if options.only is not None:
         starts = (OURS, *options.only)
         found = [each for each in found if each.name.startswith(starts)]
-    if options.grpc_aio:
-        found.insert(1, arena.ours(grpc_aio=True))
     return found
 
 

@@ -53,7 +53,6 @@ class Settings(ObserveSettings, SecureSettings, HybridSettings):
     `max_connections` connections of each protocol; one of HTTP is closed after `keep_alive_s`
     without a request: later than most clients and proxies close theirs, for who closes first
     loses no request.
-    `lean_grpc` answers gRPC on an HTTP/2 core of ours instead of gRPC's own server.
     The `trt_` ones shape TensorRT's engine; `trt_lengths` is the least, usual and greatest
     size of every dynamic dimension but the batch.
     """
@@ -67,7 +66,6 @@ class Settings(ObserveSettings, SecureSettings, HybridSettings):
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
     grpc_host: str = "127.0.0.1"
     grpc_port: _Port | None = None
-    lean_grpc: bool = True
     workers: Annotated[int, Field(ge=1, le=256)] = 1
     max_inflight_bytes: Annotated[int, Field(ge=1)] = 1 << 30
     max_connections: Annotated[int, Field(ge=1, le=1 << 20)] = 4096

@@ -64,6 +64,13 @@ def test_imports_point_only_to_the_left(package: str) -> None:
     assert not found
 
 
+def test_server__what_it_imports__is_no_build_tool() -> None:
+    """Lazy imports included: an image need not contain what builds it."""
+    outside = [path for path in sources("services") if "ship" not in path.parts]
+    found = [str(path.relative_to(ROOT)) for path in outside if "services.ship" in path.read_text()]
+    assert not found
+
+
 def test_every_package_of_the_house_is_checked() -> None:
     folders = {path.parent.name for path in ROOT.glob("*/__init__.py")}
     assert folders - {"tests", "benchmarks"} == set(PACKAGES)

@@ -14,8 +14,8 @@ from bundle.tensors import DYNAMIC, Datatype, TensorSpec
 from bundle.verify import VerifiedBundle, verify
 from services.layout import is_bundle, labelled_digest, model_folder, read_together, unpack
 from services.pipelines.scorer import PipelineScorer, WholePipeline
+from services.secure.signing import require_signed
 from services.settings import load_settings
-from services.ship.signed import require_signed
 
 if TYPE_CHECKING:
     from services.runtime.scorer import Scorer

@@ -1,9 +1,9 @@
-"""Running several requests as one batch so that each gets its own answer, or its own error.
+"""Run several requests as one batch; each gets its own answer or its own error.
 
-Pure: the model is a function. A batch that fails, or that cannot be joined, is halved
-until the request that makes it fail stands alone, so a bad row costs its neighbours time
-but not their answers. That may take twice as many runs as there are requests; a half for
-which nobody waits any more is not run.
+Pure: the model is a function. A batch that fails, or that cannot be joined, is halved until the
+failing request is alone. A bad request costs the others of its batch time, but not their
+answers. That takes at most twice as many runs as there are requests. A half whose callers have
+all left is not run.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def run_joined(
     lengths: LengthPadding | None = None,
     gone: Sequence[Callable[[], bool]] | None = None,
 ) -> list[Outcome]:
-    """One outcome for each of `requests`, which have `rows` rows each, in their order.
+    """Return one outcome for each of `requests`, in order; `rows` are their numbers of rows.
 
-    With `lengths` their sequences may be of unlike length, and are padded for the run.
-    `gone` tells of each whether its caller left or was told that its time is over.
+    With `lengths`, sequences of different lengths are padded for the run. `gone` says of each
+    request whether its caller left or its deadline passed.
     """
     if len(requests) == 1:
         outputs = _attempt(partial(run, arrays_of(requests[0])))
@@ -57,7 +57,7 @@ def run_joined(
 
 
 def cut(share: Share) -> Arrays:
-    """A request's own rows of the outputs."""
+    """Return the request's own rows of the outputs."""
     outputs, start, end = share
     if end is None:
         return outputs
@@ -96,7 +96,7 @@ def _join(requests: Sequence[Inputs]) -> Arrays:
 def _attempt(work: Callable[[], _T]) -> _T | Exception:
     try:
         return work()
-    except Exception as error:  # noqa: BLE001 - handed to the caller whose request it is
+    except Exception as error:  # noqa: BLE001 - it is the outcome of the request
         return error
 
 

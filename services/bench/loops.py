@@ -69,7 +69,7 @@ async def closed_loop(senders: Sequence[Sender], seconds: float, record: Record)
 
 
 class OpenLoop:
-    """Keeps `rate` requests a second for `seconds`, at moments drawn from `chance`.
+    """Keeps `rate` requests a second for `seconds`, at random moments, the same in every run.
 
     When all senders are busy, another one is opened, up to `most`; then requests wait for
     the next that is free, and the wait is part of their latency.
@@ -81,12 +81,11 @@ class OpenLoop:
         rate: float,
         *,
         most: int = 1024,
-        chance: random.Random | None = None,
     ) -> None:
         self._connect = connect
         self._rate = rate
         self._most = most
-        self._chance = chance or random.Random(1)  # noqa: S311 - arrivals, not secrets
+        self._chance = random.Random(1)  # noqa: S311 - arrivals, not secrets
         self._idle: list[Sender] = []
         self._waiting: deque[float] = deque()
         self._opened = 0

@@ -85,36 +85,23 @@ def bench(
     load: Load,
     tell: Callable[[Figures], None] = lambda _figures: None,
 ) -> tuple[Model, list[Figures]]:
-    """The model that is asked and the figures of each load; on an event loop of its own."""
+    """Return the model, as its server describes it, and the figures of each load in turn.
+
+    `tell` gets the figures as soon as they are known. It runs on an event loop of its own.
+    """
 
     async def main() -> tuple[Model, list[Figures]]:
-        model = await describe(served, asking)
-        return model, await measure(served, asking, load, model, tell)
+        ask = ask_grpc if asking.protocol is Protocols.GRPC else ask_http
+        model = await ask(served.address, asking.model)
+        found = []
+        async with _target(served.address, asking, model) as target:
+            for clients in load.clients if load.rate is None else (None,):
+                figures = await _measure_one(served, target, load, clients)
+                tell(figures)
+                found.append(figures)
+        return model, found
 
     return uvloop.run(main())
-
-
-async def describe(served: Served, asking: Asking) -> Model:
-    """The model that is asked, as its server describes it."""
-    ask = ask_grpc if asking.protocol is Protocols.GRPC else ask_http
-    return await ask(served.address, asking.model)
-
-
-async def measure(
-    served: Served,
-    asking: Asking,
-    load: Load,
-    model: Model,
-    tell: Callable[[Figures], None] = lambda _figures: None,
-) -> list[Figures]:
-    """The figures of each load in turn, each told as soon as it is known."""
-    found = []
-    async with _target(served.address, asking, model) as target:
-        for clients in load.clients if load.rate is None else (None,):
-            figures = await _measure_one(served, target, load, clients)
-            tell(figures)
-            found.append(figures)
-    return found
 
 
 async def _measure_one(

@@ -40,7 +40,7 @@ def find_trusted_bundles(settings: Settings, beside: Path = BESIDE) -> Packed:
     """
     packed = find_bundles(settings, beside)
     if settings.require_signature is not None:
-        from services.ship.signed import require_signed
+        from services.secure.signing import require_signed
 
         for bundle in packed.bundles:
             require_signed(bundle, settings.require_signature)

@@ -1,7 +1,6 @@
-"""The standard gRPC health service: SERVING while the host is ready and the server not stopping.
+"""The standard gRPC health service: SERVING while the models are ready and the server runs on.
 
-Only the messages are the package's. Its own service forgets watchers when one of several
-leaves, and its streams would hold a server back that is told to stop.
+Only the messages come from the package: its service drops watchers when one of several leaves.
 """
 
 from __future__ import annotations
@@ -10,17 +9,17 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-import grpc
-from grpc_health.v1 import health_pb2_grpc
-from grpc_health.v1.health_pb2 import DESCRIPTOR, HealthCheckResponse
+from grpc_health.v1.health_pb2 import DESCRIPTOR, HealthCheckRequest, HealthCheckResponse
 
+from bundle.errors import ErrorCode, MlctlError
 from services.hosts import Serving
+from services.lean_grpc.call import Call, MethodHandler
 
 HEALTH_SERVICE = DESCRIPTOR.services_by_name["Health"].full_name
 
 
-class Health(health_pb2_grpc.HealthServicer):
-    """Answers for the whole server, which is named "", and for each of `services`."""
+class Health:
+    """Answer for the whole server, whose name is "", and for each of `services`."""
 
     def __init__(self, host: Serving, *services: str) -> None:
         self._host = host
@@ -29,20 +28,27 @@ class Health(health_pb2_grpc.HealthServicer):
         self._watches = 0
 
     def stop(self) -> None:
-        """Tell everyone that watches, and end their streams."""
+        """Report NOT_SERVING to all watchers, and end their streams."""
         self._stopping.set()
 
-    async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol's name
+    def handlers(self) -> dict[str, MethodHandler]:
+        """Return the handlers of the service's methods."""
+        return {
+            f"/{HEALTH_SERVICE}/{name}": MethodHandler(
+                answer, HealthCheckResponse.SerializeToString, HealthCheckRequest.FromString
+            )
+            for name, answer in (("Check", self._check), ("Watch", self._watch))
+        }
+
+    async def _check(self, request: Any, _call: Call) -> Any:
         if request.service not in self._known:
-            await context.abort(grpc.StatusCode.NOT_FOUND, "this server has no such service")
+            raise MlctlError(ErrorCode.NOT_FOUND, "this server has no such service")
         return self._answer()
 
-    async def Watch(  # noqa: N802 - the protocol's name
-        self, request: Any, context: Any
-    ) -> AsyncIterator[Any]:
-        # Anybody may watch for as long as they like; an honest client does once a connection.
+    async def _watch(self, request: Any, _call: Call) -> AsyncIterator[Any]:
+        # A watch needs no token and has no time limit; a client needs one for each connection.
         if self._watches >= self._host.settings.max_connections:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many watch already")
+            raise MlctlError(ErrorCode.QUEUE_FULL, "too many watch already")
         self._watches += 1
         try:
             if request.service not in self._known:
@@ -51,7 +57,7 @@ class Health(health_pb2_grpc.HealthServicer):
                 return
             told = None
             while True:
-                turned = self._host.turned  # before the answer, so that no turn is missed
+                turned = self._host.turned  # before the answer, so that no change is missed
                 answer = self._answer()
                 if answer != told:
                     yield answer
@@ -63,7 +69,7 @@ class Health(health_pb2_grpc.HealthServicer):
             self._watches -= 1
 
     async def _change(self, turned: asyncio.Event) -> None:
-        """Return when the answer may be another one."""
+        """Return when the status may have changed."""
         tasks = [asyncio.create_task(event.wait()) for event in (self._stopping, turned)]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,14 +1,15 @@
-"""The models behind one gRPC server, each with its codec and its observer's view of the calls."""
+"""The models behind one gRPC server, each with its codec and the observability of its calls."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from services.batching.budget import Inflight
 from services.grpc.codec import GrpcCodec
 from services.host import ModelHost
 from services.hosts import Serving
+from services.lean_grpc.call import Call
 from services.observe.calls import Seen
 from services.observe.grpc_calls import GrpcCalls
 
@@ -22,7 +23,7 @@ class GrpcModel(NamedTuple):
 
 
 class GrpcModels:
-    """All of them; `default` answers for what is no model's."""
+    """All models of a server; calls that name no model count for `default`."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
@@ -41,35 +42,35 @@ class GrpcModels:
 
     @property
     def inflight(self) -> Inflight:
-        """The bytes that all hold together."""
+        """The budget of request bytes that all models share."""
         return self._serving.inflight
 
     def find(self, name: str, version: str) -> GrpcModel:
-        """The model that is asked; MODEL_NOT_FOUND."""
+        """Return the model `name`; MODEL_NOT_FOUND."""
         return self._by_name[self._serving.find(name, version).name]
 
 
 class Asking:
-    """One infer request: the model that it counts for, and what observers know of it.
+    """One infer request: the model that it counts for, and its observability record.
 
-    Both are the default model's until the message was read.
+    Both are the default model's until the message has been read.
     """
 
     __slots__ = ("_begin", "model", "seen")
 
-    def __init__(self, models: GrpcModels, size: Callable[[], int] | None, context: Any) -> None:
-        self._begin = size, context
+    def __init__(self, models: GrpcModels, size: Callable[[], int] | None, call: Call) -> None:
+        self._begin = size, call
         self.model = models.default
-        self.seen: Seen | None = self.model.calls.begin(size, context)
+        self.seen: Seen | None = self.model.calls.begin(size, call)
 
     def of(self, model: GrpcModel) -> GrpcModel:
-        """The request asks `model`, which is returned."""
+        """Count the request for `model`, and return that."""
         if model is not self.model:
             self.model, self.seen = model, model.calls.begin(*self._begin)
         return model
 
     def ended(self, failure: BaseException | None) -> None:
-        """Tell observers of a request without an answer of its own."""
+        """Report the end of a request that has no answer of its own."""
         self.model.calls.ended(self.seen, failure)
 
     def count(self, failure: BaseException | None) -> None:

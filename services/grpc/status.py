@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 from google.protobuf.any_pb2 import Any as Packed
@@ -29,12 +29,6 @@ _UNAVAILABLE_SECONDS = 1.0
 _LONGEST_MESSAGE = 1024
 
 Trailer = tuple[str, str | bytes]
-
-
-async def abort(context: Any, error: MlctlError) -> NoReturn:
-    """End the call of `context` with the status of `error`."""
-    await context.abort(grpc.StatusCode[error.spec.grpc], _shortened(error), trailers(error))
-    raise AssertionError("abort raises")
 
 
 def status_of(error: MlctlError) -> tuple[int, str]:

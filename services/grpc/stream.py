@@ -1,8 +1,8 @@
-"""ModelStreamInfer: each request of a stream is answered with the pieces of its answer.
+"""ModelStreamInfer: the stream of responses to each request of a stream.
 
-One request after the other, so that a piece belongs to the oldest request that is not
-answered, and gRPC's flow control holds back who sends faster than it reads. A request
-that fails is told so in the stream, which goes on.
+Requests are answered one after the other, so a response belongs to the oldest open request, and
+gRPC's flow control slows a client that sends faster than it reads. A request that fails gets an
+error in the stream, which goes on.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator
 from contextlib import closing
 from typing import Any
 
-import grpc
 from google.protobuf.message import DecodeError
 
 from bundle.errors import MlctlError
@@ -21,6 +20,7 @@ from services.batching.budget import Hold
 from services.grpc.codec import wants_final
 from services.grpc.models import Asking, GrpcModel, GrpcModels
 from services.grpc.unary import lane_of
+from services.lean_grpc.call import Call, MethodHandler
 from services.secure.public import failed, is_public
 from services.v2.messages import Method
 from services.v2.wire import invalid
@@ -30,7 +30,7 @@ logger = logging.getLogger("mlctl.grpc")
 
 
 class StreamInfer:
-    """Answers the streams of a server; each of their requests names its model."""
+    """Answer the streams of a server; each request of a stream names its model."""
 
     def __init__(self, models: GrpcModels, method: Method, response: type[Any]) -> None:
         """`response` is the message class of one response, which `method` wraps."""
@@ -38,53 +38,49 @@ class StreamInfer:
         self._method = method
         self._response = response
 
-    def handler(self) -> Any:
-        """What grpc calls for each stream."""
-        return grpc.stream_stream_rpc_method_handler(  # type: ignore[no-untyped-call]
-            self._serve, response_serializer=self._method.response.SerializeToString
-        )
+    def handler(self) -> MethodHandler:
+        """Return the handler of a stream."""
+        return MethodHandler(self._serve, self._method.response.SerializeToString, streams=True)
 
-    async def _serve(self, messages: AsyncIterator[bytes], context: Any) -> None:
+    async def _serve(self, messages: AsyncIterator[bytes], call: Call) -> None:
         async for message in messages:
-            await self._answer(message, context)
+            await self._answer(message, call)
 
-    async def _answer(self, message: bytes, context: Any) -> None:
+    async def _answer(self, message: bytes, call: Call) -> None:
         request = self._method.request()
-        asking = Asking(self._models, message.__len__, context)
+        asking = Asking(self._models, message.__len__, call)
         failure: BaseException | None = None
         try:
             with Hold(self._models.inflight) as hold:
                 hold.grow(len(message))
                 request.MergeFromString(message)
                 model = self._models.find(request.model_name, request.model_version)
-                await self._send_pieces(asking.of(model), request, context)
+                await self._send_pieces(asking.of(model), request, call)
         except asyncio.CancelledError as error:
             failure = error
             raise
-        except Exception as error:  # noqa: BLE001 - it is logged and told
+        except Exception as error:  # noqa: BLE001 - it is logged and sent
             failure = self._public(error)
-            await context.write(self._refusal(failure, asking.model, request.id))
+            await call.write(self._refusal(failure, asking.model, request.id))
         finally:
             asking.count(failure)
             asking.ended(failure)
 
-    async def _send_pieces(self, model: GrpcModel, request: Any, context: Any) -> None:
+    async def _send_pieces(self, model: GrpcModel, request: Any, call: Call) -> None:
         decoded = model.codec.decode(request)
-        limits = [
-            limit for limit in (context.time_remaining(), decoded.timeout) if limit is not None
-        ]
-        priority = lane_of(context) or decoded.priority
+        limits = [limit for limit in (call.time_remaining(), decoded.timeout) if limit is not None]
+        priority = lane_of(call) or decoded.priority
         timeout = min(limits, default=None)
         with closing(model.host.stream(decoded.inputs, timeout, priority)) as pieces:
             async for piece in pieces:
                 response = model.codec.encode_piece(self._response, decoded, piece.outputs)
-                await context.write(self._method.response(infer_response=response))
+                await call.write(self._method.response(infer_response=response))
         if wants_final(request):
             final = model.codec.encode_final(self._response, decoded.id)
-            await context.write(self._method.response(infer_response=final))
+            await call.write(self._method.response(infer_response=final))
 
     def _refusal(self, failure: MlctlError, model: GrpcModel, request_id: str) -> Any:
-        """The sentence where Triton's clients look for it; beside it the code, and whose it is."""
+        """Return the error where Triton's clients read it, with its code and the request's id."""
         response = model.codec.encode_final(self._response, request_id)
         response.parameters[CODE].string_param = failure.code.value
         return self._method.response(error_message=failure.message, infer_response=response)

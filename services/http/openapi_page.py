@@ -28,8 +28,8 @@ class OpenApiPage:
     def _made(self) -> bytes:
         """The document, made when it is first asked for: to answer requests needs none of it."""
         if not self._text:
-            from services.ship.clients.base import describe
-            from services.ship.clients.openapi import document, to_text
+            from services.http.openapi import document, to_text
+            from services.typed.model import describe
 
             host = self._host
             models = [describe(each.name, each.digest, each.signature) for each in host.hosts]

@@ -1,1 +1,1 @@
-"""gRPC on an HTTP/2 core in Python: the same handlers as grpc.aio's server, at less cost a call."""
+"""The gRPC server on an HTTP/2 core in Python, at a small cost for each call."""

@@ -1,16 +1,14 @@
-"""One call: its messages in, its handler, and its answer with a status.
-
-A `Call` is also the context that gRPC's handlers are given. It has what the handlers of
-this package's neighbours use of it, with the meaning of grpc.aio's.
-"""
+"""One call: its messages in, its handler, and its answer with a status."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Any, NoReturn, Protocol
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -23,12 +21,12 @@ from services.lean_grpc.frames import Reason
 from services.lean_grpc.head import HEADERS, OK_TRAILERS, Head, make_trailers
 from services.lean_grpc.messages import Assembler, frame, unpack, unpack_apart
 from services.lean_grpc.outbox import Outbox
-from services.secure.public import failed
+from services.secure.public import failed, is_public
 from services.v2.wire import invalid
 
-# What a call takes that only waits, beside its headers: 2.5 to 7 KB, by its kind.
+# Memory of a waiting call beside its headers: 2.5 to 7 KB, by its kind.
 _CALL_BYTES = 8 << 10
-# To inflate what is larger may take milliseconds.
+# Larger messages may take milliseconds to inflate.
 _HEAVY_BYTES = 64 << 10
 logger = logging.getLogger("mlctl.grpc")
 
@@ -40,24 +38,40 @@ class Link(Protocol):
     peer: str
 
     def consumed(self, stream: int, size: int) -> None:
-        """So many bytes of the stream were taken: the client may send as many."""
+        """Let the client send `size` more bytes on the stream."""
 
     def over(self, call: Call) -> None:
-        """The call was answered, or dropped."""
+        """Forget the call, which was answered or dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class MethodHandler:
+    """The implementation of one method.
+
+    `answer` takes the message (an iterator of messages if the client `streams`) and the call. It
+    returns the response, yields several, or writes them to the call and returns None. An
+    MlctlError that it raises becomes the call's status.
+    """
+
+    answer: Callable[[Any, Call], Any]
+    serialize: Callable[[Any], bytes]
+    deserialize: Callable[[bytes], Any] | None = None
+    streams: bool = False
 
 
 class Call:
     """One stream of one connection, which may have ended with its headers.
 
-    A message has at most `limit` bytes and `seconds` to come, and so has what is written to be
-    taken. `refused` is told of what is refused before a handler has seen it. Messages count in
-    `inflight` until they are read, the call itself in `room` until it is answered.
+    A message has at most `limit` bytes and must arrive within `seconds`; the client must read a
+    response within the same time. `refused` is called for calls that are rejected before the
+    handler runs. Messages are charged to `inflight` until they are read, the call itself to
+    `room` until it is answered.
     """
 
     __slots__ = (
         "_arrived", "_assembler", "_end", "_ended", "_handler", "_head", "_hold", "_inflight",
-        "_late", "_limit", "_link", "_refused", "_seconds", "_started", "_status", "_task",
-        "_timer", "_untaken", "done", "stream",
+        "_late", "_limit", "_link", "_refused", "_seconds", "_started", "_task", "_timer",
+        "_untaken", "done", "stream",
     )  # fmt: skip
 
     def __init__(
@@ -83,7 +97,7 @@ class Call:
         self._hold = Hold(room)
         self._inflight = inflight
         self._assembler = Assembler(limit, Hold(inflight))
-        self._handler: Any = None
+        self._handler: MethodHandler | None = None
         self._untaken = 0
         self._ended = ended  # the client sends no more
         self._started = False
@@ -92,9 +106,8 @@ class Call:
         self._timer: asyncio.TimerHandle | None = None
         self._late: asyncio.TimerHandle | None = None
         self._end: float | None = None
-        self._status: tuple[int, str, tuple[Trailer, ...]] | None = None
 
-    def begin(self, handler: Any) -> None:
+    def begin(self, handler: MethodHandler) -> None:
         """Wait for the message, or start to serve a stream of them.
 
         Raises BusyError, and INVALID_INPUT for a time to wait that is none.
@@ -105,7 +118,7 @@ class Call:
         self._hold.grow(_CALL_BYTES + self._head.size)
         if timeout is not None:
             self._end = loop.time() + timeout
-        if handler.request_streaming:
+        if handler.streams:
             self._arrived = asyncio.Event()
             self._arm(timeout)
             self._task = loop.create_task(self._run())
@@ -113,7 +126,7 @@ class Call:
             self._arm(self._seconds if timeout is None else min(timeout, self._seconds))
 
     def feed(self, data: bytes, size: int, *, ended: bool) -> None:
-        """Bytes of messages; with what frames them they are `size` bytes of the window."""
+        """Take bytes of messages, which with their framing use `size` bytes of the window."""
         self._ended = ended
         if self.done:
             return
@@ -147,14 +160,14 @@ class Call:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def leave(self) -> None:
-        """The client is gone or does not want the answer any more."""
+        """Drop the call: the client disconnected or cancelled it."""
         self.done = True
         self._let_go()
         if self._task is not None:
             self._task.cancel()
 
     def stop(self, reason: MlctlError) -> None:
-        """End the call with the status of `reason`, whatever it does."""
+        """End the call with the status of `reason`, at whatever stage it is."""
         if self._task is None:
             self._turn_away(reason)
         else:
@@ -166,24 +179,24 @@ class Call:
         self._finish(*status_of(error), trailers(error))
 
     def refuse_with(self, code: grpc.StatusCode, details: str) -> None:
-        """Answer with a status that is the protocol's own."""
+        """Answer with a status of the protocol that is not in the error table."""
         self._finish(code.value[0], details, ())
 
     def refuse_http(self, status: int) -> None:
-        """Answer what is no gRPC."""
+        """Answer a request that is not gRPC."""
         self._let_go()
         self.done = True
         fields = ((b":status", b"%d" % status),)
         outbox, refuse_rest = self._link.outbox, not self._ended
         outbox.end(self.stream, fields, refuse_rest=refuse_rest, seconds=self._seconds)
 
-    # What follows is the context.
-
+    @property
     def peer(self) -> str:
         """The client's address."""
         return self._link.peer
 
-    def invocation_metadata(self) -> tuple[Trailer, ...]:
+    @property
+    def metadata(self) -> tuple[Trailer, ...]:
         """The caller's own headers."""
         return self._head.metadata
 
@@ -191,16 +204,10 @@ class Call:
         """The seconds until the caller's deadline, if it has one."""
         return None if self._end is None else self._end - asyncio.get_running_loop().time()
 
-    async def abort(
-        self, code: grpc.StatusCode, details: str = "", trailing_metadata: Iterable[Trailer] = ()
-    ) -> NoReturn:
-        """End the call with a status."""
-        self._status = code.value[0], details, tuple(trailing_metadata)
-        raise grpc.aio.AbortError
-
     async def write(self, message: Any) -> None:
         """Send one message of several, when the client takes it."""
-        if not self._send(self._serialized(message)):
+        assert self._handler is not None
+        if not self._send(frame(self._handler.serialize(message))):
             late = asyncio.get_running_loop().call_later(self._seconds, self._give_up)
             try:
                 await self._link.outbox.drained(self.stream)
@@ -208,13 +215,13 @@ class Call:
                 late.cancel()
 
     def _give_up(self) -> None:
-        """The client does not take what it asked for."""
+        """Reset the stream of a client that does not read its response."""
         self.leave()
         self._link.outbox.reset(self.stream, Reason.CANCEL)
         self._link.over(self)
 
     def _watch(self) -> None:
-        """One of many messages has its time as well, from when nothing but its client is late."""
+        """Limit the time of each message of a stream, from when only the client is awaited."""
         assembler = self._assembler
         begun = self._arrived is not None and not assembler.is_whole and not assembler.messages
         if begun and self._late is None:
@@ -225,7 +232,7 @@ class Call:
             self._late = None
 
     def _turn_away(self, error: MlctlError) -> None:
-        """Refuse what came, of which no handler knows, and end one that waits for more."""
+        """Reject what arrived before the handler saw it, and end a handler that waits for more."""
         if self.done:
             return
         self._refused(error, self)
@@ -236,41 +243,27 @@ class Call:
     async def _run(self) -> None:
         try:
             self._succeed(await self._answer())
-        except grpc.aio.AbortError:
-            assert self._status is not None
-            self._finish(*self._status)
         except asyncio.CancelledError:
-            return  # who cancelled it has told the client
-        except MlctlError as error:
-            self.refuse(error)
-        except Exception:
-            logger.exception("a call of %s failed", self._head.path)
-            self.refuse(failed())
+            return  # the cancelling side has sent the status
+        except Exception as error:
+            if is_public(error):
+                self.refuse(error)
+            else:
+                logger.exception("a call of %s failed", self._head.path)
+                self.refuse(failed())
 
     async def _answer(self) -> bytes | None:
         """The handler's single message, or None after it wrote any number of them."""
         handler = self._handler
-        if handler.request_streaming:
-            messages = self._messages()
-            if not handler.response_streaming:
-                return self._serialized(await handler.stream_unary(messages, self))
-            await self._write_all(handler.stream_stream(messages, self))
-            return None
-        request = await self._next()
-        if not handler.response_streaming:
-            return self._serialized(await handler.unary_unary(request, self))
-        await self._write_all(handler.unary_stream(request, self))
-        return None
-
-    async def _write_all(self, answers: Any) -> None:
-        if not inspect.isasyncgen(answers):
-            await answers  # it writes by itself
-            return
-        try:
-            async for message in answers:
+        assert handler is not None
+        answer = handler.answer(self._messages() if handler.streams else await self._next(), self)
+        if not inspect.isasyncgen(answer):
+            message = await answer
+            return None if message is None else frame(handler.serialize(message))
+        async with aclosing(answer) as messages:
+            async for message in messages:
                 await self.write(message)
-        finally:
-            await answers.aclose()
+        return None
 
     async def _messages(self) -> AsyncIterator[Any]:
         arrived = self._arrived
@@ -293,17 +286,14 @@ class Call:
             message = await unpack_apart(packed, coding, self._limit, self._inflight)
         else:
             message = unpack(packed, coding, self._limit)
-        deserialize = self._handler.request_deserializer
+        assert self._handler is not None
+        deserialize = self._handler.deserialize
         if deserialize is None:
             return message
         try:
             return deserialize(message)
         except DecodeError:
             raise invalid("the message is not the method's request") from None
-
-    def _serialized(self, message: Any) -> bytes:
-        serialize = self._handler.response_serializer
-        return frame(message if serialize is None else serialize(message))
 
     def _send(self, data: bytes) -> bool:
         if self.done:
@@ -359,5 +349,5 @@ class Call:
 
 
 def stopping() -> MlctlError:
-    """Why a call that outlasts its server ends."""
+    """Return the error of a call that outlasts its server."""
     return MlctlError(ErrorCode.UNAVAILABLE, "the server stops")

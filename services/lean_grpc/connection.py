@@ -72,7 +72,7 @@ class Connection(asyncio.Protocol):
         most: int,
         times: Times,
         parking: Parking,
-        desk: Taker | None = None,
+        desk: Taker,
     ) -> None:
         self._open_call = open_call
         self.connections = connections
@@ -217,7 +217,7 @@ class Connection(asyncio.Protocol):
         """A call came at once."""
         if not self._takes(stream):
             return
-        if self._desk is not None and self._desk.take(self, stream, head, data):
+        if self._desk.take(self, stream, head, data):
             return
         call = self._open_call(self, stream, head, True)
         if not call.done:

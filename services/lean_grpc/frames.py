@@ -33,7 +33,6 @@ FRAME_HEAD: Final = Struct(">LBL")
 NUMBER: Final = Struct(">L")
 _SETTING: Final = Struct(">HL")
 _GOAWAY: Final = Struct(">LL")
-HEAD_BYTES: Final = 9
 MAX_STREAM: Final = (1 << 31) - 1
 MAX_WINDOW: Final = (1 << 31) - 1
 DEFAULT_WINDOW: Final = 65535

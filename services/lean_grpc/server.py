@@ -1,4 +1,4 @@
-"""The server: a listener of its own, and the handlers that grpc.aio's server would have."""
+"""The gRPC server: its listeners and connections, and the handlers of their calls."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import grpc
 
 from bundle.errors import MlctlError
 from services.batching.budget import Inflight
 from services.hosts import Serving
-from services.lean_grpc.call import Call, stopping
+from services.lean_grpc.call import Call, MethodHandler, stopping
 from services.lean_grpc.connection import Connection, Times
 from services.lean_grpc.desks import Taker
 from services.lean_grpc.head import Head
@@ -23,66 +23,66 @@ from services.lean_grpc.outbox import Parking
 from services.observe.grpc_calls import GrpcCalls
 from services.secure.grpc_gate import is_admitted, is_probe, message_limit
 from services.secure.tokens import unauthenticated
+from services.workers import port_taken
 
-# As over HTTP: who does not find room in it tries again a second later.
+# As over HTTP. A client that finds it full retries a second later.
 _BACKLOG = 2048
-# What all open calls may take beside their messages.
+# Memory of all open calls beside their messages.
 _CALLS_BYTES = 256 << 20
-# The same of probes, with their messages. Anybody may send them: they take of nothing else.
+# The same for probes, messages included: they need no token, so they have a budget of their own.
 _PROBES_BYTES = 64 << 20
 _UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED
 
 
-class Details(NamedTuple):
-    """What gRPC's handlers are found by."""
+class LeanServer:
+    """Answer calls with `handlers`, by "/SERVICE/METHOD", within the limits of `host`.
 
-    method: str
-    invocation_metadata: tuple[Any, ...] = ()
-
-
-class LeanServer(grpc.aio.Server):
-    """Answers calls with the handlers that were added, by the limits of `host`'s settings.
-
-    Callers without a token are refused where one is asked for, before a message is read.
+    `desk` answers the calls that it recognizes. If a token is required, callers without one are
+    rejected before a message is read.
     """
 
-    def __init__(self, host: Serving, times: Times | None = None) -> None:
+    def __init__(
+        self,
+        host: Serving,
+        handlers: Mapping[str, MethodHandler],
+        desk: Taker,
+    ) -> None:
         self._host = host
+        self._handlers = handlers
         self._calls = GrpcCalls(host.hosts[0])
         self._room = Inflight(_CALLS_BYTES)
         self._probes = Inflight(_PROBES_BYTES)
-        self._times = times or Times()
-        self._generic: list[Any] = []
-        self._found: dict[str, Any] = {}
+        self._times = Times()
         self._listeners: list[tuple[socket.socket, ssl.SSLContext | None]] = []
         self._servers: list[asyncio.AbstractServer] = []
         self._connections: set[Connection] = set()
         self._parking = Parking()
-        self._stopped = asyncio.Event()
-        self._desk: Taker | None = None
-
-    def add_desk(self, desk: Taker) -> None:
-        """Let it answer the calls that it knows."""
         self._desk = desk
 
-    def add_generic_rpc_handlers(self, generic_rpc_handlers: Sequence[Any]) -> None:
-        """Answer the calls that these handlers know."""
-        self._generic += generic_rpc_handlers
+    def listen(self, address: str, port: int, tls: ssl.SSLContext | None = None) -> int:
+        """Listen on all addresses that `address` resolves to, and return the port.
 
-    def add_insecure_port(self, address: str) -> int:
-        """Listen on HOST:PORT; 0 if that is not possible. The port, should 0 be asked for."""
-        return self._listen(address, None)
-
-    def add_secure_port(self, address: str, server_credentials: Any) -> int:
-        """The same with TLS; `server_credentials` is an SSL context."""
-        server_credentials.set_alpn_protocols(["h2"])
-        return self._listen(address, server_credentials)
+        Port 0 picks a free one. PORT_TAKEN if the port is not free.
+        """
+        if tls is not None:
+            tls.set_alpn_protocols(["h2"])
+        try:
+            found = socket.getaddrinfo(
+                address.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+            for family, kind, _, _, target in found:
+                listener = self._bind(family, kind, (target[0], port, *target[2:]))
+                self._listeners.append((listener, tls))
+                port = listener.getsockname()[1]
+        except OSError:
+            raise port_taken(address, port) from None
+        return port
 
     async def start(self) -> None:
         """Accept connections."""
         loop = asyncio.get_running_loop()
         for listener, tls in self._listeners:
-            # One that shakes no hands is nobody's connection yet, and would stay for a minute.
+            # A connection without a handshake is not counted yet, and would stay for a minute.
             patience = None if tls is None else self._times.preface
             server = await loop.create_server(
                 self._connect,
@@ -94,9 +94,9 @@ class LeanServer(grpc.aio.Server):
             self._servers.append(server)
 
     async def drain(self, seconds: float) -> None:
-        """Take no more connections, and send clients elsewhere; return when all have gone.
+        """Accept no more connections and send clients elsewhere, for up to `seconds`.
 
-        For up to `seconds` that is. What they asked before they knew of it is answered.
+        Calls that clients began before they learned of it are answered.
         """
         for server in self._servers:
             server.close()
@@ -110,24 +110,11 @@ class LeanServer(grpc.aio.Server):
                     await server.wait_closed()
                 await self._all_gone()
 
-    async def stop(self, grace: float | None) -> None:
-        """Take no more connections or calls; end those still open after `grace` seconds."""
-        await self.drain(grace or 0)
+    async def stop(self, grace: float) -> None:
+        """Accept no more connections or calls; end those still open after `grace` seconds."""
+        await self.drain(grace)
         for connection in list(self._connections):
             connection.stop(stopping())
-        self._stopped.set()
-
-    async def wait_for_termination(
-        self,
-        timeout: float | None = None,  # noqa: ASYNC109 - gRPC's
-    ) -> bool:
-        """Wait until it was stopped; whether that took longer than `timeout`."""
-        try:
-            async with asyncio.timeout(timeout):
-                await self._stopped.wait()
-        except TimeoutError:
-            return True
-        return False
 
     async def _all_gone(self) -> None:
         while self._connections:
@@ -141,7 +128,7 @@ class LeanServer(grpc.aio.Server):
         )
 
     def _open(self, connection: Connection, stream: int, head: Head, ended: bool) -> Call:
-        """The call of a new stream, which has begun or is answered."""
+        """Return the call of a new stream, which has begun or is answered already."""
         settings = self._host.settings
         probes = self._probes if is_probe(head.path) else None
         call = Call(
@@ -170,38 +157,13 @@ class LeanServer(grpc.aio.Server):
     def _begin(self, call: Call, head: Head) -> None:
         if not is_admitted(self._host.access, head.path, head.authorization):
             raise unauthenticated()
-        handler = self._handler(head.path)
+        handler = self._handlers.get(head.path)
         if handler is None:
             call.refuse_with(_UNIMPLEMENTED, "this server has no such method")
         elif head.encoding not in CODINGS:
             call.refuse_with(_UNIMPLEMENTED, "messages may be packed with gzip or deflate")
         else:
             call.begin(handler)
-
-    def _handler(self, method: str) -> Any:
-        found = self._found.get(method)
-        if found is None:
-            for generic in self._generic:
-                found = generic.service(Details(method))
-                if found is not None:
-                    self._found[method] = found
-                    break
-        return found
-
-    def _listen(self, address: str, tls: ssl.SSLContext | None) -> int:
-        host, _, text = address.rpartition(":")
-        port = int(text)
-        try:
-            found = socket.getaddrinfo(
-                host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )
-            for family, kind, _, _, target in found:
-                listener = self._bind(family, kind, (target[0], port, *target[2:]))
-                self._listeners.append((listener, tls))
-                port = listener.getsockname()[1]
-        except OSError:
-            return 0
-        return port
 
     def _bind(self, family: int, kind: int, target: tuple[Any, ...]) -> socket.socket:
         listener = socket.socket(family, kind)
@@ -212,7 +174,7 @@ class LeanServer(grpc.aio.Server):
             if family == socket.AF_INET6:
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             listener.bind(target)
-            # At once, as gRPC does: a port that somebody has must be an error now.
+            # At once, so that a port in use is an error now.
             listener.listen(_BACKLOG)
         except OSError:
             listener.close()

@@ -1,4 +1,4 @@
-"""Whose fault a failed call is: the caller's, the model's on these inputs, or ours."""
+"""Who is at fault for a failed run: the caller, the model, or mlctl."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from bundle.errors import ErrorCode, MlctlError
 
-# How runtimes say that there was not enough memory.
+# Texts of runtimes that ran out of memory.
 _MEMORY = ("out of memory", "failed to allocate", "bad_alloc", "allocation failed", "cudamalloc")
 # ONNX Runtime's status code and message; of a kernel's failure without the node's name.
 _STATUS = re.compile(
@@ -27,7 +27,7 @@ _SENTENCE_CHARS = 200
 
 
 class RunError(Exception):
-    """A runtime's own call failed, in its words. Only that call is to be wrapped in it."""
+    """A call of the runtime failed; the text is the runtime's. Raise it for such calls only."""
 
 
 class InputRejectedError(RunError):
@@ -37,7 +37,7 @@ class InputRejectedError(RunError):
 class ModelError(MlctlError):
     """The model, its runtime or its transform failed on these inputs: INTERNAL, without its text.
 
-    A defect of mlctl may be INTERNAL too, but never this: no row is blamed for it.
+    A defect of mlctl is INTERNAL as well, but never this class, so no row is blamed for it.
     """
 
     def __init__(self, message: str) -> None:
@@ -62,12 +62,12 @@ def run_error(error: Exception) -> RunError:
 
 
 def is_of_inputs(error: MlctlError) -> bool:
-    """Whether other inputs may do; every other error is of the machine or ours."""
+    """Return whether the inputs caused it; any other error is the machine's or mlctl's."""
     return error.code is ErrorCode.INVALID_INPUT or isinstance(error, ModelError)
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether it, or what it comes from, says that there was not enough memory."""
+    """Return whether the error or one of its causes says that memory ran out."""
     cause: BaseException | None = error
     while cause is not None:
         text = str(cause).lower()

@@ -1,4 +1,4 @@
-"""Whether arrays are the tensors that specifications describe."""
+"""Checks of arrays against tensor specifications and input constraints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DTYPES: Mapping[Datatype, np.dtype] = MappingProxyType(
 
 
 def misfit(spec: TensorSpec, array: np.ndarray) -> str | None:
-    """Why `array` has not the dtype or the shape of `spec`, as a sentence; None if it has both."""
+    """Return why `array` does not have the dtype or shape of `spec`, or None if it has both."""
     if array.dtype != _DTYPES[spec.dtype]:
         return (
             f"tensor {spec.name!r}: dtype is {array.dtype}, "
@@ -29,7 +29,7 @@ def misfit(spec: TensorSpec, array: np.ndarray) -> str | None:
 def check_inputs(
     specs: Mapping[str, TensorSpec], inputs: Mapping[str, np.ndarray], *, batched: bool
 ) -> int:
-    """How many rows `inputs` have (1 if they are not `batched`), which must be those of `specs`.
+    """Check that `inputs` are those of `specs`; return their rows, 1 if they are not `batched`.
 
     INVALID_INPUT names the tensor and what was expected of it.
     """
@@ -42,7 +42,7 @@ def check_inputs(
 
 
 def check_lengths(groups: Sequence[Sequence[Axis]], inputs: Mapping[str, np.ndarray]) -> None:
-    """INVALID_INPUT unless the dimensions of each group have one size."""
+    """Raise INVALID_INPUT unless the dimensions of each group have the same size."""
     for first, *others in groups:
         size = inputs[first.input].shape[first.axis]
         for other in others:
@@ -56,7 +56,7 @@ def check_lengths(groups: Sequence[Sequence[Axis]], inputs: Mapping[str, np.ndar
 
 
 def check_ranges(ranges: Mapping[str, tuple[int, int]], inputs: Mapping[str, np.ndarray]) -> None:
-    """INVALID_INPUT if a value of an input lies outside its range; both ends are allowed."""
+    """Raise INVALID_INPUT if a value of an input lies outside its range; both ends are allowed."""
     for name, (low, high) in ranges.items():
         array = inputs[name]
         if not array.size:

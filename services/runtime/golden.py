@@ -19,7 +19,7 @@ Arrays = dict[str, np.ndarray]
 def save_golden(
     path: Path, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]
 ) -> None:
-    """Write `inputs` and `outputs`; INVALID_INPUT for bytes that end in NUL (numpy drops those)."""
+    """Write `inputs` and `outputs`; INVALID_INPUT for bytes that end in NUL, which numpy drops."""
     arrays = {f"in.{name}": _storable(name, array) for name, array in inputs.items()}
     arrays |= {f"out.{name}": _storable(name, array) for name, array in outputs.items()}
     with path.open("wb") as file:
@@ -27,7 +27,7 @@ def save_golden(
 
 
 def load_golden(path: Path) -> tuple[Arrays, Arrays]:
-    """The inputs and outputs of a golden file; FILE_ALTERED if it is not one."""
+    """Return the inputs and outputs of a golden file; FILE_ALTERED if it is not one."""
     try:
         # numpy leaves a file open that it opened and cannot read.
         with path.open("rb") as file:

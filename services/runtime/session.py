@@ -11,7 +11,7 @@ import contextlib
 import importlib
 import io
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -21,7 +21,7 @@ import numpy as np
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import Batching
 from bundle.tensors import DYNAMIC
-from services.runtime.faults import RunError, run_error
+from services.runtime.faults import run_error
 from services.runtime.graph import Graph, read_graph
 from services.runtime.installed import require_onnxruntime
 from services.tensorrt.options import EngineOptions
@@ -47,24 +47,6 @@ class Session(Protocol):
         An InputRejectedError if it says that they are at fault.
         """
         ...
-
-
-class FunctionSession:
-    """A session around a plain function; the in-memory twin of a runtime's."""
-
-    def __init__(
-        self, function: Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]
-    ) -> None:
-        self.provider = "memory"
-        self._function = function
-
-    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        try:
-            return self._function(inputs)
-        except MlctlError:
-            raise
-        except Exception as error:
-            raise RunError(str(error)) from error
 
 
 class OnnxSession:

@@ -27,15 +27,6 @@ class Tls(TlsFiles):
             options["cert_reqs"] = int(ssl.CERT_REQUIRED)
         return options
 
-    def grpc_credentials(self) -> Any:
-        """The same for gRPC, which takes at least TLS 1.2 by itself."""
-        import grpc
-
-        pair = (self.key.read_bytes(), self.cert.read_bytes())
-        ca = None if self.client_ca is None else self.client_ca.read_bytes()
-        make: Any = grpc.ssl_server_credentials
-        return make([pair], ca, require_client_auth=ca is not None)
-
 
 def tls_of(cert: Path | None, key: Path | None, client_ca: Path | None) -> Tls | None:
     """The checked files, or None where no certificate is given; raises INVALID_INPUT."""

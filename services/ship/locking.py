@@ -8,10 +8,10 @@ from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
 from bundle.home import state_dir
 from services.bento.store import BentoInfo
+from services.secure.signing import packages_of
 from services.ship.known_locks import KnownLocks
 from services.ship.lock import Lock, Platform, read_lock
 from services.ship.resolve import complete, proved, python_version, resolve
-from services.ship.signing import packages_of
 
 
 def requirements_of(bento: BentoInfo) -> list[str]:

@@ -1,4 +1,4 @@
-"""Where signatures are asked for: by commands that name a bundle or a Bento, and at a start."""
+"""Where commands that name a bundle or a Bento ask for signatures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle, verify
 from services.bento.store import DIGEST_LABEL, BentoInfo, find_bento
 from services.layout import is_bundle, unpack
-from services.ship.signing import check, signature_beside, signature_in
+from services.secure.signing import check, signature_beside, signature_in
 
 
 def find_signable(what: str) -> list[tuple[VerifiedBundle, Path]]:
@@ -33,18 +33,6 @@ def require_signatures(bento: BentoInfo, public_key: Path | None) -> None:
         return
     for bundle, signature in _in_bento(bento):
         check(bundle, public_key, signature)
-
-
-def require_signed(bundle: VerifiedBundle, public_key: Path | None) -> None:
-    """Prove the signature of a bundle before it is loaded; nothing if none is asked for.
-
-    SIGNATURE_INVALID if there is none in its Bento or beside it, or it is wrong.
-    """
-    if public_key is None:
-        return
-    root, name = bundle.root, bundle.manifest.name
-    places = [signature_in(source, name) for source in (root.parent, root.parent.parent)]
-    check(bundle, public_key, next(filter(Path.is_file, places), signature_beside(root)))
 
 
 def _in_bento(bento: BentoInfo) -> list[tuple[VerifiedBundle, Path]]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from bundle.tensors import DYNAMIC, Datatype
-from services.ship.clients.base import Model, Tensor
+from services.typed.model import Model, Tensor
 
 FIRST = 11  # those before are kept for what is no tensor
 DIGEST = "model_digest"

@@ -1,4 +1,4 @@
-"""The typed services of a server's models: the same core, limits, errors and counts as V2's."""
+"""The typed services of a server's models: the same core, limits, errors and metrics as V2's."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ from collections import Counter
 from time import perf_counter
 from typing import Any
 
-import grpc
-
 from services.grpc.models import Asking, GrpcModel, GrpcModels
-from services.grpc.unary import ask, counted, unary
-from services.ship.clients.base import describe
+from services.grpc.unary import ask, counted
+from services.lean_grpc.call import Call, MethodHandler
 from services.typed.codec import TypedCodec
 from services.typed.descriptors import make_file
 from services.typed.layout import lay_out
+from services.typed.model import describe
 
 METHOD = "Predict"
 logger = logging.getLogger("mlctl.grpc")
 
 
 class TypedService:
-    """Answers the typed calls to one model."""
+    """Answer the typed calls to one model."""
 
     def __init__(self, models: GrpcModels, model: GrpcModel) -> None:
         host = model.host
@@ -36,17 +35,19 @@ class TypedService:
         return self._layout.service
 
     def file(self) -> Any:
-        """The file descriptor that reflection tells."""
+        """Return the file descriptor for reflection."""
         return make_file(self._layout)
 
-    def handler(self) -> Any:
-        """What a gRPC server finds the method by."""
-        handlers = {METHOD: unary(f"{self.name}/{METHOD}", self._codec.response, self._answer)}
-        return grpc.method_handlers_generic_handler(  # type: ignore[no-untyped-call]
-            self.name, handlers
-        )
+    @property
+    def path(self) -> str:
+        """The path of its method, as calls have it."""
+        return f"/{self.name}/{METHOD}"
 
-    async def _answer(self, message: bytes, context: Any) -> Any:
+    def handler(self) -> MethodHandler:
+        """Return the handler of its method."""
+        return MethodHandler(self._answer, self._codec.response.SerializeToString)
+
+    async def _answer(self, message: bytes, call: Call) -> Any:
         async def infer(asking: Asking) -> Any:
             start = perf_counter()
             model = asking.of(self._model)
@@ -56,18 +57,18 @@ class TypedService:
                 model,
                 asking,
                 request,
-                context,
+                call,
                 parse,
                 lambda answer: self._codec.encode(answer.outputs),
             )
 
-        return await counted(self._models, message, context, infer)
+        return await counted(self._models, message, call, infer)
 
 
 def typed_services(models: GrpcModels) -> list[TypedService]:
-    """Those of all models; models whose names make the same package have none."""
+    """Return the services of all models; models whose names give the same package have none."""
     services = [TypedService(models, model) for model in models.all]
     times = Counter(service.name for service in services)
     for name in (name for name, count in times.items() if count > 1):
-        logger.warning("several models would have the service %s, so there is none", name)
+        logger.warning("several models have the typed service name %s: none of them gets it", name)
     return [service for service in services if times[service.name] == 1]

@@ -94,7 +94,7 @@ async def _soon(reader: asyncio.StreamReader, seconds: float) -> bytes:
 async def _model() -> AsyncIterator[ModelHost]:
     with tempfile.TemporaryDirectory(prefix="mlctl-fuzz-door-") as folder:
         bundle = make_bundle(Path(folder) / "bundle")
-        settings = Settings(max_body_bytes=100_000, lean_grpc=True)
+        settings = Settings(max_body_bytes=100_000)
         host = ModelHost(bundle, settings, registry=CollectorRegistry())
         await host.start()
         try:

@@ -17,8 +17,8 @@ from bundle.tensors import Datatype, Signature, TensorSpec
 from optimize.checks import check_graph, check_parity, check_source, close
 from optimize.data import Rows, Tensors
 from optimize.reference import TorchReference
-from services.runtime.session import FunctionSession
 from tests.optimize.zoo.prove import signature_of
+from tests.support.sessions import FunctionSession
 
 ROWS = Rows({"x": np.random.default_rng(1).standard_normal((9, 4), dtype=np.float32)}, None)
 

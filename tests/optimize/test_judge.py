@@ -26,8 +26,9 @@ from optimize.quantize.methods import Dynamic
 from optimize.recipes.base import Details, Target
 from optimize.variant import Measured
 from services.runtime.faults import RunError
-from services.runtime.session import FunctionSession, Session, open_session
+from services.runtime.session import Session, open_session
 from tests.optimize.quantize.nets import product_net, save_net, token_rows
+from tests.support.sessions import FunctionSession
 
 CPU = Place(Target.CPU, "cpu")
 ROWS = token_rows(24)

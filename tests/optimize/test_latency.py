@@ -9,7 +9,7 @@ from bundle.clock import ManualClock
 from optimize.data import Rows
 from optimize.judge import run_rows
 from optimize.latency import measure, summarize
-from services.runtime.session import FunctionSession
+from tests.support.sessions import FunctionSession
 
 
 class Model:

@@ -18,12 +18,6 @@ def bundle(tmp_path: Path) -> VerifiedBundle:
     return make_bundle(tmp_path / "bundle")
 
 
-@pytest.fixture(params=["0", "1"], ids=["grpc", "lean"])
-def each_grpc_server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Servers of both kinds, for tests that hold for both."""
-    monkeypatch.setenv("MLCTL_LEAN_GRPC", request.param)
-
-
 @pytest.fixture(scope="session")
 def store_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A BENTOML_HOME that all tests which build share."""

@@ -145,7 +145,6 @@ def test_what_the_server_tells_of_them(packed: Packed) -> None:
         Hosts(packed, Settings(), registry=CollectorRegistry()).find("other")
 
 
-@pytest.mark.usefixtures("each_grpc_server")
 def test_both_answer_over_grpc(packed: Packed, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[str] = []
     take = InferDesk.take
@@ -193,7 +192,6 @@ def test_both_answer_over_grpc(packed: Packed, monkeypatch: pytest.MonkeyPatch) 
         assert taken.count("double") == taken.count("triple") == ROUNDS - 1
 
 
-@pytest.mark.usefixtures("each_grpc_server")
 def test_each_has_a_typed_service(packed: Packed) -> None:
     async def use(hosts: Hosts) -> None:
         server = GrpcServer(hosts, "127.0.0.1", 0)

@@ -14,9 +14,9 @@ import pytest
 
 from bundle.verify import VerifiedBundle
 from services.bento.packaging import build_bento
-from services.ship.clients.base import describe
 from services.typed.descriptors import make_messages
 from services.typed.layout import lay_out
+from services.typed.model import describe
 from services.v2.messages import SERVICE, methods
 from tests.support.bundles import make_lookup_bundle
 from tests.support.serving import Server, launch, running

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from string import Template
 
 from bundle.tensors import DYNAMIC, Datatype
-from services.ship.clients.base import Model
 from services.typed.layout import DIGEST, FIRST, Field, lay_out
+from services.typed.model import Model
 
 _FILE = Template(
     """\

@@ -13,8 +13,8 @@ from string import Template
 
 from bundle import __version__
 from bundle.tensors import DYNAMIC, Datatype
-from services.ship.clients.base import Model, Tensor
 from services.ship.clients.python_texts import CLIENT, GRPC, INIT, PYPROJECT, README, SMOKE, TENSORS
+from services.typed.model import Model, Tensor
 
 _RUNTIME = Path(__file__).with_name("runtime")
 # What the smoke test puts where a dimension may have any size.

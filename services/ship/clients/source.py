@@ -8,7 +8,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from services.batch.model import find_scorable
 from services.bench.target import ask_http, parse_url
-from services.ship.clients.base import Model, describe
+from services.typed.model import Model, describe
 from services.v2.wire import invalid, shown
 
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}|-")

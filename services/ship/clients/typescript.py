@@ -13,7 +13,6 @@ from string import Template
 
 from bundle import __version__
 from bundle.tensors import DYNAMIC, Datatype
-from services.ship.clients.base import Model, Tensor
 from services.ship.clients.typescript_texts import (
     INDEX,
     MODEL,
@@ -22,6 +21,7 @@ from services.ship.clients.typescript_texts import (
     SMOKE,
     TSCONFIG,
 )
+from services.typed.model import Model, Tensor
 
 _RUNTIME = Path(__file__).with_name("typescript_runtime")
 # What the smoke test puts where a dimension may have any size.

@@ -20,7 +20,7 @@ from services.batch.feeds import find_feeds
 from services.batch.filters import Filter
 from services.batch.scoring import Recipe, UnitScorer
 from services.runtime.scorer import Scorer
-from services.runtime.session import FunctionSession
+from tests.support.sessions import FunctionSession
 
 SOURCE = pa.schema([("id", pa.int64()), ("x", pa.float32())])
 

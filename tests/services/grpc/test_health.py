@@ -4,7 +4,6 @@ import asyncio
 from typing import Any
 
 import grpc
-import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from h2.events import RemoteSettingsChanged
@@ -18,7 +17,6 @@ from services.settings import Settings
 from tests.services.lean_grpc.conftest import Raw
 from tests.support.listening import until
 
-pytestmark = pytest.mark.usefixtures("each_grpc_server")
 SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
 
 

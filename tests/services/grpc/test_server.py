@@ -28,7 +28,6 @@ from services.v2.messages import SERVICE, methods
 Call = Callable[..., Any]
 insecure_channel: Any = grpc.insecure_channel
 X = np.array([[1, 2, 3, 4]], dtype="<f4")
-pytestmark = pytest.mark.usefixtures("each_grpc_server")
 
 
 def with_channel(

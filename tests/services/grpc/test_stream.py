@@ -28,7 +28,6 @@ from tests.support.streams import code_of, counting_row, make_stream_bundle
 GRPC: Any = tritonclient.grpc
 AIO: Any = tritonclient.grpc.aio
 METHOD = methods()["ModelStreamInfer"]
-pytestmark = pytest.mark.usefixtures("each_grpc_server")
 Use = Callable[[GrpcServer, ModelHost, ModuleType], Awaitable[None]]
 
 

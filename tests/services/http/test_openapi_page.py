@@ -10,10 +10,10 @@ import pytest
 
 from services.bento.packaging import BuiltBento
 from services.hosts import serving_of
+from services.http.openapi import document, to_text
 from services.http.openapi_page import OpenApiPage
 from services.layout import pack
 from services.settings import Settings
-from services.ship.clients.openapi import document, to_text
 from services.ship.clients.source import find_source
 from tests.support.bundles import make_bundle
 from tests.support.serving import Server

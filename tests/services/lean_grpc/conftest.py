@@ -20,7 +20,6 @@ from services.host import ModelHost
 from services.lean.desk import Turn
 from services.lean_grpc.connection import Times
 from services.lean_grpc.desk import InferCall, InferDesk
-from services.lean_grpc.server import LeanServer
 from services.settings import Settings
 from services.v2.messages import SERVICE, methods
 from tests.support.wait import PATIENCE_SECONDS
@@ -173,10 +172,9 @@ def serving(
     registry = CollectorRegistry()
 
     async def main() -> None:
-        host = ModelHost(bundle, Settings(lean_grpc=True, **settings), registry=registry)
+        host = ModelHost(bundle, Settings(**settings), registry=registry)
         await host.start()
         server = GrpcServer(host, "127.0.0.1", 0)
-        assert isinstance(server._server, LeanServer)
         server._server._times = times or Times()
         await server.start()
         try:

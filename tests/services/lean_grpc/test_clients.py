@@ -1,4 +1,4 @@
-"""gRPC's own clients and Triton's; grpc.aio's server says what the statuses are to be."""
+"""gRPC's own clients and Triton's."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.grpc.aio
-from prometheus_client import CollectorRegistry
 
-from bundle.verify import VerifiedBundle
 from services.grpc.server import GrpcServer
 from services.host import ModelHost
 from services.lean_grpc.desk import InferCall
-from services.settings import Settings
 from tests.services.lean_grpc.conftest import INFER, Serve, X, infer_message
 
 TRITON: Any = tritonclient.grpc
@@ -61,42 +58,33 @@ def test_tritonclient_with_an_id_for_each_call(serve: Serve, taken: list[InferCa
     serve(use)
 
 
-async def _statuses(bundle: VerifiedBundle, *, lean: bool) -> list[Any]:
-    host = ModelHost(
-        bundle, Settings(lean_grpc=lean, max_body_bytes=10_000), registry=CollectorRegistry()
-    )
-    await host.start()
-    server = GrpcServer(host, "127.0.0.1", 0)
-    await server.start()
+def test_clients__statuses_of_calls__are_those_of_grpc(serve: Serve) -> None:
     whole = infer_message().SerializeToString()
-    found = []
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-        for path, message, options in (
-            (INFER.decode(), whole, {}),
-            (INFER.decode(), whole, {"metadata": [("x-request-id", "7"), ("x-bin", b"\0\xff")]}),
-            (INFER.decode(), whole, {"compression": grpc.Compression.Gzip}),
-            (INFER.decode(), b"", {}),
-            (INFER.decode(), b"\xff", {}),
-            (INFER.decode(), bytes(20_000), {}),
-            (INFER.decode(), bytes(20_000), {"compression": grpc.Compression.Deflate}),
-            ("/inference.GRPCInferenceService/Nothing", whole, {}),
-            ("/grpc.health.v1.Health/Check", b"\x0a\x05other", {}),
-            ("/grpc.health.v1.Health/Check", b"", {}),
-        ):
-            method: Any = channel.unary_unary(path)
-            call = method(message, timeout=20, **options)
-            code = await call.code()
-            trailing = dict(await call.trailing_metadata() or ())
-            found.append((path, code, trailing.get("mlctl-code")))
-    await server.stop(1)
-    await host.stop()
-    return found
+    code = grpc.StatusCode
+    infer, check = INFER.decode(), "/grpc.health.v1.Health/Check"
+    ids = {"metadata": [("x-request-id", "7"), ("x-bin", b"\0\xff")]}
+    gzip, deflate = (
+        {"compression": each} for each in (grpc.Compression.Gzip, grpc.Compression.Deflate)
+    )
+    cases: list[tuple[str, bytes, dict[str, Any], grpc.StatusCode, str | None]] = [
+        (infer, whole, {}, code.OK, None),
+        (infer, whole, ids, code.OK, None),
+        (infer, whole, gzip, code.OK, None),
+        (infer, b"", {}, code.NOT_FOUND, "model_not_found"),
+        (infer, b"\xff", {}, code.INVALID_ARGUMENT, "invalid_input"),
+        (infer, bytes(20_000), {}, code.RESOURCE_EXHAUSTED, "payload_too_large"),
+        (infer, bytes(20_000), deflate, code.RESOURCE_EXHAUSTED, "payload_too_large"),
+        ("/inference.GRPCInferenceService/Nothing", whole, {}, code.UNIMPLEMENTED, None),
+        (check, b"\x0a\x05other", {}, code.NOT_FOUND, "not_found"),
+        (check, b"", {}, code.OK, None),
+    ]
 
+    async def use(server: GrpcServer, _host: ModelHost) -> None:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            for path, message, options, expected, ours in cases:
+                method: Any = channel.unary_unary(path)
+                call = method(message, timeout=20, **options)
+                assert await call.code() is expected
+                assert dict(await call.trailing_metadata() or ()).get("mlctl-code") == ours
 
-def test_statuses_are_those_of_grpcs_own_server(shared_bundle: VerifiedBundle) -> None:
-    expected = asyncio.run(_statuses(shared_bundle, lean=False))
-    found = asyncio.run(_statuses(shared_bundle, lean=True))
-    # Its own refusals of sizes come from its core, without a code of ours.
-    assert [code for _, code, _ in found] == [code for _, code, _ in expected]
-    for (_, _, ours), (_, _, theirs) in zip(found, expected, strict=True):
-        assert theirs in (ours, None)
+    serve(use, max_body_bytes=10_000)

@@ -15,6 +15,7 @@ from services.grpc.server import GrpcServer
 from services.host import ModelHost
 from services.lean_grpc.call import Call
 from services.lean_grpc.connection import Connection, Times
+from services.lean_grpc.desks import InferDesks
 from services.lean_grpc.outbox import Parking
 from services.v2.messages import SERVICE
 from tests.services.lean_grpc.conftest import EMPTY, INFER, LIVE, Raw, Serve, framed, head
@@ -97,7 +98,7 @@ def test_connection__peer_reset_before_accept__is_aborted_without_error() -> Non
 
     async def accept() -> None:
         connections: set[Connection] = set()
-        connection = Connection(_no_call, connections, 10, Times(), Parking())
+        connection = Connection(_no_call, connections, 10, Times(), Parking(), InferDesks([]))
         wire = Wire(peername=None)
         connection.connection_made(wire)
         assert wire.closed

@@ -27,8 +27,8 @@ def calls() -> Iterator[GrpcCalls]:
 
 
 def begun(calls: GrpcCalls, *metadata: tuple[str, str | bytes]) -> Seen | None:
-    context = SimpleNamespace(invocation_metadata=lambda: metadata, peer=lambda: "ipv4:1.2.3.4:5")
-    return calls.begin(lambda: 7, context)
+    call: Any = SimpleNamespace(metadata=metadata, peer="ipv4:1.2.3.4:5")
+    return calls.begin(lambda: 7, call)
 
 
 def test_a_call_is_known_by_its_metadata(calls: GrpcCalls) -> None:

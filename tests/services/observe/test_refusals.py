@@ -104,7 +104,6 @@ def test_over_http(logged: Callable[..., Told]) -> None:
     }
 
 
-@pytest.mark.usefixtures("each_grpc_server")
 def test_over_grpc(logged: Callable[..., Told]) -> None:
     async def use(host: ModelHost) -> None:
         server = GrpcServer(host, "127.0.0.1", 0)

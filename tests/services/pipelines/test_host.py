@@ -91,7 +91,6 @@ def test_it_answers_as_a_model_of_its_own(packed: Packed) -> None:
     assert sums == [4, 5]
 
 
-@pytest.mark.usefixtures("each_grpc_server")
 def test_it_answers_over_grpc(packed: Packed) -> None:
     async def use(hosts: Hosts) -> None:
         server = GrpcServer(hosts, "127.0.0.1", 0)

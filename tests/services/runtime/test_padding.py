@@ -6,7 +6,7 @@ import pytest
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from services.batching.joining import cut, run_joined
 from services.runtime.padding import Arrays, LengthPadding, RowPaddedSession, shape_key
-from services.runtime.session import FunctionSession
+from tests.support.sessions import FunctionSession
 
 
 def spec(name: str, *shape: int) -> TensorSpec:

@@ -10,10 +10,10 @@ from bundle.verify import VerifiedBundle
 from services.runtime.faults import InputRejectedError, ModelError
 from services.runtime.padding import RowPaddedSession
 from services.runtime.scorer import Scorer
-from services.runtime.session import FunctionSession
 from services.settings import Settings
 from tests.support.bundles import LOOKUP_ROWS, expected, make_lookup_bundle
 from tests.support.manifests import manifest_document
+from tests.support.sessions import FunctionSession
 
 
 def rows(count: int) -> np.ndarray:

@@ -11,7 +11,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import MODEL_NAME
 from bundle.verify import VerifiedBundle
 from services.runtime import session
-from services.runtime.session import FunctionSession, open_session
+from services.runtime.session import open_session
 from services.tensorrt.provider import Providers
 from tests.services.tensorrt.graphs import scaling
 from tests.support.bundles import expected
@@ -63,11 +63,6 @@ def test_text_is_bytes_on_our_side(tmp_path: Path) -> None:
     assert session.run({"t": words})["u"].tolist() == ["grün".encode(), b""]
     with pytest.raises(MlctlError, match="UTF-8"):
         session.run({"t": np.array([b"\xff"], dtype=object)})
-
-
-def test_the_twin_runs_a_function() -> None:
-    session = FunctionSession(lambda inputs: {"y": inputs["x"] + 1})
-    assert session.run({"x": np.ones(2)})["y"].tolist() == [2, 2]
 
 
 def test_the_address_of_an_input_does_not_change_the_answer(bundle: VerifiedBundle) -> None:

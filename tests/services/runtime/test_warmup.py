@@ -11,11 +11,11 @@ from bundle.verify import VerifiedBundle
 from services.runtime.faults import RunError
 from services.runtime.padding import LengthPadding
 from services.runtime.scorer import Scorer
-from services.runtime.session import FunctionSession
 from services.runtime.warmup import check_golden, check_padding, warm_up
 from services.settings import Settings
 from tests.support.bundles import expected, make_bundle
 from tests.support.manifests import manifest_document
+from tests.support.sessions import FunctionSession
 
 Run = Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]
 

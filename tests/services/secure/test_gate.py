@@ -155,9 +155,8 @@ def test_a_refused_client_that_waits_to_send_is_not_asked_for_more(gate: Gated) 
     gate.run(use)
 
 
-@pytest.mark.parametrize("lean", [True, False])
-def test_grpc_takes_the_token_as_metadata(shared_bundle: VerifiedBundle, lean: bool) -> None:
-    gate = Gated(shared_bundle, lean_grpc=lean)
+def test_grpc_takes_the_token_as_metadata(shared_bundle: VerifiedBundle) -> None:
+    gate = Gated(shared_bundle)
     wrong = (("authorization", "Bearer other-token-0123456"),)
 
     async def use(channel: Any) -> None:

@@ -19,10 +19,10 @@ from bundle.verify import VerifiedBundle
 from services.bento.packaging import BuiltBento
 from services.bento.service_bundle import find_trusted_bundles
 from services.bento.store import BentoInfo, find_bento
+from services.secure.signing import check, sign, signature_beside, signature_in
 from services.settings import Settings
 from services.ship.locking import requirements_of
 from services.ship.signed import find_signable, require_signatures
-from services.ship.signing import check, sign, signature_beside, signature_in
 from tests.support.bundles import make_bundle
 from tests.support.keys import make_pair
 

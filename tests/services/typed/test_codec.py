@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from services.ship.clients.base import Model, describe
 from services.ship.clients.proto import ProtoGenerator
 from services.ship.clients.writing import write_files
 from services.typed.codec import TypedCodec
 from services.typed.descriptors import make_file
 from services.typed.layout import lay_out, package_name
+from services.typed.model import Model, describe
 from services.v2.jsonbody import MAX_VALUES
 from tests.services.ship.clients.models import DIGEST, every_datatype, odd
 

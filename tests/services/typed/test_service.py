@@ -1,4 +1,4 @@
-"""The typed service on real servers of both kinds, asked with stubs that protoc made."""
+"""The typed service on a real server, asked with stubs that protoc made."""
 
 from __future__ import annotations
 
@@ -22,15 +22,14 @@ from services.grpc.models import GrpcModels
 from services.grpc.server import GrpcServer
 from services.host import ModelHost
 from services.settings import Settings
-from services.ship.clients.base import describe
 from services.ship.clients.proto import ProtoGenerator
 from services.ship.clients.writing import write_files
+from services.typed.model import describe
 from services.typed.service import typed_services
 from tests.services.grpc.test_server import details_of, refused, with_channel
 
 SERVICE = "mlctl.models.tiny.v1.Predictor"
 PREDICT = f"/{SERVICE}/Predict"
-both = pytest.mark.usefixtures("each_grpc_server")
 protoc: Any = importlib.import_module("grpc_tools.protoc")
 insecure_channel: Any = grpc.insecure_channel
 health: Any = HealthStub
@@ -72,7 +71,6 @@ def with_stub(bundle: VerifiedBundle, stubs: tuple[Any, Any], use: Use) -> Colle
     return with_channel(bundle, connect)
 
 
-@both
 def test_generated_stubs_ask_the_model(
     shared_bundle: VerifiedBundle, stubs: tuple[Any, Any]
 ) -> None:
@@ -92,7 +90,6 @@ def test_generated_stubs_ask_the_model(
     assert registry.get_sample_value("mlctl_requests_total", labels) == 3
 
 
-@both
 def test_refusals_are_those_of_the_table(
     shared_bundle: VerifiedBundle, stubs: tuple[Any, Any]
 ) -> None:
@@ -119,7 +116,6 @@ def test_refusals_are_those_of_the_table(
     assert registry.get_sample_value("mlctl_requests_total", labels) == 5
 
 
-@both
 def test_a_deadline_and_a_surprise(
     shared_bundle: VerifiedBundle, stubs: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,7 +142,6 @@ def test_a_deadline_and_a_surprise(
     with_stub(shared_bundle, stubs, use)
 
 
-@both
 def test_what_is_no_message_of_it(shared_bundle: VerifiedBundle) -> None:
     async def use(channel: grpc.aio.Channel, _server: GrpcServer, _host: ModelHost) -> None:
         method: Any = channel.unary_unary(PREDICT)
@@ -160,7 +155,6 @@ def test_what_is_no_message_of_it(shared_bundle: VerifiedBundle) -> None:
     with_channel(shared_bundle, use)
 
 
-@both
 def test_reflection_and_health_know_the_printed_service(
     shared_bundle: VerifiedBundle, stubs: tuple[Any, Any]
 ) -> None:
@@ -185,7 +179,6 @@ def test_reflection_and_health_know_the_printed_service(
     with_channel(shared_bundle, use)
 
 
-@both
 def test_a_token_is_asked_for(shared_bundle: VerifiedBundle, stubs: tuple[Any, Any]) -> None:
     messages, services = stubs
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from services.ship.clients.base import Model, describe
+from services.typed.model import Model, describe
 
 DIGEST = "ab12" * 16
 

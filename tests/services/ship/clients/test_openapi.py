@@ -13,9 +13,10 @@ import pytest
 from openapi_spec_validator import validate
 
 from bundle.tensors import Datatype, Signature, TensorSpec
-from services.ship.clients.base import describe
-from services.ship.clients.openapi import OpenApiGenerator, document
-from services.ship.clients.openapi_schemas import request_schema
+from services.http.openapi import document
+from services.http.openapi_schemas import request_schema
+from services.ship.clients.languages import OpenApiGenerator
+from services.typed.model import describe
 from tests.services.ship.clients.models import DIGEST, every_datatype, odd
 from tests.support.serving import Server
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from services.bento.packaging import BuiltBento
-from services.ship.clients.base import Model
 from services.ship.clients.python import PythonGenerator
 from services.ship.clients.source import find_source
 from services.ship.clients.writing import write_files
+from services.typed.model import Model
 from tests.services.ship.clients.models import odd
 from tests.support.serving import Server
 

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from services.bento.packaging import BuiltBento
-from services.ship.clients.base import Model, describe
 from services.ship.clients.source import find_source
 from services.ship.clients.typescript import TypescriptGenerator
 from services.ship.clients.writing import write_files
+from services.typed.model import Model, describe
 from services.v2.codec import V2Codec
 from tests.services.ship.clients.models import DIGEST, every_datatype, odd
 from tests.support.serving import Server

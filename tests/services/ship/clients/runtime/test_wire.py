@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from bundle.tensors import Datatype
-from services.ship.clients.base import describe
 from services.ship.clients.runtime.errors import InvalidInputError, ServerError
 from services.ship.clients.runtime.specs import NUMPY, Array, Spec
 from services.ship.clients.runtime.wire import LENGTH_HEADER, decode, encode
+from services.typed.model import describe
 from services.v2.codec import V2Codec
 from services.v2.jsondata import BINARY_ONLY
 from tests.services.ship.clients.models import DIGEST, every_datatype

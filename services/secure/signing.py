@@ -97,6 +97,18 @@ def check(bundle: VerifiedBundle, public_key: Path, signature: Path) -> None:
         ) from error
 
 
+def require_signed(bundle: VerifiedBundle, public_key: Path | None) -> None:
+    """Prove the signature of a bundle before it is loaded; nothing if none is asked for.
+
+    SIGNATURE_INVALID if there is none in its Bento or beside it, or it is wrong.
+    """
+    if public_key is None:
+        return
+    root, name = bundle.root, bundle.manifest.name
+    places = [signature_in(source, name) for source in (root.parent, root.parent.parent)]
+    check(bundle, public_key, next(filter(Path.is_file, places), signature_beside(root)))
+
+
 def _require_key(key: Path) -> None:
     if not key.is_file():
         raise MlctlError(ErrorCode.INVALID_INPUT, f"there is no key file at {key}")

@@ -1,5 +1,5 @@
 from bundle.tensors import Datatype, Signature, TensorSpec
-from services.ship.clients.base import describe, plain_name
+from services.typed.model import describe, plain_name
 from tests.services.ship.clients.models import DIGEST, odd
 
 

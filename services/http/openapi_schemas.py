@@ -10,7 +10,7 @@ from bundle.errors import ERROR_TABLE
 from bundle.tensors import DYNAMIC, Datatype
 from services.hybrid.keys import MAX_KEY_CHARS, MAX_KEYS
 from services.secure.public import CALLERS
-from services.ship.clients.base import Tensor
+from services.typed.model import Tensor
 from services.v2.jsondata import BINARY_ONLY
 from services.v2.wire import MAX_ELEMENTS
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
-from services.ship.clients.base import Model, type_name
-from services.ship.clients.openapi_schemas import (
+from services.http.openapi_schemas import (
     Schema,
     described_schemas,
     error_codes,
@@ -18,6 +17,7 @@ from services.ship.clients.openapi_schemas import (
     request_schema,
     response_schema,
 )
+from services.typed.model import Model, type_name
 
 _ABOUT = """\
 Every error is `{"error": sentence, "code": stable name, "hint": what to do}`. A request of
@@ -28,13 +28,6 @@ four bytes. An answer has the same form where binary data was asked for.
 The typed API `/predict` is described by `/docs.json`."""
 _ANY = {"type": "string", "format": "binary"}
 _WORDS = {400: "The request is wrong.", 503: "Repeat it after the time that Retry-After names."}
-
-
-class OpenApiGenerator:
-    """Writes `openapi.json`."""
-
-    def files(self, model: Model) -> Mapping[str, str | bytes]:
-        return {"openapi.json": to_text(document([model]))}
 
 
 def to_text(content: Schema) -> str:

@@ -1,0 +1,28 @@
+"""Sessions without a runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from bundle.errors import MlctlError
+from services.runtime.faults import RunError
+
+
+class FunctionSession:
+    """A session around a plain function; what the function raises is a failure of the runtime."""
+
+    def __init__(
+        self, function: Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]
+    ) -> None:
+        self.provider = "memory"
+        self._function = function
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        try:
+            return self._function(inputs)
+        except MlctlError:
+            raise
+        except Exception as error:
+            raise RunError(str(error)) from error
