@@ -74,9 +74,8 @@ _GATES = (
     click.option(
         "--max-accuracy-drop",
         type=click.FloatRange(0),
-        default=0.01,
-        show_default=True,
-        help="How much worse than the source model by the metric, at its upper bound.",
+        help="How much worse than the source model by the metric, at its upper bound; needs "
+        "labels.  [default: 0.01 with labels]",
     ),
     click.option(
         "--min-agreement",

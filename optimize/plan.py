@@ -15,7 +15,7 @@ from optimize.cache import entry_path, is_cached, records
 from optimize.estimate import Basis, Estimate, Kind, Past, Work, estimate
 from optimize.events import Silent
 from optimize.exported import export_key, export_source
-from optimize.goals import Goals
+from optimize.goals import Goals, require_labels_for
 from optimize.judge import model_size
 from optimize.place import Place, find_place
 from optimize.prepare import Options, Prepared, prepare
@@ -79,6 +79,7 @@ def make_plan(
     """Resolve the model, read the rows, look into the cache; raises what `prepare` raises."""
     require_onnxruntime()
     prepared = prepare(uri, data, catalog, options)
+    require_labels_for(goals, labelled=prepared.metric is not None)
     place = _place(options.target)
     sampled = prepared.calibration.count, prepared.held_out.count
     return Plan(

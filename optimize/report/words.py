@@ -70,7 +70,7 @@ def limits(report: Report) -> str:
     goals = report.goals
     told = []
     if report.metric is not None:
-        told.append(f"{report.metric} may drop by at most {goals.max_accuracy_drop:g}")
+        told.append(f"{report.metric} may drop by at most {goals.accuracy_drop:g}")
     if goals.min_agreement is not None:
         told.append(f"agreement at least {goals.min_agreement:g}")
     if goals.min_centred_cosine is not None:
@@ -116,7 +116,7 @@ def _accuracy(report: Report, found: Measured) -> str:
     return (
         f"Its {report.metric} on {rows} is {share(score.value)}, the source model's is "
         f"{share(score.reference)}. The {score.drop.level:.0%} interval of the drop ends at "
-        f"{share(score.drop.high)}; {report.goals.max_accuracy_drop:g} is allowed."
+        f"{share(score.drop.high)}; {report.goals.accuracy_drop:g} is allowed."
     )
 
 

@@ -72,6 +72,20 @@ def test_nothing_passing_exits_5_with_the_table_and_the_report(catalog: MemoryCa
     assert catalog.published == []
 
 
+@pytest.mark.parametrize("more", [(), ("--plan",)])
+def test_max_accuracy_drop__without_labels__is_refused_before_any_work(
+    catalog: MemoryCatalog, more: tuple[str, ...]
+) -> None:
+    result = run(*SOME, "--max-accuracy-drop", "0.005", *more)
+    assert result.exit_code == 2
+    assert "accuracy drop of at most 0.005 cannot be judged: the rows have no labels" in (
+        result.stderr
+    )
+    assert "--min-agreement" in result.stderr
+    assert "export" not in result.stderr
+    assert catalog.published == []
+
+
 def test_the_way_to_join_requests_goes_into_the_bundle(catalog: MemoryCatalog) -> None:
     Path("batching.json").write_text('{"max_rows": 4, "max_queue_ms": 50}')
     digest = document(*SOME, "--batching", "batching.json")["digest"]
