@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bundle.errors import ErrorCode, MlctlError
+from bundle.files import check_writable
 from cli.optimize_options import optimize_options
 from cli.output import Output, reporting
 
@@ -92,10 +93,13 @@ def _check_paths(data: str, report: Path | None) -> None:
             "Give an .npz or .parquet file, a folder of .parquet files, or a function as "
             "package.module:function.",
         )
-    if report is not None and not report.absolute().parent.is_dir():
+    if report is None:
+        return
+    if not report.absolute().parent.is_dir():
         raise MlctlError(
             ErrorCode.INVALID_INPUT, f"--report: there is no folder {report.absolute().parent}"
         )
+    check_writable(report)
 
 
 def _request(model: str, data: str, given: dict[str, Any]) -> _Request:

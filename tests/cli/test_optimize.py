@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from pathlib import Path
@@ -84,6 +85,32 @@ def test_max_accuracy_drop__without_labels__is_refused_before_any_work(
     assert "--min-agreement" in result.stderr
     assert "export" not in result.stderr
     assert catalog.published == []
+
+
+def test_report__that_cannot_be_written__is_refused_before_any_work(
+    catalog: MemoryCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr("cli.commands.optimize.check_writable", refuse)
+    result = run(*SOME, "--report", "tiny.html")
+    assert result.exit_code == 2
+    assert "cannot access tiny.html: permission denied" in result.stderr
+    assert "resolve" not in result.stderr
+    assert catalog.published == []
+
+
+def test_models__with_a_file_as_home__names_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.touch()
+    monkeypatch.setenv(HOME_VARIABLE, str(home))
+    result = CliRunner().invoke(cli, ["models"])
+    assert result.exit_code == 2
+    assert f"cannot access {home}" in result.stderr
+    assert "set MLCTL_HOME" in result.stderr
 
 
 def test_the_way_to_join_requests_goes_into_the_bundle(catalog: MemoryCatalog) -> None:
