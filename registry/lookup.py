@@ -18,6 +18,7 @@ from registry.catalog import (
     PublishedModel,
 )
 from registry.names import OPTIMIZED_SUFFIX, ModelRef, optimized_name, suggestion
+from registry.tracking import TRACKING_VARIABLE, registry_address
 
 _PAGE = 100
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -152,7 +153,12 @@ def _all_models(client: Any) -> Iterator[Any]:
 
 def _no_model(name: str, known: list[str]) -> MlctlError:
     near = suggestion(name, known, "registered models")
-    return _not_found(f"no model {name!r} is registered", near)
+    return MlctlError(
+        ErrorCode.MODEL_NOT_FOUND,
+        f"no model {name!r} is registered in {registry_address()}; {near}",
+        f"If it was logged to another registry, set {TRACKING_VARIABLE} to that one; "
+        "`mlctl models` lists what is registered in this one.",
+    )
 
 
 def _not_found(what: str, known: str) -> MlctlError:

@@ -101,6 +101,18 @@ def test_report__that_cannot_be_written__is_refused_before_any_work(
     assert catalog.published == []
 
 
+@pytest.mark.slow
+def test_models__of_an_empty_registry__names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path))
+    result = CliRunner().invoke(cli, ["models"])
+    assert result.exit_code == 0
+    where = f"sqlite:///{tmp_path}/mlflow.db"
+    assert f"No model is registered in {where}." in result.stderr
+    assert "MLFLOW_TRACKING_URI" in result.stderr
+
+
 def test_models__with_a_file_as_home__names_the_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
