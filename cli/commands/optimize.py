@@ -135,12 +135,13 @@ def _request(model: str, data: str, given: dict[str, Any]) -> _Request:
 
 
 def _run(output: Output, request: _Request) -> OptimizeResult:
+    from cli.benches import interruptible
     from cli.optimizing import only_results_on_stdout, watching
     from optimize.pipeline import optimize as run
     from registry.mlflow_catalog import MlflowCatalog
 
     names = [recipe.name for recipe in request.recipes]
-    with only_results_on_stdout(), watching(output, names) as progress:
+    with interruptible(), only_results_on_stdout(), watching(output, names) as progress:
         return run(
             request.model,
             request.data,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,20 @@ def test_report__that_cannot_be_written__is_refused_before_any_work(
     assert "cannot access tiny.html: permission denied" in result.stderr
     assert "resolve" not in result.stderr
     assert catalog.published == []
+
+
+def test_sigterm__while_it_publishes__is_an_interrupt(
+    catalog: MemoryCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def terminated(*_: Any) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(catalog, "publish", terminated)
+    before = signal.getsignal(signal.SIGTERM)
+    result = run(*SOME)
+    assert result.exit_code == 130
+    assert "the same command goes on from there" in result.stderr
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 @pytest.mark.slow

@@ -11,8 +11,9 @@ from bundle.files import exclusive
 from bundle.home import state_dir
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle, verify
-from registry.catalog import Flavor, PublishReport, artifacts_sha256
+from registry.catalog import Flavor, PublishedModel, PublishReport, artifacts_sha256
 from registry.mlflow_catalog import MlflowCatalog
+from registry.publish import PUBLISHER_TAG
 from tests.support.bundles import make_bundle
 
 pytestmark = pytest.mark.slow
@@ -101,6 +102,50 @@ def test_publishing_records_lineage_and_is_idempotent(
     assert tags["mlctl.precision"] == "fp32"
     assert tags["mlctl.verdict"] == REPORT.verdict
     assert "variants.json" in {file.path for file in client.list_artifacts(published.run_id)}
+
+
+def publish_bundle(catalog: MlflowCatalog, root: Path, scale: float) -> PublishedModel:
+    bundle = make_bundle(root, name="digits", scale=scale)
+    return catalog.publish(bundle, catalog.resolve("digits/1"), REPORT)
+
+
+def test_publish__interrupted__leaves_its_run_killed(
+    catalog: MlflowCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import mlflow
+
+    started: list[str] = []
+
+    def interrupt(report: PublishReport) -> None:
+        del report
+        run = mlflow.active_run()
+        assert run is not None
+        started.append(run.info.run_id)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("registry.publish._log_table", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        publish_bundle(catalog, tmp_path / "bundle", 11.0)
+    assert mlflow.MlflowClient().get_run(started[0]).info.status == "KILLED"
+
+
+def test_publish__after_a_killed_process__ends_its_run_and_no_other(
+    catalog: MlflowCatalog, tmp_path: Path
+) -> None:
+    import mlflow
+
+    client = mlflow.MlflowClient()
+    before = client.get_run(publish_bundle(catalog, tmp_path / "first", 12.0).run_id)
+    assert before.info.status == "FINISHED"
+    # A killed process leaves such a run; the other two may be in progress elsewhere.
+    own = {PUBLISHER_TAG: before.data.tags[PUBLISHER_TAG]}
+    abandoned, others, users = (
+        client.create_run(before.info.experiment_id, tags=tags).info.run_id
+        for tags in (own, {PUBLISHER_TAG: "0" * 32}, {})
+    )
+    publish_bundle(catalog, tmp_path / "second", 13.0)
+    statuses = [client.get_run(run).info.status for run in (abandoned, others, users)]
+    assert statuses == ["KILLED", "RUNNING", "RUNNING"]
 
 
 def test_two_that_publish_the_same_bundle_at_once_register_it_once(
