@@ -22,6 +22,7 @@ from bundle.tensors import TensorSpec
 from bundle.verify import VerifiedBundle
 from registry.catalog import (
     DIGEST_TAG,
+    RECIPE_TAG,
     SOURCE_URI_TAG,
     SOURCE_VERSION_TAG,
     PublishedModel,
@@ -110,7 +111,7 @@ def _tags(bundle: VerifiedBundle, source: SourceModel, verdict: str) -> dict[str
         SOURCE_URI_TAG: source.uri,
         SOURCE_VERSION_TAG: source.version,
         "mlctl.source_sha256": source.sha256,
-        "mlctl.recipe": variant.recipe,
+        RECIPE_TAG: variant.recipe,
         "mlctl.precision": variant.precision,
         "mlctl.verdict": verdict,
     }

@@ -79,7 +79,7 @@ def optimize(
     published = result.published
     output.line(f"{published.uri} is {result.chosen.variant.recipe} of {result.source.uri}")
     output.line(f"digest {result.digest}")
-    output.note(f"Next: mlctl build {result.source.name}")
+    output.note(f"Next: mlctl build {result.source.name} --version {published.version}")
 
 
 def _check_paths(data: str, report: Path | None) -> None:

@@ -185,6 +185,39 @@ def test_optimized_versions_are_found_through_their_source(
     assert catalog.find_by_digest(first.digest) == by_alias
 
 
+def test_select_optimized__without_a_version__takes_the_newest_and_names_the_champion(
+    catalog: MlflowCatalog, two_bundles: tuple[VerifiedBundle, VerifiedBundle]
+) -> None:
+    first, second = (catalog.find_by_digest(bundle.digest) for bundle in two_bundles)
+    catalog.write_champion(first.digest)
+    found = catalog.select_optimized("digits/2")
+    assert found.published == second
+    assert found.why == (
+        "fp32 of models:/digits/2, the only optimized version of models:/digits/2; "
+        f"@champion is version {first.version}"
+    )
+    catalog.write_champion(second.digest)
+    newest = catalog.select_optimized("digits")
+    assert newest.published == second
+    assert newest.why.startswith("fp32 of models:/digits/2, the newest of ")
+    assert newest.why.endswith(" optimized versions of models:/digits")
+
+
+def test_select_optimized__with_a_version__takes_that_one(
+    catalog: MlflowCatalog, two_bundles: tuple[VerifiedBundle, VerifiedBundle]
+) -> None:
+    first = catalog.find_by_digest(two_bundles[0].digest)
+    for name in ("digits", "digits-optimized"):
+        found = catalog.select_optimized(name, first.version)
+        assert found.published == first
+        assert found.why == "fp32 of models:/digits/1, chosen by its version"
+    with pytest.raises(MlctlError, match="digits/2 names a version already") as caught:
+        catalog.select_optimized("digits/2", "1")
+    assert "digits-optimized/1" in caught.value.hint
+    with pytest.raises(MlctlError, match="has no version 99; its versions: "):
+        catalog.select_optimized("digits", "99")
+
+
 def test_a_model_that_was_never_optimized_says_how(catalog: MlflowCatalog) -> None:
     with pytest.raises(MlctlError, match="no optimized version of models:/branchy") as caught:
         catalog.find_optimized("branchy")
