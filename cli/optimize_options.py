@@ -117,7 +117,7 @@ _REST = (
         metavar="FILE.html",
         help="Write the report there too, also if nothing passes.",
     ),
-    click.option("--plan", is_flag=True, help="Only say what would run, and how long it may take."),
+    click.option("--dry-run", is_flag=True, help="Only list what would run."),
 )
 
 

@@ -63,6 +63,25 @@ class Goals:
         given = self.max_accuracy_drop
         return MAX_ACCURACY_DROP if given is None else given
 
+    def words(self, metric: str | None) -> str:
+        """The gates and the preference for a person; `metric` is None without labels."""
+        agreement, cosine = self.min_agreement, self.min_centred_cosine
+        gates = []
+        if metric is not None:
+            gates.append(f"{metric} may drop by at most {self.accuracy_drop:g}")
+        else:
+            agreement = MIN_AGREEMENT if agreement is None else agreement
+            cosine = MIN_CENTRED_COSINE if cosine is None else cosine
+        if agreement is not None:
+            gates.append(f"agreement at least {agreement:g}")
+        if cosine is not None:
+            gates.append(f"centred cosine at least {cosine:g}")
+        if self.max_p95_ms is not None:
+            gates.append(f"p95 at most {self.max_p95_ms:g} ms")
+        if self.max_size_mb is not None:
+            gates.append(f"size at most {self.max_size_mb:g} MB")
+        return f"{'; '.join(gates)}; then the best by {self.prefer.value}"
+
     def accuracy_only(self) -> dict[str, float | None]:
         """The limits that a search for accuracy depends on."""
         return {

@@ -74,7 +74,7 @@ def test_nothing_passing_exits_5_with_the_table_and_the_report(catalog: MemoryCa
     assert catalog.published == []
 
 
-@pytest.mark.parametrize("more", [(), ("--plan",)])
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
 def test_max_accuracy_drop__without_labels__is_refused_before_any_work(
     catalog: MemoryCatalog, more: tuple[str, ...]
 ) -> None:
@@ -153,22 +153,25 @@ def test_the_way_to_join_requests_goes_into_the_bundle(catalog: MemoryCatalog) -
     assert "--batching: max_rows: " in result.stderr
 
 
-def test_a_plan_does_nothing(catalog: MemoryCatalog) -> None:
-    found = document(*SOME, "--plan")
+def test_a_dry_run_does_nothing(catalog: MemoryCatalog) -> None:
+    found = document(*SOME, "--dry-run")
     assert [step["cached"] for step in found["steps"]] == [False] * 6
-    assert found["seconds"] > 0
-    text = run(*SOME, "--plan")
+    assert found["gates"] == (
+        "agreement at least 0.99; centred cosine at least 0.98; then the best by size"
+    )
+    text = run(*SOME, "--dry-run")
     assert text.exit_code == 0, text.output
     assert "tiny/1 for cpu: 16 rows calibrate, 48 others judge" in text.stdout
+    assert "Gates: agreement at least 0.99; centred cosine at least 0.98" in text.stdout
     assert "int8-trt is left out: it is for cuda, tensorrt" in text.stdout
     assert catalog.published == []
 
 
-def test_a_plan_for_a_target_that_is_not_here_says_so(catalog: MemoryCatalog) -> None:
-    found = document("--data", "rows.npz", "--target", "cuda", "--recipes", "fp32", "--plan")
+def test_a_dry_run_for_a_target_that_is_not_here_says_so(catalog: MemoryCatalog) -> None:
+    found = document("--data", "rows.npz", "--target", "cuda", "--recipes", "fp32", "--dry-run")
     if found["missing"] is None:
         pytest.skip("this machine has CUDA")
-    text = run("--data", "rows.npz", "--target", "cuda", "--recipes", "fp32", "--plan").stdout
+    text = run("--data", "rows.npz", "--target", "cuda", "--recipes", "fp32", "--dry-run").stdout
     assert "cuda is not on this machine" in text
     assert catalog.published == []
 
