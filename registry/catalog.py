@@ -1,7 +1,7 @@
 """What a model registry is to the rest of mlctl: values and two small protocols.
 
-`Catalog` is what optimizing needs, `Champions` what promoting needs. Both are
-implemented by MLflow (`mlflow_catalog`) and by an in-memory twin (`memory`).
+`Catalog` is what optimizing needs, `Champions` what promoting needs; `mlflow_catalog`
+implements both.
 """
 
 from __future__ import annotations

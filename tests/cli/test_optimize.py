@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from bundle.home import HOME_VARIABLE
 from cli.main import cli
-from registry.memory import MemoryCatalog
+from tests.support.memory_catalog import MemoryCatalog
 from tests.support.sources import onnx_source, save_rows
 
 

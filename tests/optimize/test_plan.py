@@ -12,7 +12,7 @@ from optimize.plan import Plan, make_plan
 from optimize.prepare import Options
 from optimize.recipes.base import Target
 from optimize.recipes.discovery import select
-from registry.memory import MemoryCatalog
+from tests.support.memory_catalog import MemoryCatalog
 from tests.support.sources import onnx_source, save_rows
 
 RECIPES = select(["fp32", "fp16"], Target.CPU)
