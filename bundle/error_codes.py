@@ -37,6 +37,7 @@ class ErrorCode(StrEnum):
     RUNTIME_MISSING = "runtime_missing"
     RUNTIME_CONFLICT = "runtime_conflict"
     PROVIDER_UNAVAILABLE = "provider_unavailable"
+    PATH_INACCESSIBLE = "path_inaccessible"
     DISK_FULL = "disk_full"
     PORT_TAKEN = "port_taken"
     DEPLOYMENT_EXISTS = "deployment_exists"

@@ -221,6 +221,13 @@ ERROR_TABLE: Mapping[ErrorCode, ErrorSpec] = MappingProxyType(
             500,
             "FAILED_PRECONDITION",
         ),
+        ErrorCode.PATH_INACCESSIBLE: ErrorSpec(
+            "The operating system does not let mlctl read or write a path.",
+            "Check the owner and the permissions of the path that the message names.",
+            2,
+            500,
+            "FAILED_PRECONDITION",
+        ),
         ErrorCode.DISK_FULL: ErrorSpec(
             "There is no space left to write to.",
             "Free some space, then run the same command again: finished work is kept.",

@@ -41,6 +41,19 @@ def write_atomic(path: Path, content: bytes, mode: int = 0o644) -> None:
     fsync_directory(path.parent)
 
 
+def check_writable(path: Path) -> None:
+    """Raise the OSError that writing the file `path` would raise; leave no trace."""
+    try:
+        if path.exists():
+            with path.open("ab"):
+                pass
+        else:
+            with tempfile.TemporaryFile(dir=path.parent):
+                pass
+    except OSError as error:
+        raise type(error)(error.errno, error.strerror, str(path)) from error
+
+
 def fsync_directory(directory: Path) -> None:
     """Make renames and new names in `directory` durable."""
     descriptor = os.open(directory, os.O_RDONLY)

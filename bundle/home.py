@@ -11,11 +11,16 @@ HOME_VARIABLE = "MLCTL_HOME"
 BENTO_HOME_VARIABLE = "BENTOML_HOME"
 
 
-def mlctl_home() -> Path:
-    """The absolute state directory, created (mode 0700) if it does not exist yet."""
+def home_path() -> Path:
+    """Return the absolute path of the state directory, whether it exists or not."""
     configured = os.environ.get(HOME_VARIABLE)
     home = Path(configured).expanduser() if configured else user_data_path("mlctl")
-    home = home.absolute()
+    return home.absolute()
+
+
+def mlctl_home() -> Path:
+    """The absolute state directory, created (mode 0700) if it does not exist yet."""
+    home = home_path()
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     return home
 

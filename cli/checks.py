@@ -137,10 +137,10 @@ def check_bento_store() -> Finding:
 
 def check_registry() -> Finding:
     """Which MLflow registry is used."""
-    uri = os.environ.get("MLFLOW_TRACKING_URI")
-    if uri:
-        return Finding("registry", Severity.OK, f"{uri} (MLFLOW_TRACKING_URI)")
-    return Finding("registry", Severity.OK, f"sqlite:///{mlctl_home() / 'mlflow.db'} (default)")
+    from registry.tracking import TRACKING_VARIABLE, registry_address
+
+    found = TRACKING_VARIABLE if os.environ.get(TRACKING_VARIABLE) else "default"
+    return Finding("registry", Severity.OK, f"{registry_address()} ({found})")
 
 
 def check_hybrid() -> Finding:

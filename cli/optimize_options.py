@@ -74,9 +74,8 @@ _GATES = (
     click.option(
         "--max-accuracy-drop",
         type=click.FloatRange(0),
-        default=0.01,
-        show_default=True,
-        help="How much worse than the source model by the metric, at its upper bound.",
+        help="How much worse than the source model by the metric, at its upper bound; needs "
+        "labels.  [default: 0.01 with labels]",
     ),
     click.option(
         "--min-agreement",
@@ -118,7 +117,7 @@ _REST = (
         metavar="FILE.html",
         help="Write the report there too, also if nothing passes.",
     ),
-    click.option("--plan", is_flag=True, help="Only say what would run, and how long it may take."),
+    click.option("--dry-run", is_flag=True, help="Only list what would run."),
 )
 
 

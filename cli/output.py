@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import json
 import os
@@ -142,7 +141,9 @@ def reporting(function: Callable[Concatenate[Output, P], None]) -> Callable[...,
         except ModuleNotFoundError as error:
             output.fail(_missing_package(error))
         except OSError as error:
-            output.fail(_disk_full(error) if error.errno in _NO_SPACE else _unexpected(error))
+            from bundle.os_errors import translate_os_error
+
+            output.fail(translate_os_error(error) or _unexpected(error))
         except Exception as error:  # noqa: BLE001 - the last line of defence of a command
             output.fail(_unexpected(error))
 
@@ -171,14 +172,6 @@ _EXTRAS = {
     "uvloop": "serve",
     "yaml": "serve",
 }
-
-
-_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
-
-
-def _disk_full(error: OSError) -> MlctlError:
-    where = "" if error.filename is None else f" for {error.filename}"
-    return MlctlError(ErrorCode.DISK_FULL, f"there is no space left{where}")
 
 
 def _missing_package(error: ModuleNotFoundError) -> MlctlError:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bundle.errors import ErrorCode, MlctlError
 
 if TYPE_CHECKING:
-    from registry.catalog import PublishedModel
+    from registry.catalog import PublishedModel, Selection
     from registry.mlflow_catalog import MlflowCatalog
     from services.bento.packaging import BuiltBento
     from services.bento.store import BentoInfo
@@ -87,6 +87,20 @@ def split_stages(models: Sequence[str], maps: Sequence[str]) -> tuple[list[str],
             "Write a pipeline as one word, A+B+C: it is all that its Bento holds.",
         )
     return stages, list(maps)
+
+
+def select(catalog: MlflowCatalog, models: Sequence[str], version: str | None) -> list[Selection]:
+    """The optimized versions of `models`, with the reasons.
+
+    INVALID_INPUT for a `version` of several models.
+    """
+    if version is not None and len(models) > 1:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            "--version chooses a version of one model, but several are given",
+            "Name each one's version: mlctl build A-optimized/2 B-optimized/1.",
+        )
+    return [catalog.select_optimized(model, version) for model in models]
 
 
 def runtime_hint(parts: Sequence[dict[str, Any]], flavour: str | None) -> str | None:

@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from bundle import entries
-from bundle.clock import Clock, SystemClock
-from bundle.entries import Entry, Key, Record, hash_key
+from bundle.clock import SystemClock
+from bundle.entries import Entry, Key, hash_key
 from bundle.home import state_dir
 from bundle.packages import installed_version
 
 
-def fetch_or_build(key: Key, build: Callable[[Path], None], clock: Clock | None = None) -> Entry:
+def fetch_or_build(key: Key, build: Callable[[Path], None]) -> Entry:
     """The entry for `key`, as `bundle.entries.fetch_or_build` gives it."""
-    return entries.fetch_or_build(_store(), key, build, clock or SystemClock())
+    return entries.fetch_or_build(_store(), key, build, SystemClock())
 
 
 def is_cached(key: Key) -> bool:
     """Whether `fetch_or_build` would have nothing to build."""
-    return entries.is_whole(entry_path(key))
-
-
-def entry_path(key: Key) -> Path:
-    """Where the entry for `key` is, or would be."""
-    return _store() / hash_key(key)
-
-
-def records() -> Iterator[Record]:
-    """What every entry of the cache says of itself, for estimates; damaged ones are left out."""
-    for target in sorted(_store().iterdir()):
-        record = entries.read_record(target)
-        if record is not None:
-            yield record
+    return entries.is_whole(_store() / hash_key(key))
 
 
 def versions(*distributions: str) -> str:

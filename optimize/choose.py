@@ -1,8 +1,8 @@
 """The choice: pure, with a reason in words for every variant.
 
 Among those that meet the goals, the best by the preferred number wins; what noise
-cannot separate from it (within 5 %, or with overlapping quartiles) is a tie, which the
-smaller file wins.
+cannot separate from it (within 5 %, or with overlapping quartiles) is a tie. It goes to the
+smallest file, first among those whose requests can be batched.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ MEGABYTE = 1_000_000
 # Quartiles tell the noise within one measurement; between two processes on the same
 # machine a median moves by a few percent.
 TIE = 0.05
-_TIE_WORDS = "a tie"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,35 +35,66 @@ class Judged:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """The winner, why it won, and all that are as good as it by the preferred number."""
+
+    winner: Variant
+    why: str
+    tied: tuple[Variant, ...]
+
+
 def choose(variants: Sequence[Variant], goals: Goals) -> tuple[Judged, ...]:
     """Judge every variant and choose at most one, in the order given."""
     faults = {variant.recipe: _fault(variant, goals) for variant in variants}
     passing = [variant for variant in variants if faults[variant.recipe] is None]
-    best, why = _best(passing, goals.prefer) if passing else (None, "")
-    timed = all(variant.measured and variant.measured.latency for variant in passing)
-    by_size = not timed or why.startswith(_TIE_WORDS)
-    won_by = Prefer.SIZE if by_size else goals.prefer
+    choice = _best(passing, goals.prefer) if passing else None
     return tuple(
-        _judge(variant, faults[variant.recipe], best, why, goals, won_by) for variant in variants
+        _judge(variant, faults[variant.recipe], choice, passing, goals) for variant in variants
     )
 
 
 def _judge(
     variant: Variant,
     fault: str | None,
-    best: Variant | None,
-    why: str,
+    choice: _Choice | None,
+    passing: Sequence[Variant],
     goals: Goals,
-    won_by: Prefer,
 ) -> Judged:
     measured = variant.measured
     accurate = measured is not None and next(_inaccuracies(measured, goals), None) is None
-    if fault is not None or best is None:
+    if fault is not None or choice is None:
         return Judged(variant, accurate, passed=False, chosen=False, reason=fault or "")
-    if variant is best:
-        return Judged(variant, accurate, passed=True, chosen=True, reason=f"chosen: {why}")
-    reason = f"passes, but {best.recipe} wins by {won_by.value}"
+    if variant is choice.winner:
+        reason = f"chosen: {choice.why}{_unbatched(variant, passing)}"
+        return Judged(variant, accurate, passed=True, chosen=True, reason=reason)
+    if variant not in choice.tied:
+        won_by = f"wins by {goals.prefer.value}"
+    elif _size(variant) >= _size(choice.winner):
+        won_by = f"wins by {Prefer.SIZE.value}"
+    else:
+        won_by = "wins: it answers requests in batches"
+    reason = f"passes, but {choice.winner.recipe} {won_by}"
     return Judged(variant, accurate, passed=True, chosen=False, reason=reason)
+
+
+def _unbatched(winner: Variant, passing: Sequence[Variant]) -> str:
+    """What a winner costs that answers one row at a time; empty if it costs nothing."""
+    if _is_batched(winner) or not (winner.measured and winner.measured.latency):
+        return ""
+    others = [each.measured for each in passing if each.measured and each.measured.latency]
+    quickest = max(others, key=lambda measured: measured.rows_per_second)
+    own = winner.measured.rows_per_second
+    if not quickest.row_independent or quickest.rows_per_second <= own * (1 + TIE):
+        return ""
+    return (
+        f"; but it answers requests one row at a time, {own:,.0f} rows/s, where another variant "
+        f"reaches {quickest.rows_per_second:,.0f} in batches: --prefer throughput chooses by that"
+    )
+
+
+def _is_batched(variant: Variant) -> bool:
+    return variant.measured is not None and variant.measured.row_independent
 
 
 def _fault(variant: Variant, goals: Goals) -> str | None:
@@ -96,28 +126,31 @@ def _inaccuracies(measured: Measured, goals: Goals) -> Iterator[str]:
             yield fault
 
 
-def _best(passing: Sequence[Variant], prefer: Prefer) -> tuple[Variant, str]:
+def _best(passing: Sequence[Variant], prefer: Prefer) -> _Choice:
     """The winner and why; every variant of `passing` is measured."""
+    smallest = min(passing, key=_size)
     if prefer is Prefer.SIZE:
-        return min(passing, key=_size), "the smallest that passes"
+        return _Choice(smallest, "the smallest that passes", tuple(passing))
     if not all(variant.measured and variant.measured.latency for variant in passing):
-        return min(passing, key=_size), (
+        why = (
             "the smallest that passes; latency was not measured, because the target is "
             "not on this machine"
         )
+        return _Choice(smallest, why, tuple(passing))
     fastest = min(passing, key=lambda variant: _cost(variant, prefer)[1])
     _, median, third_quartile = _cost(fastest, prefer)
     ceiling = max(third_quartile, median * (1 + TIE))
-    tied = [variant for variant in passing if _cost(variant, prefer)[0] <= ceiling]
-    winner = min(tied, key=_size)
+    tied = tuple(variant for variant in passing if _cost(variant, prefer)[0] <= ceiling)
+    winner = min(tied, key=lambda variant: (not _is_batched(variant), _size(variant)))
     goal = "lowest latency" if prefer is Prefer.LATENCY else "highest throughput"
     if len(tied) == 1:
-        return winner, f"the {goal} that passes"
+        return _Choice(winner, f"the {goal} that passes", tied)
     others = ", ".join(variant.recipe for variant in tied if variant is not winner)
-    return winner, (
-        f"{_TIE_WORDS}: noise cannot separate its {prefer.value} from {others}; "
-        "the smaller file wins"
-    )
+    settled = "the smaller file wins"
+    if winner is not min(tied, key=_size):
+        settled = "the smallest file wins whose requests can be batched"
+    why = f"a tie: noise cannot separate its {prefer.value} from {others}; {settled}"
+    return _Choice(winner, why, tied)
 
 
 def _cost(variant: Variant, prefer: Prefer) -> tuple[float, float, float]:

@@ -50,7 +50,10 @@ def evidence_document(
         },
         "transform": None if transform is None else transform.sha256,
         "libraries": versions(*_LIBRARIES),
-        "goals": asdict(goals),
+        "goals": {
+            **asdict(goals),
+            "max_accuracy_drop": None if baseline.metric is None else goals.accuracy_drop,
+        },
         "target": place.target.value,
         "row_independent": baseline.row_independent,
         "metric": None if baseline.metric is None else baseline.metric.name,

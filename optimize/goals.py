@@ -16,6 +16,7 @@ from bundle.errors import ErrorCode, MlctlError
 from optimize.data import Tensors
 from optimize.parity import Parity, is_scores
 
+MAX_ACCURACY_DROP = 0.01
 MIN_AGREEMENT = 0.99
 MIN_CENTRED_COSINE = 0.98
 
@@ -32,11 +33,12 @@ class Prefer(StrEnum):
 class Goals:
     """The limits of a variant; `max_accuracy_drop` is in the units of the metric.
 
-    Without labels, agreement and centred cosine have to reach MIN_AGREEMENT and
-    MIN_CENTRED_COSINE; given here they hold with labels too.
+    With labels it is MAX_ACCURACY_DROP unless given. Without labels, agreement and centred
+    cosine have to reach MIN_AGREEMENT and MIN_CENTRED_COSINE; given here they hold with
+    labels too.
     """
 
-    max_accuracy_drop: float = 0.01
+    max_accuracy_drop: float | None = None
     max_p95_ms: float | None = None
     max_size_mb: float | None = None
     min_agreement: float | None = None
@@ -55,13 +57,50 @@ class Goals:
                     + (" to 1" if top == 1.0 else ", finite"),
                 )
 
+    @property
+    def accuracy_drop(self) -> float:
+        """The largest drop of the metric that passes."""
+        given = self.max_accuracy_drop
+        return MAX_ACCURACY_DROP if given is None else given
+
+    def words(self, metric: str | None) -> str:
+        """The gates and the preference for a person; `metric` is None without labels."""
+        agreement, cosine = self.min_agreement, self.min_centred_cosine
+        gates = []
+        if metric is not None:
+            gates.append(f"{metric} may drop by at most {self.accuracy_drop:g}")
+        else:
+            agreement = MIN_AGREEMENT if agreement is None else agreement
+            cosine = MIN_CENTRED_COSINE if cosine is None else cosine
+        if agreement is not None:
+            gates.append(f"agreement at least {agreement:g}")
+        if cosine is not None:
+            gates.append(f"centred cosine at least {cosine:g}")
+        if self.max_p95_ms is not None:
+            gates.append(f"p95 at most {self.max_p95_ms:g} ms")
+        if self.max_size_mb is not None:
+            gates.append(f"size at most {self.max_size_mb:g} MB")
+        return f"{'; '.join(gates)}; then the best by {self.prefer.value}"
+
     def accuracy_only(self) -> dict[str, float | None]:
         """The limits that a search for accuracy depends on."""
         return {
-            "max_accuracy_drop": self.max_accuracy_drop,
+            "max_accuracy_drop": self.accuracy_drop,
             "min_agreement": self.min_agreement,
             "min_centred_cosine": self.min_centred_cosine,
         }
+
+
+def require_labels_for(goals: Goals, *, labelled: bool) -> None:
+    """Reject a limit on the accuracy drop if no labels can decide it; INVALID_INPUT."""
+    if goals.max_accuracy_drop is not None and not labelled:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"an accuracy drop of at most {goals.max_accuracy_drop:g} cannot be judged: the rows "
+            "have no labels",
+            "Add an array `labels` to the data, or limit the difference from the source model "
+            "with --min-agreement or --min-cosine instead.",
+        )
 
 
 def require_scores(goals: Goals, outputs: Tensors) -> None:
@@ -87,8 +126,8 @@ def accuracy_faults(
     `drop` is how much the metric fell, None without labels. Only `share` of what the
     goals allow may be used up.
     """
-    if drop is not None and drop > goals.max_accuracy_drop * share:
-        yield over("accuracy drop", drop, goals.max_accuracy_drop * share)
+    if drop is not None and drop > goals.accuracy_drop * share:
+        yield over("accuracy drop", drop, goals.accuracy_drop * share)
     cosine = _minimum(goals.min_centred_cosine, MIN_CENTRED_COSINE, drop, share)
     if cosine is not None and parity.centred_cosine < cosine:
         yield under("centred cosine", parity.centred_cosine, cosine)

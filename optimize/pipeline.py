@@ -19,7 +19,7 @@ from optimize.choose import Judged, choose
 from optimize.events import Event, Progress, Silent, Stage, Status
 from optimize.evidence import publish_report, report_document
 from optimize.exported import Exported, export_source
-from optimize.goals import Goals, require_scores
+from optimize.goals import Goals, require_labels_for, require_scores
 from optimize.place import find_place
 from optimize.prepare import Options, Prepared, prepare
 from optimize.recipes.base import Recipe
@@ -83,7 +83,9 @@ def optimize(
     goals, options = goals or Goals(), options or Options()
     progress, clock = progress or Silent(), clock or SystemClock()
     recipes = select(None, options.target) if recipes is None else recipes
-    exported = _export(_prepare(uri, data, catalog, options, progress), progress)
+    prepared = _prepare(uri, data, catalog, options, progress)
+    require_labels_for(goals, labelled=prepared.metric is not None)
+    exported = _export(prepared, progress)
     require_scores(goals, exported.baseline.outputs)
     place = find_place(options.target, exported.graph)
     attempt = Attempt(exported, goals, place, options.calibrator, progress, clock)

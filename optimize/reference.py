@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,12 +22,15 @@ from optimize.adapter import adapt
 from optimize.data import Tensors
 from optimize.export import export_torch
 from optimize.recipes.base import save_graph
+from optimize.source_checks import check_onnx_source, check_torch_source
 from registry.catalog import Flavor, SourceModel
+from registry.names import printable
 from registry.quiet import first_line, quiet
 from registry.tracking import PICKLE_VARIABLE
 from services.runtime.session import Session, open_session
 
 _NOT_IN_TORCH = (Datatype.BYTES, Datatype.BF16)
+_UNKNOWN_OPERATOR = re.compile(r"failed to resolve torch\.ops\.(\S+) to an operator")
 _CLASS_HINT = (
     "Install the package that defines the model's class, or log the model again with "
     'serialization_format="pt2", which needs no code.'
@@ -48,14 +52,20 @@ class Reference(Protocol):
 def load_reference(source: SourceModel) -> Reference:
     """Load the registered model; PICKLE_REFUSED if its archive hides a pickle after all."""
     if source.flavor is Flavor.ONNX:
-        return OnnxReference(source.model_path)
+        import onnx
+
+        reference = OnnxReference(source.model_path)
+        check_onnx_source(source, onnx.load(str(source.model_path), load_external_data=False))
+        return reference
     specs = (*source.signature.inputs, *source.signature.outputs)
     if odd := [spec for spec in specs if spec.dtype in _NOT_IN_TORCH]:
         raise MlctlError(
             ErrorCode.UNSUPPORTED_MODEL,
             f"tensor {odd[0].name!r} of {source.uri} has datatype {odd[0].dtype.value}",
         )
-    return TorchReference(_load_torch(source), source.signature)
+    module = _load_torch(source)
+    check_torch_source(source, module)
+    return TorchReference(module, source.signature)
 
 
 class TorchReference:
@@ -132,11 +142,8 @@ def _load_torch(source: SourceModel) -> Any:
             raise MlctlError(
                 ErrorCode.PICKLE_REFUSED, f"{source.uri} holds a pickle inside of its archive"
             ) from error
-        raise MlctlError(
-            ErrorCode.UNSUPPORTED_MODEL,
-            f"{source.uri} cannot be loaded: {first_line(error)}",
-            _CLASS_HINT if isinstance(error, (ImportError, AttributeError)) else None,
-        ) from error
+        cause = _load_cause(error, source)
+        raise _not_loaded(source, cause) from cause
     if isinstance(module, torch.jit.ScriptModule):
         raise MlctlError(
             ErrorCode.UNSUPPORTED_MODEL,
@@ -145,6 +152,39 @@ def _load_torch(source: SourceModel) -> Any:
         )
     # An exported program has its mode frozen into the graph, and refuses to be asked.
     return module if isinstance(module, torch.fx.GraphModule) else module.eval()
+
+
+def _load_cause(error: Exception, source: SourceModel) -> BaseException:
+    """Return the innermost error that made `error`.
+
+    `torch.export.load` logs its cause, which is silenced, and raises another error. The
+    archive is then read once more. MLflow has checked it for pickles by that time.
+    """
+    if "check the warnings above" not in str(error):
+        return error
+    from torch.export.pt2_archive._package import load_pt2
+
+    cause: BaseException = error
+    try:
+        with quiet():
+            load_pt2(str(next(source.artifacts.rglob("model.pt2"))))
+    except Exception as logged:  # noqa: BLE001 - what `torch.export.load` logged
+        cause = logged
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    return cause
+
+
+def _not_loaded(source: SourceModel, cause: BaseException) -> MlctlError:
+    reason, hint = first_line(cause), None
+    if isinstance(cause, ImportError | AttributeError):
+        hint = _CLASS_HINT
+    elif unknown := _UNKNOWN_OPERATOR.search(str(cause)):
+        reason = f"the operator {unknown[1]} is not registered here"
+        hint = "Write that operator with torch's own, or log the model in the ONNX flavor."
+    return MlctlError(
+        ErrorCode.UNSUPPORTED_MODEL, f"{source.uri} cannot be loaded: {printable(reason)}", hint
+    )
 
 
 def _does_not_run(inputs: Tensors, error: Exception) -> MlctlError:

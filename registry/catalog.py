@@ -1,7 +1,7 @@
 """What a model registry is to the rest of mlctl: values and two small protocols.
 
-`Catalog` is what optimizing needs, `Champions` what promoting needs. Both are
-implemented by MLflow (`mlflow_catalog`) and by an in-memory twin (`memory`).
+`Catalog` is what optimizing needs, `Champions` what promoting needs; `mlflow_catalog`
+implements both.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from bundle.verify import VerifiedBundle
 
 CHAMPION = "champion"
 DIGEST_TAG = "mlctl.digest"
+RECIPE_TAG = "mlctl.recipe"
 SOURCE_URI_TAG = "mlctl.source_uri"
 SOURCE_VERSION_TAG = "mlctl.source_version"
 
@@ -64,6 +65,14 @@ class PublishedModel:
     run_id: str
     source_uri: str
     source_version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The optimized version that a name stands for, and `why` it is that one, for the user."""
+
+    published: PublishedModel
+    why: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,18 +6,22 @@ Thin functions over an MLflow client; all of them raise MODEL_NOT_FOUND with nea
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bundle.errors import ErrorCode, MlctlError
 from registry.catalog import (
+    CHAMPION,
     DIGEST_TAG,
+    RECIPE_TAG,
     SOURCE_URI_TAG,
     SOURCE_VERSION_TAG,
     ModelRow,
     PublishedModel,
+    Selection,
 )
-from registry.names import OPTIMIZED_SUFFIX, ModelRef, optimized_name, suggestion
+from registry.names import OPTIMIZED_SUFFIX, ModelRef, optimized_name, printable, suggestion
+from registry.tracking import TRACKING_VARIABLE, registry_address
 
 _PAGE = 100
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -48,13 +52,14 @@ def find_version(client: Any, ref: ModelRef) -> Any:
     return versions[str(version)]
 
 
-def find_published(client: Any, ref: ModelRef) -> PublishedModel:
+def find_published(client: Any, ref: ModelRef) -> Selection:
     """The optimized version that `ref` names, either directly or through its source version."""
     if ref.name.endswith(OPTIMIZED_SUFFIX) and (ref.version or ref.alias):
         exact = find_version(client, ref)
         if DIGEST_TAG not in exact.tags:
             raise _not_found(f"{ref} was not made by `mlctl optimize`", "it has no digest")
-        return as_published(exact)
+        named = "version" if ref.version else f"alias @{ref.alias}"
+        return Selection(as_published(exact), f"{_made_of(exact)}, chosen by its {named}")
     source = ref.name.removesuffix(OPTIMIZED_SUFFIX)
     version = str(find_version(client, ref).version) if ref.version or ref.alias else None
     label = str(ModelRef(source, version=version))
@@ -64,7 +69,7 @@ def find_published(client: Any, ref: ModelRef) -> PublishedModel:
         if DIGEST_TAG in item.tags and (version is None or item.tags.get(SOURCE_URI_TAG) == label)
     ]
     if found:
-        return as_published(max(found, key=lambda item: int(item.version)))
+        return _newest(client, found, label)
     known = model_names(client)
     if source not in known and optimized_name(source) not in known:
         raise _no_model(source, known)
@@ -73,6 +78,22 @@ def find_published(client: Any, ref: ModelRef) -> PublishedModel:
         f"there is no optimized version of {label} yet",
         f"Make one with `mlctl optimize {label} --data FILE`.",
     )
+
+
+def _newest(client: Any, found: Sequence[Any], label: str) -> Selection:
+    newest = max(found, key=lambda item: int(item.version))
+    why = f"{_made_of(newest)}, the only optimized version of {label}"
+    if len(found) > 1:
+        why = f"{_made_of(newest)}, the newest of {len(found)} optimized versions of {label}"
+    champion = client.get_registered_model(newest.name).aliases.get(CHAMPION)
+    if champion is not None and str(champion) != str(newest.version):
+        why += f"; @{CHAMPION} is version {champion}"
+    return Selection(as_published(newest), why)
+
+
+def _made_of(version: Any) -> str:
+    recipe = printable(version.tags.get(RECIPE_TAG, "a variant"))
+    return f"{recipe} of {printable(version.tags.get(SOURCE_URI_TAG, 'an unknown model'))}"
 
 
 def find_digest(client: Any, digest: str, name: str | None = None) -> PublishedModel | None:
@@ -152,7 +173,12 @@ def _all_models(client: Any) -> Iterator[Any]:
 
 def _no_model(name: str, known: list[str]) -> MlctlError:
     near = suggestion(name, known, "registered models")
-    return _not_found(f"no model {name!r} is registered", near)
+    return MlctlError(
+        ErrorCode.MODEL_NOT_FOUND,
+        f"no model {name!r} is registered in {registry_address()}; {near}",
+        f"If it was logged to another registry, set {TRACKING_VARIABLE} to that one; "
+        "`mlctl models` lists what is registered in this one.",
+    )
 
 
 def _not_found(what: str, known: str) -> MlctlError:

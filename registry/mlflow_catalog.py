@@ -21,11 +21,12 @@ from registry.catalog import (
     ModelRow,
     PublishedModel,
     PublishReport,
+    Selection,
     SourceModel,
     artifacts_sha256,
 )
 from registry.mlmodel import read_mlmodel
-from registry.names import OPTIMIZED_SUFFIX, ModelRef, parse_ref
+from registry.names import OPTIMIZED_SUFFIX, ModelRef, optimized_name, parse_ref
 from registry.publish import BUNDLE_ARTIFACT, publish_bundle
 from registry.quiet import quiet
 from registry.tracking import configure_tracking, registry_errors
@@ -95,7 +96,19 @@ class MlflowCatalog:
         version; `digits-optimized/2`, `digits-optimized@champion`: exactly that one.
         MODEL_NOT_FOUND says how to make one.
         """
+        return self.select_optimized(text).published
+
+    def select_optimized(self, text: str, version: str | None = None) -> Selection:
+        """As `find_optimized`, with the reason; `version` is one of the optimized model."""
         ref = parse_ref(text)
+        if version is not None:
+            if ref.version or ref.alias:
+                raise MlctlError(
+                    ErrorCode.INVALID_INPUT,
+                    f"{text} names a version already, so version {version} cannot be chosen",
+                    f"Name the model alone, or {optimized_name(ref.name)}/{version}.",
+                )
+            ref = parse_ref(f"{optimized_name(ref.name)}/{version}")
         with quiet(), registry_errors():
             return lookup.find_published(self._connected(), ref)
 

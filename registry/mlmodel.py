@@ -17,6 +17,8 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.paths import resolve_inside
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from registry.catalog import Flavor
+from registry.names import printable
+from registry.quiet import first_line
 
 _PT2_FILE = "model.pt2"
 
@@ -37,7 +39,9 @@ def read_mlmodel(root: Path, label: str) -> StoredModel:
     try:
         model = Model.load(str(root))
     except Exception as error:  # a file of foreign origin, read by a parser that trusts it
-        raise _unsupported(label, "its MLmodel file cannot be read") from error
+        raise _unsupported(
+            label, f"its MLmodel file cannot be read ({printable(first_line(error))})"
+        ) from error
     flavor, path = _flavor(root, model.flavors, label)
     return StoredModel(flavor, path, _signature(model.signature, label))
 

@@ -6,10 +6,15 @@ run but no version, and the next attempt starts over.
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
+import uuid
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from bundle.files import write_atomic
+from bundle.home import state_dir
 from bundle.manifest import MODEL_NAME, Manifest
 from bundle.packages import RUNTIMES, installed_version
 from bundle.paths import check_relative
@@ -17,6 +22,7 @@ from bundle.tensors import TensorSpec
 from bundle.verify import VerifiedBundle
 from registry.catalog import (
     DIGEST_TAG,
+    RECIPE_TAG,
     SOURCE_URI_TAG,
     SOURCE_VERSION_TAG,
     PublishedModel,
@@ -25,15 +31,22 @@ from registry.catalog import (
 )
 from registry.lookup import as_published, find_digest
 from registry.names import optimized_name
+from registry.tracking import EXPERIMENT
 
 BUNDLE_ARTIFACT = "bundle"
 TABLE_ARTIFACT = "variants.json"
+PUBLISHER_TAG = "mlctl.publisher"
 
 
 def publish_bundle(
     client: Any, bundle: VerifiedBundle, source: SourceModel, report: PublishReport
 ) -> PublishedModel:
-    """Register `bundle` under the optimized name of `source`; see `MlflowCatalog.publish`."""
+    """Register `bundle` under the optimized name of `source`; see `MlflowCatalog.publish`.
+
+    Callers hold the publishing lock of the state directory.
+    """
+    publisher = _publisher()
+    _kill_interrupted(client, publisher)
     name = optimized_name(source.name)
     existing = find_digest(client, bundle.digest, name)
     if existing is not None:
@@ -41,11 +54,7 @@ def publish_bundle(
     import mlflow
 
     tags = _tags(bundle, source, report.verdict)
-    with mlflow.start_run(
-        run_name=f"optimize {source.name} {source.version}",
-        parent_run_id=source.run_id or None,
-        tags=tags,
-    ) as run:
+    with _run(source, {**tags, PUBLISHER_TAG: publisher}) as run:
         mlflow.log_params({**report.params, "recipe": bundle.manifest.variant.recipe})
         mlflow.log_artifacts(str(bundle.root), BUNDLE_ARTIFACT)
         _log_table(report)
@@ -58,6 +67,43 @@ def publish_bundle(
     return as_published(found)
 
 
+def _publisher() -> str:
+    """The id of this state directory; its runs in the registry carry it as a tag."""
+    path = state_dir() / "publisher-id"
+    if not path.exists():
+        write_atomic(path, uuid.uuid4().hex.encode())
+    return path.read_text()
+
+
+def _kill_interrupted(client: Any, publisher: str) -> None:
+    """End as KILLED what a killed process left RUNNING.
+
+    Under the lock nothing else publishes from this state directory; runs of others have
+    another id.
+    """
+    experiment = client.get_experiment_by_name(EXPERIMENT).experiment_id
+    query = f"tags.`{PUBLISHER_TAG}` = '{publisher}' and attributes.status = 'RUNNING'"
+    for run in client.search_runs([experiment], query):
+        client.set_terminated(run.info.run_id, "KILLED")
+
+
+@contextlib.contextmanager
+def _run(source: SourceModel, tags: Mapping[str, str]) -> Iterator[Any]:
+    """The run that records the optimization: KILLED if the user interrupts it."""
+    import mlflow
+
+    with mlflow.start_run(
+        run_name=f"optimize {source.name} {source.version}",
+        parent_run_id=source.run_id or None,
+        tags=dict(tags),
+    ) as run:
+        try:
+            yield run
+        except KeyboardInterrupt:
+            mlflow.end_run("KILLED")
+            raise
+
+
 def _tags(bundle: VerifiedBundle, source: SourceModel, verdict: str) -> dict[str, str]:
     variant = bundle.manifest.variant
     return {
@@ -65,7 +111,7 @@ def _tags(bundle: VerifiedBundle, source: SourceModel, verdict: str) -> dict[str
         SOURCE_URI_TAG: source.uri,
         SOURCE_VERSION_TAG: source.version,
         "mlctl.source_sha256": source.sha256,
-        "mlctl.recipe": variant.recipe,
+        RECIPE_TAG: variant.recipe,
         "mlctl.precision": variant.precision,
         "mlctl.verdict": verdict,
     }

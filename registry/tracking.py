@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from urllib.parse import urlsplit
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import exclusive
@@ -37,6 +36,14 @@ _DEFAULTS = {
 def tracking_uri() -> str:
     """MLFLOW_TRACKING_URI if set, else the sqlite store under the state directory."""
     return os.environ.get(TRACKING_VARIABLE) or f"sqlite:///{mlctl_home() / 'mlflow.db'}"
+
+
+def registry_address() -> str:
+    """Return the tracking URI without the user, password and options that it may hold."""
+    scheme, separator, rest = tracking_uri().partition("://")
+    if scheme not in ("sqlite", "file"):  # a path may hold these characters
+        rest = rest.partition("?")[0].rpartition("@")[2]
+    return printable(f"{scheme}{separator}{rest}")
 
 
 def configure_tracking(experiment: str = EXPERIMENT) -> str:
@@ -68,10 +75,12 @@ def registry_errors() -> Iterator[None]:
     except Exception as error:
         if not _from_the_store(error):
             raise
-        told = f"the MLflow registry failed: {printable(first_line(error))}"
+        address = registry_address()
+        reason = printable(first_line(error).replace(tracking_uri(), address))
+        message = f"the MLflow registry at {address} failed: {reason}"
         if _is_away(error):
-            told = f"no MLflow registry answers at {_place(tracking_uri())}"
-        raise MlctlError(ErrorCode.REGISTRY_UNAVAILABLE, told) from error
+            message = f"no MLflow registry answers at {address}"
+        raise MlctlError(ErrorCode.REGISTRY_UNAVAILABLE, message) from error
 
 
 def _set_uri(uri: str) -> None:
@@ -118,9 +127,3 @@ def _is_away(error: BaseException) -> bool:
             return True
         cause = cause.__cause__ or cause.__context__
     return False
-
-
-def _place(uri: str) -> str:
-    """The server of a URI, without the user and password that it may hold."""
-    parts = urlsplit(uri)
-    return f"{parts.scheme}://{printable(parts.netloc.rpartition('@')[2])}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,11 +11,17 @@ from cli import shipping
 from cli.output import Output, reporting
 
 if TYPE_CHECKING:
+    from registry.catalog import Selection
     from services.bento.packaging import BuiltBento
 
 
 @click.command()
 @click.argument("models", nargs=-1, required=True)
+@click.option(
+    "--version",
+    metavar="N",
+    help="Which version of MODEL-optimized; without it the newest.",
+)
 @click.option("--name", help="Name of the Bento; several models need it.")
 @click.option(
     "--map",
@@ -36,6 +43,7 @@ if TYPE_CHECKING:
 def build(
     output: Output,
     models: tuple[str, ...],
+    version: str | None,
     name: str | None,
     maps: tuple[str, ...],
     flavour: str | None,
@@ -45,7 +53,8 @@ def build(
     """Build a Bento from optimized MODELS; the first is the one that /predict asks.
 
     A model is a name (its newest optimized version), NAME@ALIAS or NAME/VERSION of the
-    source model, or NAME-optimized/VERSION. The Bento's version is the start of the
+    source model, or NAME-optimized/VERSION; --version chooses among the optimized versions of
+    NAME. It prints which one it takes, and why. The Bento's version is the start of the
     bundle's digest, so the same bundle always has the same tag; several have one that
     stands for all of them.
 
@@ -58,23 +67,18 @@ def build(
     target = None if push is None else parse_target(push)
     catalog = MlflowCatalog()
     stages, mapped = shipping.split_stages(models, maps)
-    published = [catalog.find_optimized(model) for model in stages]
+    selected = shipping.select(catalog, stages, version)
+    published = [each.published for each in selected]
     uris = ", ".join(each.uri for each in published)
+    for each in selected:
+        output.note(f"{each.published.uri}: {each.why}")
     output.note(f"Building a Bento from {uris} ...")
     made, parts = shipping.build(catalog, published, name, flavour, force=force, maps=mapped)
     pushed = None if target is None else shipping.push(target, made.tag, catalog, published[0])
     if hint := shipping.runtime_hint(parts, flavour):
         output.note(hint)
     if output.as_json:
-        output.document(
-            {
-                **_told(made),
-                "bundle": parts[0]["bundle"],
-                "model": published[0].uri,
-                "models": parts,
-                "pushed": pushed,
-            }
-        )
+        output.document(_document(made, parts, selected, pushed))
         return
     done = "is in the store already" if made.reused else "built"
     output.line(f"{made.tag} {done}: {uris}, digest {made.digest}")
@@ -83,11 +87,21 @@ def build(
     output.note(f"Serve it: mlctl serve {made.tag}    Deploy it: mlctl up NAME {made.tag}")
 
 
-def _told(made: BuiltBento) -> dict[str, Any]:
+def _document(
+    made: BuiltBento,
+    parts: Sequence[dict[str, Any]],
+    selected: Sequence[Selection],
+    pushed: dict[str, Any] | None,
+) -> dict[str, Any]:
     return {
         "tag": made.tag,
         "digest": made.digest,
         "content_digest": made.content_digest,
         "path": str(made.path),
         "reused": made.reused,
+        "bundle": parts[0]["bundle"],
+        "model": selected[0].published.uri,
+        "models": parts,
+        "reasons": {each.published.uri: each.why for each in selected},
+        "pushed": pushed,
     }

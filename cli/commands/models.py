@@ -14,12 +14,16 @@ from cli.output import Output, reporting
 def models(output: Output) -> None:
     """List the registered models, with their aliases and what they were optimized from."""
     from registry.mlflow_catalog import MlflowCatalog
+    from registry.tracking import TRACKING_VARIABLE, registry_address
 
     rows = MlflowCatalog().list_models()
     if output.as_json:
         output.document({"models": [asdict(row) for row in rows]})
     elif not rows:
-        output.note("Nothing is registered yet: log a model with MLflow, or try `mlctl demo`.")
+        output.note(
+            f"No model is registered in {registry_address()}. Log one there with MLflow, set "
+            f"{TRACKING_VARIABLE} to the registry that has it, or try `mlctl demo`."
+        )
     else:
         output.table(
             ("Model", "Version>", "Aliases", "Digest", "Optimized from"),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bundle.errors import ErrorCode, MlctlError
+from bundle.files import check_writable
 from cli.optimize_options import optimize_options
 from cli.output import Output, reporting
 
@@ -26,7 +27,7 @@ Examples:
   mlctl optimize models:/digits@candidate --data eval.npz
   mlctl optimize digits --data eval.parquet --max-accuracy-drop 0.005 --report digits.html
   mlctl optimize encoder --data rows:batches --target tensorrt --min-cosine 0.98
-  mlctl optimize digits --data eval.npz --recipes fp32,int8-cpu --plan
+  mlctl optimize digits --data eval.npz --recipes fp32,int8-cpu --dry-run
 """
 
 
@@ -44,7 +45,7 @@ class _Request:
 @optimize_options
 @reporting
 def optimize(
-    output: Output, /, model: str, data: str, report: Path | None, plan: bool, **given: Any
+    output: Output, /, model: str, data: str, report: Path | None, dry_run: bool, **given: Any
 ) -> None:
     """Optimize a registered MODEL and register the best variant.
 
@@ -54,7 +55,7 @@ def optimize(
     """
     _check_paths(data, report)
     request = _request(model, data, given)
-    if plan:
+    if dry_run:
         _show_plan(output, request)
         return
     from optimize.pipeline import NothingPassedError
@@ -78,7 +79,7 @@ def optimize(
     published = result.published
     output.line(f"{published.uri} is {result.chosen.variant.recipe} of {result.source.uri}")
     output.line(f"digest {result.digest}")
-    output.note(f"Next: mlctl build {result.source.name}")
+    output.note(f"Next: mlctl build {result.source.name} --version {published.version}")
 
 
 def _check_paths(data: str, report: Path | None) -> None:
@@ -92,10 +93,13 @@ def _check_paths(data: str, report: Path | None) -> None:
             "Give an .npz or .parquet file, a folder of .parquet files, or a function as "
             "package.module:function.",
         )
-    if report is not None and not report.absolute().parent.is_dir():
+    if report is None:
+        return
+    if not report.absolute().parent.is_dir():
         raise MlctlError(
             ErrorCode.INVALID_INPUT, f"--report: there is no folder {report.absolute().parent}"
         )
+    check_writable(report)
 
 
 def _request(model: str, data: str, given: dict[str, Any]) -> _Request:
@@ -131,12 +135,13 @@ def _request(model: str, data: str, given: dict[str, Any]) -> _Request:
 
 
 def _run(output: Output, request: _Request) -> OptimizeResult:
+    from cli.benches import interruptible
     from cli.optimizing import only_results_on_stdout, watching
     from optimize.pipeline import optimize as run
     from registry.mlflow_catalog import MlflowCatalog
 
     names = [recipe.name for recipe in request.recipes]
-    with only_results_on_stdout(), watching(output, names) as progress:
+    with interruptible(), only_results_on_stdout(), watching(output, names) as progress:
         return run(
             request.model,
             request.data,
@@ -165,38 +170,26 @@ def _show_plan(output: Output, request: _Request) -> None:
     if output.as_json:
         output.document(found.as_dict())
     else:
-        _tell_plan(output, found)
+        _print_plan(output, found)
 
 
-def _tell_plan(output: Output, plan: Plan) -> None:
+def _print_plan(output: Output, plan: Plan) -> None:
     output.line(
         f"{plan.source} for {plan.target}: {plan.calibration_rows} rows calibrate, "
         f"{plan.held_out_rows} others judge"
     )
+    output.line(f"Gates: {plan.gates}")
+    notes = {True: "searches for layers to keep in float if it misses a gate", False: ""}
     rows = (
-        (
-            step.name,
-            "cached" if step.cached else "to do",
-            "" if step.basis is None else f"{_expected(step.seconds)}{'+' * step.open_ended}",
-            "" if step.basis is None else step.basis.value,
-        )
+        (step.name, "cached" if step.cached else "to do", notes[step.searches])
         for step in plan.steps
     )
-    output.table(("Step", "State", "Expected>", "Estimated from"), rows)
-    output.line(f"Expected: {_expected(plan.seconds)} in all")
-    if any(step.open_ended for step in plan.steps):
-        output.line("  + more if it has to search for layers to keep in float")
+    output.table(("Step", "State", ""), rows)
     if plan.missing is not None:
         output.line(f"  {plan.target} is not on this machine: {plan.missing}")
         output.line("  Variants would be judged on the CPU, and their latency not measured.")
     for name, targets in plan.excluded.items():
         output.line(f"  {name} is left out: it is for {targets}")
-
-
-def _expected(seconds: float) -> str:
-    from cli.optimizing import duration
-
-    return f"{seconds:.1f} s" if seconds < 60 else duration(seconds)
 
 
 def _write(output: Output, report: Path | None, page: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from bundle.manifest import canonical_json
+from bundle.os_errors import translate_os_error
 from bundle.tensors import Signature
 from optimize.data.check import Pass
 from optimize.data.function import FunctionSource
@@ -109,4 +110,5 @@ def _first_bytes(path: Path) -> bytes:
     except FileNotFoundError as error:
         raise invalid(f"there is no file {path}", _FORMS_HINT) from error
     except OSError as error:
-        raise invalid(f"{path.name} cannot be read: {error.strerror}") from error
+        fault = translate_os_error(error) or invalid(f"{path} cannot be read: {error.strerror}")
+        raise fault from error

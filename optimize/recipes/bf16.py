@@ -33,7 +33,7 @@ class Bf16:
     name: str = "bf16"
     precision: Precision = "bf16"
     targets: frozenset[Target] = frozenset({Target.TENSORRT})
-    version: int = 1
+    version: int = 2
     tuned: bool = False
 
     def build(self, source: Path, directory: Path, bench: Workbench) -> Details:  # noqa: ARG002

@@ -26,7 +26,7 @@ class Fp16:
     name: str = "fp16"
     precision: Precision = "fp16"
     targets: frozenset[Target] = frozenset(Target)
-    version: int = 2
+    version: int = 3
     tuned: bool = False
 
     def build(self, source: Path, directory: Path, bench: Workbench) -> Details:

@@ -22,6 +22,8 @@ _LISTED = 8
 _CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 _TYPE_BY_ATTRIBUTE = frozenset({"Cast", "ConstantOfShape"})
 _DTYPE_ATTRIBUTES = frozenset({"dtype", "output_dtype"})
+# Their schemas allow 16 bits, but ONNX Runtime has no such kernels for a reduction.
+_SCATTERS = frozenset({"ScatterElements", "ScatterND"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +241,8 @@ class _Rewriting:
             return False
         if any(attribute.name in _DTYPE_ATTRIBUTES for attribute in node.attribute):
             return False
+        if node.op_type in _SCATTERS and _reduces(node):
+            return False
         reads = any(self._is_float(scope, value) for value in node.input)
         types = graphs.formal_types(node, self._opset)
         if not (reads or node.op_type in _TYPE_BY_ATTRIBUTE):
@@ -277,6 +281,10 @@ def _weights_beyond(graph: Any, half: Half) -> frozenset[str]:
         return frozenset()
     constants = graphs.float_constants(graph)
     return frozenset(name for name, array in constants if is_beyond(array, FP16_MAX))
+
+
+def _reduces(node: Any) -> bool:
+    return any(each.name == "reduction" and each.s != b"none" for each in node.attribute)
 
 
 def _is_control_flow(node: Any) -> bool:

@@ -141,7 +141,7 @@ def _limit(report: Report) -> tuple[float, float]:
     goals = report.goals
     if report.source_score is not None:
         sign = 1.0 if report.lower_is_better else -1.0
-        return report.source_score + sign * goals.max_accuracy_drop, report.source_score
+        return report.source_score + sign * goals.accuracy_drop, report.source_score
     if all(measured.parity.agreement is not None for _, measured in report.measured):
         return (MIN_AGREEMENT if goals.min_agreement is None else goals.min_agreement), 1.0
     cosine = goals.min_centred_cosine

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from optimize.report.markup import Child, Markup, tag
 from optimize.report.numbers import rate, share, signed, significant, size
 from optimize.report.record import Report, VariantRecord, Verdict
-from optimize.report.words import limits
 from optimize.variant import Measured
 
 _MARKS = {
@@ -65,7 +64,7 @@ def conditions_list(report: Report) -> Markup:
             f"{'labelled' if data.labelled else 'without labels'}"
         ),
         "Metric": report.metric or "none: judged by parity",
-        "Goals": limits(report),
+        "Goals": report.goals.words(report.metric),
         "Transform": report.transform or "none",
         "Rows independent": joined,
         "Target": report.target,

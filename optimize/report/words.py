@@ -65,25 +65,6 @@ def figures(report: Report) -> Iterator[Figure]:
     yield Figure("Size", size(found.size_bytes), note)
 
 
-def limits(report: Report) -> str:
-    """The goals in words."""
-    goals = report.goals
-    told = []
-    if report.metric is not None:
-        told.append(f"{report.metric} may drop by at most {goals.max_accuracy_drop:g}")
-    if goals.min_agreement is not None:
-        told.append(f"agreement at least {goals.min_agreement:g}")
-    if goals.min_centred_cosine is not None:
-        told.append(f"centred cosine at least {goals.min_centred_cosine:g}")
-    if report.metric is None and not told:
-        told.append("parity with the source model")
-    if goals.max_p95_ms is not None:
-        told.append(f"p95 at most {goals.max_p95_ms:g} ms")
-    if goals.max_size_mb is not None:
-        told.append(f"size at most {goals.max_size_mb:g} MB")
-    return f"{'; '.join(told)}; then the best by {goals.prefer.value}"
-
-
 def _nothing(report: Report) -> Iterator[str]:
     count = dict.fromkeys(Verdict, 0)
     for item in report.variants:
@@ -116,7 +97,7 @@ def _accuracy(report: Report, found: Measured) -> str:
     return (
         f"Its {report.metric} on {rows} is {share(score.value)}, the source model's is "
         f"{share(score.reference)}. The {score.drop.level:.0%} interval of the drop ends at "
-        f"{share(score.drop.high)}; {report.goals.max_accuracy_drop:g} is allowed."
+        f"{share(score.drop.high)}; {report.goals.accuracy_drop:g} is allowed."
     )
 
 

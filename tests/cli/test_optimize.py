@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from bundle.home import HOME_VARIABLE
 from cli.main import cli
-from registry.memory import MemoryCatalog
+from tests.support.memory_catalog import MemoryCatalog
 from tests.support.sources import onnx_source, save_rows
 
 
@@ -72,6 +74,72 @@ def test_nothing_passing_exits_5_with_the_table_and_the_report(catalog: MemoryCa
     assert catalog.published == []
 
 
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_max_accuracy_drop__without_labels__is_refused_before_any_work(
+    catalog: MemoryCatalog, more: tuple[str, ...]
+) -> None:
+    result = run(*SOME, "--max-accuracy-drop", "0.005", *more)
+    assert result.exit_code == 2
+    assert "accuracy drop of at most 0.005 cannot be judged: the rows have no labels" in (
+        result.stderr
+    )
+    assert "--min-agreement" in result.stderr
+    assert "export" not in result.stderr
+    assert catalog.published == []
+
+
+def test_report__that_cannot_be_written__is_refused_before_any_work(
+    catalog: MemoryCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr("cli.commands.optimize.check_writable", refuse)
+    result = run(*SOME, "--report", "tiny.html")
+    assert result.exit_code == 2
+    assert "cannot access tiny.html: permission denied" in result.stderr
+    assert "resolve" not in result.stderr
+    assert catalog.published == []
+
+
+def test_sigterm__while_it_publishes__is_an_interrupt(
+    catalog: MemoryCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def terminated(*_: Any) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(catalog, "publish", terminated)
+    before = signal.getsignal(signal.SIGTERM)
+    result = run(*SOME)
+    assert result.exit_code == 130
+    assert "the same command goes on from there" in result.stderr
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.slow
+def test_models__of_an_empty_registry__names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path))
+    result = CliRunner().invoke(cli, ["models"])
+    assert result.exit_code == 0
+    where = f"sqlite:///{tmp_path}/mlflow.db"
+    assert f"No model is registered in {where}." in result.stderr
+    assert "MLFLOW_TRACKING_URI" in result.stderr
+
+
+def test_models__with_a_file_as_home__names_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.touch()
+    monkeypatch.setenv(HOME_VARIABLE, str(home))
+    result = CliRunner().invoke(cli, ["models"])
+    assert result.exit_code == 2
+    assert f"cannot access {home}" in result.stderr
+    assert "set MLCTL_HOME" in result.stderr
+
+
 def test_the_way_to_join_requests_goes_into_the_bundle(catalog: MemoryCatalog) -> None:
     Path("batching.json").write_text('{"max_rows": 4, "max_queue_ms": 50}')
     digest = document(*SOME, "--batching", "batching.json")["digest"]
@@ -85,22 +153,25 @@ def test_the_way_to_join_requests_goes_into_the_bundle(catalog: MemoryCatalog) -
     assert "--batching: max_rows: " in result.stderr
 
 
-def test_a_plan_does_nothing(catalog: MemoryCatalog) -> None:
-    found = document(*SOME, "--plan")
+def test_a_dry_run_does_nothing(catalog: MemoryCatalog) -> None:
+    found = document(*SOME, "--dry-run")
     assert [step["cached"] for step in found["steps"]] == [False] * 6
-    assert found["seconds"] > 0
-    text = run(*SOME, "--plan")
+    assert found["gates"] == (
+        "agreement at least 0.99; centred cosine at least 0.98; then the best by size"
+    )
+    text = run(*SOME, "--dry-run")
     assert text.exit_code == 0, text.output
     assert "tiny/1 for cpu: 16 rows calibrate, 48 others judge" in text.stdout
+    assert "Gates: agreement at least 0.99; centred cosine at least 0.98" in text.stdout
     assert "int8-trt is left out: it is for cuda, tensorrt" in text.stdout
     assert catalog.published == []
 
 
-def test_a_plan_for_a_target_that_is_not_here_says_so(catalog: MemoryCatalog) -> None:
-    found = document("--data", "rows.npz", "--target", "cuda", "--recipes", "fp32", "--plan")
+def test_a_dry_run_for_a_target_that_is_not_here_says_so(catalog: MemoryCatalog) -> None:
+    found = document("--data", "rows.npz", "--target", "cuda", "--recipes", "fp32", "--dry-run")
     if found["missing"] is None:
         pytest.skip("this machine has CUDA")
-    text = run("--data", "rows.npz", "--target", "cuda", "--recipes", "fp32", "--plan").stdout
+    text = run("--data", "rows.npz", "--target", "cuda", "--recipes", "fp32", "--dry-run").stdout
     assert "cuda is not on this machine" in text
     assert catalog.published == []
 

@@ -1,3 +1,4 @@
+import errno
 import json
 from pathlib import Path
 
@@ -80,6 +81,14 @@ def test_a_full_disk_is_told_as_such() -> None:
     assert result.exit_code == 13
     assert "there is no space left" in result.stderr
     assert "run the same command again" in result.stderr
+
+
+def test_an_inaccessible_path__in_any_command__is_named_with_a_remedy() -> None:
+    result = run(PermissionError(errno.EACCES, "Permission denied", "/data/rows"))
+    assert result.exit_code == 2
+    assert "Error: cannot access /data/rows: permission denied" in result.stderr
+    assert "Hint: Check the owner and permissions" in result.stderr
+    assert DEBUG_VARIABLE not in result.stderr
 
 
 def test_a_wrong_option_is_clicks_own_error() -> None:

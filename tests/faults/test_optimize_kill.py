@@ -17,8 +17,8 @@ from optimize.goals import Goals, Prefer
 from optimize.pipeline import optimize
 from optimize.recipes.base import Target
 from optimize.recipes.discovery import select
-from registry.memory import MemoryCatalog
 from tests.support.dense import dense_source
+from tests.support.memory_catalog import MemoryCatalog
 from tests.support.sources import save_rows
 
 PROJECT = Path(__file__).parents[2]
@@ -32,7 +32,7 @@ from pathlib import Path
 from optimize.pipeline import optimize
 from optimize.recipes.discovery import select
 from optimize.recipes.base import Target
-from registry.memory import MemoryCatalog
+from tests.support.memory_catalog import MemoryCatalog
 from tests.faults.test_optimize_kill import GOALS, RECIPES
 from tests.support.dense import dense_source
 

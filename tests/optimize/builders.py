@@ -32,9 +32,13 @@ def variant(
     cosine: float = 1.0,
     bound: float = 0.0,
     timed: bool = True,
+    batched: bool = True,
 ) -> Variant:
-    """A measured variant; the upper bound of its `drop` is higher by `bound`."""
-    latencies = (latency(1, ms, spread), latency(8, batch_ms, spread))
+    """A measured variant; the upper bound of its `drop` is higher by `bound`.
+
+    One that is not `batched` answers and is timed one row at a time.
+    """
+    latencies = (latency(1, ms, spread), latency(8, batch_ms, spread))[: 1 + batched]
     score = None
     if drop is not None:
         estimate = Estimate(drop, drop - bound, drop + bound, 0.95)
@@ -46,6 +50,7 @@ def variant(
         parity=Parity(0.0, 0.0, cosine, agreement),
         score=score,
         latency=latencies if timed else (),
+        row_independent=batched,
     )
     return Variant(recipe, "fp32", measured)
 

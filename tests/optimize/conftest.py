@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from bundle.home import HOME_VARIABLE
-from registry.memory import MemoryCatalog
 from registry.mlflow_catalog import MlflowCatalog
 from registry.tracking import TRACKING_VARIABLE
+from tests.support.memory_catalog import MemoryCatalog
 from tests.support.sources import onnx_source
 from tests.support.torch_models import (
     Branching,

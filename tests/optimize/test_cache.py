@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from bundle.clock import ManualClock
 from bundle.entries import LIST_NAME, Key
 from bundle.home import state_dir
-from optimize.cache import fetch_or_build, is_cached, records
+from optimize.cache import fetch_or_build, is_cached
 
 KEY: Key = {"kind": "test", "version": 1}
 
@@ -77,18 +76,3 @@ def test_what_a_build_raises_passes_and_leaves_nothing(
     with pytest.raises(error):
         fetch_or_build(KEY, build)
     assert names() == set()
-
-
-def test_an_entry_tells_its_key_and_its_seconds(home: Path) -> None:
-    clock = ManualClock(5.0)
-
-    def build(directory: Path) -> None:
-        (directory / "value.txt").write_text("42")
-        clock.advance(2.5)
-
-    root = fetch_or_build(KEY, build, clock).root
-    (record,) = records()
-    assert (record.key, record.seconds) == (dict(KEY), 2.5)
-    (root / LIST_NAME).write_text("[]")
-    assert not list(records())
-    assert home in root.parents

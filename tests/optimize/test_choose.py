@@ -95,6 +95,47 @@ def test_what_noise_cannot_separate_is_settled_by_size() -> None:
     assert "noise cannot separate its latency from big" in judged[1].reason
 
 
+def test_choose__the_quickest_answers_row_by_row__says_what_that_costs() -> None:
+    variants = [
+        variant("plain", ms=2.0, batch_ms=4.0, size=100),
+        variant("int8", ms=1.0, size=10, batched=False),
+    ]
+    plain, int8 = choose(variants, Goals())
+    assert int8.reason == (
+        "chosen: the lowest latency that passes; but it answers requests one row at a time, "
+        "1,000 rows/s, where another variant reaches 2,000 in batches: --prefer throughput "
+        "chooses by that"
+    )
+    assert plain.reason == "passes, but int8 wins by latency"
+    plain, int8 = choose(variants, Goals(prefer=Prefer.THROUGHPUT))
+    assert plain.reason == "chosen: the highest throughput that passes"
+    assert int8.reason == "passes, but plain wins by throughput"
+
+
+def test_choose__row_by_row_without_a_loss__says_nothing() -> None:
+    variants = [variant("a", ms=2.0, batch_ms=8.0), variant("b", ms=0.5, batched=False)]
+    assert choose(variants, Goals())[1].reason == "chosen: the lowest latency that passes"
+    alone = [variant("a", batched=False), variant("b", ms=0.5, batched=False)]
+    assert choose(alone, Goals())[1].reason == "chosen: the lowest latency that passes"
+
+
+def test_choose__a_tie__goes_to_a_variant_that_can_be_batched() -> None:
+    variants = [
+        variant("fp32", ms=1.0, size=100),
+        variant("fp16", ms=1.0, size=50),
+        variant("int8", ms=1.0, size=10, batched=False),
+        variant("slow", ms=9.0, size=200),
+    ]
+    fp32, fp16, int8, slow = choose(variants, Goals())
+    assert fp16.reason == (
+        "chosen: a tie: noise cannot separate its latency from fp32, int8; the smallest file "
+        "wins whose requests can be batched"
+    )
+    assert fp32.reason == "passes, but fp16 wins by size"
+    assert int8.reason == "passes, but fp16 wins: it answers requests in batches"
+    assert slow.reason == "passes, but fp16 wins by latency"
+
+
 def test_a_few_percent_are_noise_and_more_are_not() -> None:
     small = variant("small", ms=1.04, size=10)
     assert chosen([variant("big", ms=1.0, size=100), small], Goals()) == "small"

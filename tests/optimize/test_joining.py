@@ -21,10 +21,10 @@ from optimize.prepare import Options
 from optimize.recipes.base import Target
 from optimize.recipes.discovery import select
 from registry.catalog import SourceModel
-from registry.memory import MemoryCatalog
 from services.host import ModelHost
 from services.settings import Settings
 from tests.support.bundles import expected
+from tests.support.memory_catalog import MemoryCatalog
 from tests.support.sources import onnx_source, save_rows
 
 LENGTH = 8

@@ -15,8 +15,8 @@ from bundle.home import HOME_VARIABLE
 from bundle.verify import verify
 from optimize.goals import Goals, Prefer
 from optimize.pipeline import OptimizeResult, optimize
-from registry.memory import MemoryCatalog
 from tests.support.bundles import expected
+from tests.support.memory_catalog import MemoryCatalog
 from tests.support.sources import save_rows
 
 PROJECT = Path(__file__).parents[2]
@@ -68,7 +68,7 @@ import os, sys, json
 os.environ[{HOME_VARIABLE!r}] = {str(home)!r}
 from pathlib import Path
 from optimize.pipeline import optimize
-from registry.memory import MemoryCatalog
+from tests.support.memory_catalog import MemoryCatalog
 from tests.support.sources import onnx_source
 before = sorted({{"torch", "mlflow", "onnx", "onnxruntime"}} & set(sys.modules) - {{"onnx"}})
 catalog = MemoryCatalog([onnx_source(Path({str(home)!r}) / "again")])

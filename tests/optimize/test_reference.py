@@ -14,6 +14,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Datatype, Signature, TensorSpec
 from optimize.reference import TorchReference, load_reference
 from registry.mlflow_catalog import MlflowCatalog
+from tests.support.torch_models import save_torch
 
 
 @pytest.mark.slow
@@ -62,3 +63,28 @@ def test_an_output_that_numpy_cannot_hold_is_named() -> None:
         reference.run({"x": np.ones((1, 2), np.float32)})
     assert caught.value.code is ErrorCode.UNSUPPORTED_MODEL
     assert "float32" in caught.value.hint
+
+
+class Negating(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.neg(x)
+
+
+def test_a_pt2_archive_with_an_unknown_operator__is_refused__names_the_operator(
+    tmp_path: Path,
+) -> None:
+    x = np.ones((3, 2), np.float32)
+    source = save_torch(tmp_path / "model", Negating(), {"x": x}, ("y",))
+    path = tmp_path / "model" / "data" / "model.pt2"
+    with zipfile.ZipFile(path) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content.replace(b"torch.ops.aten.neg.", b"torch.ops.acme.neg."))
+    with pytest.raises(MlctlError) as caught:
+        load_reference(source)
+    assert caught.value.code is ErrorCode.UNSUPPORTED_MODEL
+    assert caught.value.message == (
+        "models:/zoo/1 cannot be loaded: the operator acme.neg.default is not registered here"
+    )
+    assert "ONNX flavor" in caught.value.hint

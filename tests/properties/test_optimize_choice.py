@@ -60,7 +60,7 @@ def test_at_most_one_is_chosen_and_it_passes(found: list[Variant], wanted: Goals
             assert measured is not None
             assert wanted.max_p95_ms is None or measured.p95_ms <= wanted.max_p95_ms
             score = measured.score
-            assert score is None or score.drop.high <= wanted.max_accuracy_drop
+            assert score is None or score.drop.high <= wanted.accuracy_drop
 
 
 @given(variants(), goals)

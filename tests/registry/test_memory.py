@@ -6,8 +6,8 @@ import pytest
 
 from bundle.errors import MlctlError
 from registry.catalog import Catalog, Champions, PublishReport
-from registry.memory import MemoryCatalog
 from tests.support.bundles import make_bundle
+from tests.support.memory_catalog import MemoryCatalog
 from tests.support.sources import onnx_source
 
 

@@ -11,8 +11,9 @@ from bundle.files import exclusive
 from bundle.home import state_dir
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle, verify
-from registry.catalog import Flavor, PublishReport, artifacts_sha256
+from registry.catalog import Flavor, PublishedModel, PublishReport, artifacts_sha256
 from registry.mlflow_catalog import MlflowCatalog
+from registry.publish import PUBLISHER_TAG
 from tests.support.bundles import make_bundle
 
 pytestmark = pytest.mark.slow
@@ -103,6 +104,50 @@ def test_publishing_records_lineage_and_is_idempotent(
     assert "variants.json" in {file.path for file in client.list_artifacts(published.run_id)}
 
 
+def publish_bundle(catalog: MlflowCatalog, root: Path, scale: float) -> PublishedModel:
+    bundle = make_bundle(root, name="digits", scale=scale)
+    return catalog.publish(bundle, catalog.resolve("digits/1"), REPORT)
+
+
+def test_publish__interrupted__leaves_its_run_killed(
+    catalog: MlflowCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import mlflow
+
+    started: list[str] = []
+
+    def interrupt(report: PublishReport) -> None:
+        del report
+        run = mlflow.active_run()
+        assert run is not None
+        started.append(run.info.run_id)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("registry.publish._log_table", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        publish_bundle(catalog, tmp_path / "bundle", 11.0)
+    assert mlflow.MlflowClient().get_run(started[0]).info.status == "KILLED"
+
+
+def test_publish__after_a_killed_process__ends_its_run_and_no_other(
+    catalog: MlflowCatalog, tmp_path: Path
+) -> None:
+    import mlflow
+
+    client = mlflow.MlflowClient()
+    before = client.get_run(publish_bundle(catalog, tmp_path / "first", 12.0).run_id)
+    assert before.info.status == "FINISHED"
+    # A killed process leaves such a run; the other two may be in progress elsewhere.
+    own = {PUBLISHER_TAG: before.data.tags[PUBLISHER_TAG]}
+    abandoned, others, users = (
+        client.create_run(before.info.experiment_id, tags=tags).info.run_id
+        for tags in (own, {PUBLISHER_TAG: "0" * 32}, {})
+    )
+    publish_bundle(catalog, tmp_path / "second", 13.0)
+    statuses = [client.get_run(run).info.status for run in (abandoned, others, users)]
+    assert statuses == ["KILLED", "RUNNING", "RUNNING"]
+
+
 def test_two_that_publish_the_same_bundle_at_once_register_it_once(
     catalog: MlflowCatalog, tmp_path: Path
 ) -> None:
@@ -138,6 +183,39 @@ def test_optimized_versions_are_found_through_their_source(
     assert by_alias.digest == first.digest
     assert catalog.find_optimized(by_alias.uri) == by_alias
     assert catalog.find_by_digest(first.digest) == by_alias
+
+
+def test_select_optimized__without_a_version__takes_the_newest_and_names_the_champion(
+    catalog: MlflowCatalog, two_bundles: tuple[VerifiedBundle, VerifiedBundle]
+) -> None:
+    first, second = (catalog.find_by_digest(bundle.digest) for bundle in two_bundles)
+    catalog.write_champion(first.digest)
+    found = catalog.select_optimized("digits/2")
+    assert found.published == second
+    assert found.why == (
+        "fp32 of models:/digits/2, the only optimized version of models:/digits/2; "
+        f"@champion is version {first.version}"
+    )
+    catalog.write_champion(second.digest)
+    newest = catalog.select_optimized("digits")
+    assert newest.published == second
+    assert newest.why.startswith("fp32 of models:/digits/2, the newest of ")
+    assert newest.why.endswith(" optimized versions of models:/digits")
+
+
+def test_select_optimized__with_a_version__takes_that_one(
+    catalog: MlflowCatalog, two_bundles: tuple[VerifiedBundle, VerifiedBundle]
+) -> None:
+    first = catalog.find_by_digest(two_bundles[0].digest)
+    for name in ("digits", "digits-optimized"):
+        found = catalog.select_optimized(name, first.version)
+        assert found.published == first
+        assert found.why == "fp32 of models:/digits/1, chosen by its version"
+    with pytest.raises(MlctlError, match="digits/2 names a version already") as caught:
+        catalog.select_optimized("digits/2", "1")
+    assert "digits-optimized/1" in caught.value.hint
+    with pytest.raises(MlctlError, match="has no version 99; its versions: "):
+        catalog.select_optimized("digits", "99")
 
 
 def test_a_model_that_was_never_optimized_says_how(catalog: MlflowCatalog) -> None:

@@ -10,7 +10,13 @@ import pytest
 from bundle.errors import ErrorCode, MlctlError
 from bundle.home import HOME_VARIABLE
 from registry.mlflow_catalog import MlflowCatalog
-from registry.tracking import PICKLE_VARIABLE, TRACKING_VARIABLE, configure_tracking, tracking_uri
+from registry.tracking import (
+    PICKLE_VARIABLE,
+    TRACKING_VARIABLE,
+    configure_tracking,
+    registry_address,
+    tracking_uri,
+)
 
 PROJECT = Path(__file__).parents[2]
 
@@ -74,6 +80,45 @@ def test_an_unreachable_server_is_a_clear_error(
     assert caught.value.message == "no MLflow registry answers at http://127.0.0.1:9"
     assert caught.value.code is ErrorCode.REGISTRY_UNAVAILABLE
     assert "MLFLOW_TRACKING_URI" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("uri", "address"),
+    [
+        ("postgresql://me:p@ss/word@db:5432/mlflow?password=x", "postgresql://db:5432/mlflow"),
+        ("https://me:secret@mlflow.test/sub", "https://mlflow.test/sub"),
+        ("sqlite:////data/a@b/mlflow.db", "sqlite:////data/a@b/mlflow.db"),
+        ("./mlruns", "./mlruns"),
+        ("databricks", "databricks"),
+    ],
+)
+def test_registry_address__of_any_uri__has_no_credentials(
+    monkeypatch: pytest.MonkeyPatch, uri: str, address: str
+) -> None:
+    monkeypatch.setenv(TRACKING_VARIABLE, uri)
+    assert registry_address() == address
+
+
+def test_a_registry_of_an_unknown_kind__fails__without_its_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(TRACKING_VARIABLE, "odd://user:secret@host/path")
+    with pytest.raises(MlctlError) as caught:
+        MlflowCatalog().list_models()
+    assert caught.value.code is ErrorCode.REGISTRY_UNAVAILABLE
+    assert caught.value.message.startswith("the MLflow registry at odd://host/path failed: ")
+    assert "secret" not in caught.value.message
+
+
+def test_a_model_that_is_not_registered__names_the_registry_and_its_variable(
+    catalog: MlflowCatalog, registry_home: Path
+) -> None:
+    with pytest.raises(MlctlError) as caught:
+        catalog.resolve("digit")
+    where = f"sqlite:///{registry_home}/mlflow.db"
+    assert f"no model 'digit' is registered in {where}; did you mean " in caught.value.message
+    assert f"set {TRACKING_VARIABLE} to that one" in caught.value.hint
 
 
 @pytest.mark.slow

@@ -156,6 +156,23 @@ def test_integer_and_boolean_inputs_and_operators_without_a_half_form(tmp_path: 
     np.testing.assert_array_equal(answers(out, feed)["count"], feed["mask"].sum(axis=1))
 
 
+@pytest.mark.parametrize(("reduction", "kept"), [("add", "1 of 2"), ("none", "none of 2")])
+def test_fp16__a_scatter_that_reduces__stays_in_fp32_and_runs(
+    tmp_path: Path, reduction: str, kept: str
+) -> None:
+    nodes = [
+        helper.make_node("Tanh", ["x"], ["seen"]),
+        helper.make_node(
+            "ScatterElements", ["seen", "where", "more"], ["y"], name="scatter", reduction=reduction
+        ),
+    ]
+    weights = {"where": np.zeros((1, FEATURES), np.int64), "more": random(1, FEATURES)}
+    source = write(tmp_path, nodes, weights)
+    out, said = fp16(source, X)
+    assert said.startswith(f"{kept} operators")
+    assert error(source, out, X) < 2e-3
+
+
 def test_constants_of_every_kind(tmp_path: Path) -> None:
     tensor = arrays.from_array(random(FEATURES))
     filler = arrays.from_array(np.array([2.5], np.float32))

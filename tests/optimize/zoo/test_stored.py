@@ -21,11 +21,11 @@ from optimize.recipes.base import Target
 from optimize.recipes.discovery import select
 from optimize.reference import load_reference
 from registry.catalog import Flavor, SourceModel
-from registry.memory import MemoryCatalog
 from registry.mlmodel import read_mlmodel
 from services.runtime.golden import load_golden
 from services.runtime.session import open_session
 from tests.optimize.zoo import models
+from tests.support.memory_catalog import MemoryCatalog
 from tests.support.sources import save_rows
 from tests.support.torch_models import Mixing, save_torch
 

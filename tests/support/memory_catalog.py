@@ -1,4 +1,4 @@
-"""The in-memory twin of the registry, for tests and for trying things without MLflow."""
+"""A registry in memory, so that tests need no MLflow."""
 
 from __future__ import annotations
 

@@ -1,0 +1,55 @@
+"""Translate errors of the operating system: which path, what is wrong with it, what to do."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+from pathlib import Path
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.home import BENTO_HOME_VARIABLE, HOME_VARIABLE, home_path
+
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NO_ACCESS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_WRONG_KIND = frozenset({errno.ENOTDIR, errno.EISDIR, errno.EEXIST})
+
+
+def translate_os_error(error: OSError) -> MlctlError | None:
+    """Return the error to show for `error`, or None if only its author can explain it.
+
+    A missing file is not translated: the code that opens a file of the user's knows what
+    the file is for, and any other missing file is a fault of mlctl.
+    """
+    name = error.filename
+    if error.errno in _NO_SPACE:
+        where = "" if name is None else f" for {name}"
+        return MlctlError(ErrorCode.DISK_FULL, f"there is no space left{where}")
+    if error.errno == errno.EFBIG:
+        return MlctlError(
+            ErrorCode.DISK_FULL,
+            "a file has reached its largest size" + ("" if name is None else f": {name}"),
+            "Raise the limit with `ulimit -f unlimited`, then run the same command again.",
+        )
+    if name is None or error.errno not in _NO_ACCESS | _WRONG_KIND:
+        return None
+    path = Path(os.fsdecode(name))
+    advice = "Move it away"
+    if error.errno in _NO_ACCESS:
+        nearest = next(p for p in (path, *path.absolute().parents) if os.path.lexists(p))
+        advice = f"Check the owner and permissions with `ls -ld {shlex.quote(str(nearest))}`"
+    return MlctlError(
+        ErrorCode.PATH_INACCESSIBLE,
+        f"cannot access {path}: {os.strerror(error.errno).lower()}",
+        f"{advice}, or {_alternative(path)}.",
+    )
+
+
+def _alternative(path: Path) -> str:
+    """The setting that puts another path in the place of `path`."""
+    bentos = os.environ.get(BENTO_HOME_VARIABLE)
+    homes = {HOME_VARIABLE: home_path()} | ({BENTO_HOME_VARIABLE: Path(bentos)} if bentos else {})
+    for variable, home in homes.items():
+        if path.absolute() == home.absolute() or home.absolute() in path.absolute().parents:
+            return f"set {variable} to a folder that you can write to"
+    return "use another path"

@@ -1,0 +1,121 @@
+"""Source models that are rejected for what their graph says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import nn
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.tensors import Datatype, Signature, TensorSpec
+from optimize.reference import load_reference
+from registry.catalog import Flavor, SourceModel
+from tests.support.torch_models import save_torch
+
+X = np.random.default_rng(5).standard_normal((8, 4), dtype=np.float32)
+
+
+def normalizing(*, statistics: bool = True) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=statistics))
+
+
+@pytest.mark.parametrize(
+    ("module", "operator"),
+    [
+        (normalizing(), "batch_norm"),
+        (nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)), "dropout"),
+    ],
+)
+def test_pt2_in_training_mode__is_refused__names_the_mode_and_the_operator(
+    tmp_path: Path, module: nn.Module, operator: str
+) -> None:
+    source = save_torch(tmp_path / "model", module.train(), {"x": X}, ("y",))
+    with pytest.raises(MlctlError) as caught:
+        load_reference(source)
+    assert caught.value.code is ErrorCode.UNSUPPORTED_MODEL
+    assert f"models:/zoo/1 was logged in training mode: its {operator} " in caught.value.message
+    assert "model.eval()" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        normalizing().eval(),
+        # Evaluation mode does not change these two.
+        normalizing(statistics=False).eval(),
+        nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.0)).train(),
+    ],
+)
+def test_pt2_that_answers_as_in_evaluation__is_loaded(tmp_path: Path, module: nn.Module) -> None:
+    source = save_torch(tmp_path / "model", module, {"x": X}, ("y",))
+    found = load_reference(source).run({"x": X})["y"]
+    np.testing.assert_allclose(found, module(torch.tensor(X)).detach().numpy(), atol=1e-6)
+
+
+def float_value(name: str) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, ("rows", 4))
+
+
+def onnx_source(
+    tmp_path: Path,
+    nodes: list[onnx.NodeProto],
+    outputs: list[onnx.ValueInfoProto],
+    named: tuple[str, str] = ("x", "y"),
+) -> SourceModel:
+    ones = [numpy_helper.from_array(np.ones(4, np.float32), name) for name in "sbmv"]
+    graph = helper.make_graph(nodes, "g", [float_value("x")], outputs, ones)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 1)]
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), str(path))
+    taken, given = (TensorSpec(name=name, dtype=Datatype.FP32, shape=(-1, 4)) for name in named)
+    signature = Signature(inputs=(taken,), outputs=(given,))
+    uri = "models:/zoo/1"
+    return SourceModel("zoo", "1", uri, "run", Flavor.ONNX, signature, tmp_path, path, "0" * 64)
+
+
+def refusal(source: SourceModel) -> MlctlError:
+    with pytest.raises(MlctlError) as caught:
+        load_reference(source)
+    assert caught.value.code is ErrorCode.UNSUPPORTED_MODEL
+    return caught.value
+
+
+def test_onnx_batch_norm_in_training_mode__is_refused__names_the_mode(tmp_path: Path) -> None:
+    node = helper.make_node(
+        "BatchNormalization", [*"xsbmv"], ["y", "mean", "variance"], training_mode=1
+    )
+    error = refusal(onnx_source(tmp_path, [node], [float_value("y")]))
+    assert "logged in training mode: its BatchNormalization" in error.message
+    assert "model.eval()" in error.hint
+
+
+def test_zipmap__is_refused__names_it_and_the_option_without_it(tmp_path: Path) -> None:
+    node = helper.make_node(
+        "ZipMap", ["x"], ["y"], domain="ai.onnx.ml", classlabels_int64s=[0, 1, 2, 3]
+    )
+    share = helper.make_tensor_type_proto(TensorProto.FLOAT, [])
+    maps = helper.make_sequence_type_proto(helper.make_map_type_proto(TensorProto.INT64, share))
+    error = refusal(onnx_source(tmp_path, [node], [helper.make_value_info("y", maps)]))
+    assert error.message == (
+        "output 'y' of models:/zoo/1 is a sequence of maps made by ZipMap, not a tensor"
+    )
+    assert 'options={"zipmap": False}' in error.hint
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        (("x", "z"), "has the outputs y; its signature names z"),
+        (("a", "y"), "has the inputs x; its signature names a"),
+    ],
+)
+def test_onnx_with_other_names_than_its_signature__is_refused__gives_both(
+    tmp_path: Path, named: tuple[str, str], message: str
+) -> None:
+    nodes = [helper.make_node("Neg", ["x"], ["y"])]
+    assert message in refusal(onnx_source(tmp_path, nodes, [float_value("y")], named)).message
