@@ -166,7 +166,10 @@ def _follow(output: Output, name: str, rollout: int) -> None:
     if outcome != "promoted":
         code = ErrorCode.INCONCLUSIVE if outcome == "inconclusive" else ErrorCode.ROLLED_BACK
         verdict = document["verdict"]
-        raise MlctlError(code, f"{ended.candidate.bento} was not promoted: {verdict_text(verdict)}")
+        log = verdict["why"].partition("\n")[2]
+        ends = f"; its log ends:\n{log}" if log else ""
+        bento = ended.candidate.bento
+        raise MlctlError(code, f"{bento} was not promoted: {verdict_text(verdict)}{ends}")
     if output.as_json:
         output.document({"name": name, **document})
     else:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from bundle.errors import MlctlError
 from bundle.verify import VerifiedBundle
+from cli.commands.promote import _follow
 from cli.main import cli
+from cli.output import Output
 from cli.revisions import find_revision
-from cli.rollouts import event_line
-from rollout.model import Ports, RolloutSpec, Settings
-from rollout.state import places
+from cli.rollouts import event_line, verdict_text
+from rollout.judging.verdict import Action, Gate, Verdict
+from rollout.machine import Phase
+from rollout.model import Outcome, Ports, RolloutSpec, Settings
+from rollout.state import places, records
 from rollout.state.journal import Journal
 from rollout.traffic import broken_by
 from services.layout import pack
@@ -103,3 +108,30 @@ def test_of_a_revision_from_before_nothing_is_known(store: Path, tmp_path: Path)
     with Journal(places.journal()) as journal:
         journal.create("shop", Ports(1, 2), Settings(), replace(live, interface={}))
         journal.check("shop", wider, RolloutSpec())
+
+
+def test_promote__candidate_does_not_start__its_log_is_quoted_once(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    serve(put(store, "1", make_bundle(tmp_path / "a", name="shop")))
+    other = find_revision(put(store, "2", make_bundle(tmp_path / "b", name="shop", scale=3.0)))
+    why = (
+        "the candidate's process ended before it was ready; its log ends:\nfile_altered: model.onnx"
+    )
+    verdict = Verdict(Action.ROLLBACK, Gate.READY, why)
+    with Journal(places.journal()) as journal:
+        rollout = journal.rollout(journal.begin("shop", other, RolloutSpec()))
+        epoch = journal.take_over("shop")
+        back = replace(
+            rollout.progress, phase=Phase.ROLLBACK, planned=Outcome.ROLLED_BACK, ruling=verdict
+        )
+        moved = {"phase": "rollback", "weight": 0, "verdict": asdict(verdict)}
+        journal.save(rollout, back, "phase", moved, epoch)
+        ended = records.ended_body(rollout, Outcome.ROLLED_BACK, verdict, 1.0)
+        journal.save(rollout, replace(back, phase=Phase.DONE), records.ENDED, ended, epoch)
+    with pytest.raises(MlctlError) as caught:
+        _follow(Output(as_json=False), "shop", rollout.id)
+    shown = capsys.readouterr().out
+    assert "ended before it was ready" in shown
+    assert (shown + caught.value.message).count("file_altered: model.onnx") == 1
+    assert "\n" not in verdict_text(asdict(verdict))
