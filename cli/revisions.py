@@ -15,7 +15,8 @@ _LABELS = ("digest", "model", "version", "source")
 def find_revision(bento: str) -> Revision:
     """The revision in the Bento store for `bento` (NAME:VERSION, or NAME for the newest).
 
-    BENTO_NOT_FOUND, or INVALID_INPUT for a Bento that `mlctl build` did not make.
+    BENTO_NOT_FOUND, or INVALID_INPUT for a Bento that `mlctl build` did not make. What
+    `bundle.verify` raises if a file of it is altered or missing.
     SIGNATURE_INVALID if MLCTL_REQUIRE_SIGNATURE is set and a bundle is not signed by that key.
     """
     from bundle.interface import to_document
@@ -25,7 +26,7 @@ def find_revision(bento: str) -> Revision:
     from services.layout import model_folder, read_together
     from services.settings import load_settings
     from services.ship.interface import interface_of
-    from services.ship.signed import require_signatures
+    from services.ship.signed import verify_bento
 
     found = find_bento(bento)
     missing = [name for name in _LABELS if f"mlctl.{name}" not in found.labels]
@@ -35,7 +36,7 @@ def find_revision(bento: str) -> Revision:
             f"{found.tag} has no label mlctl.{missing[0]}: it was not built by mlctl",
             "Build it with `mlctl build NAME`.",
         )
-    require_signatures(found, load_settings().require_signature)
+    verify_bento(found, load_settings().require_signature)
     labels = {name: found.labels[f"mlctl.{name}"] for name in _LABELS}
     evidence = read_manifest(model_folder(found.source)).evidence
     together = read_together(found.source)

@@ -135,3 +135,15 @@ def test_promote__candidate_does_not_start__its_log_is_quoted_once(
     assert "ended before it was ready" in shown
     assert (shown + caught.value.message).count("file_altered: model.onnx") == 1
     assert "\n" not in verdict_text(asdict(verdict))
+
+
+def test_promote__a_byte_of_the_candidate_is_changed__refused_before_anything_starts(
+    store: Path, tmp_path: Path
+) -> None:
+    serve(put(store, "1", make_bundle(tmp_path / "a", name="shop")))
+    tag = put(store, "2", make_bundle(tmp_path / "b", name="shop", scale=3.0))
+    (store / "bentos" / "shop" / "2" / "src" / "model" / "model.onnx").write_bytes(b"torn")
+    told = CliRunner().invoke(cli, ["promote", "shop", tag, "--force", "--json"])
+    assert json.loads(told.stdout)["error"]["code"] == "file_altered"
+    with Journal(places.journal()) as journal:
+        assert journal.rollouts("shop") == ()
