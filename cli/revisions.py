@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from bundle.errors import ErrorCode, MlctlError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rollout.model import Revision
+    from rollout.scores import Score
 
 _LABELS = ("digest", "model", "version", "source")
 
@@ -47,4 +52,34 @@ def find_revision(bento: str) -> Revision:
         agreement=evidence.agreement,
         models=models,
         interface=to_document(interface_of(found.source)),
+        scores=_scores(found.source, [None] if together is None else together.names),
     )
+
+
+def _scores(source: Path, names: Iterable[str | None]) -> tuple[Score, ...]:
+    """The scores of a Bento's models, of those that were judged on labelled rows."""
+    from bundle.manifest import EVIDENCE_NAME
+    from bundle.verify import read_manifest
+    from rollout.scores import Score
+    from services.layout import model_folder
+
+    found = []
+    for name in names:
+        folder = model_folder(source, name)
+        manifest = read_manifest(folder)
+        proved = manifest.evidence
+        if proved.metric is None or proved.score is None:
+            continue
+        document = json.loads((folder / EVIDENCE_NAME).read_bytes())
+        found.append(
+            Score(
+                manifest.name,
+                proved.metric,
+                proved.score,
+                higher_is_better=document["higher_is_better"],
+                rows=proved.rows,
+                data=document["data"]["sha256"],
+                code=document["metric_code"],
+            )
+        )
+    return tuple(found)

@@ -18,6 +18,7 @@ from bundle.errors import ErrorCode, MlctlError
 from rollout.commands import bento_command, champion_command, runs_command
 from rollout.kubernetes.target import Target
 from rollout.newer import ordered
+from rollout.scores import Score
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -69,6 +70,7 @@ class Revision:
     None where there are no classes. A Bento with several models has their digests in `models`;
     all else but `digest`, which stands for all of them, is then told of the first. `interface`
     is what can be asked of it, as `bundle.interface` has it; empty where that is not known.
+    `scores` are those that optimize proved of its models on labelled rows.
     """
 
     bento: str
@@ -79,9 +81,12 @@ class Revision:
     agreement: float | None = None
     models: tuple[str, ...] = ()
     interface: dict[str, Any] = field(default_factory=dict, hash=False)
+    scores: tuple[Score, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "models", tuple(self.models))  # a list where it comes from JSON
+        scores = (Score(**each) if isinstance(each, dict) else each for each in self.scores)
+        object.__setattr__(self, "scores", tuple(scores))
         if not _DIGEST.fullmatch(self.digest):
             raise _invalid(f"digest {self.digest!r} is not 64 hexadecimal digits")
         if not self.bento or self.bento.startswith("-"):

@@ -9,6 +9,7 @@ from bundle import interface
 from bundle.errors import ErrorCode, MlctlError
 from rollout.machine import Phase
 from rollout.model import Outcome, Revision, RolloutSpec
+from rollout.scores import clearly_worse
 from rollout.state.records import Deployment, Rollout
 
 _SHOWN = 5  # reasons in one message
@@ -58,6 +59,16 @@ def check_interface(
             f"{'; '.join(reasons[:_SHOWN])}{more}",
         )
     return reasons
+
+
+def check_scores(deployment: Deployment, candidate: Revision) -> None:
+    """WORSE_EVIDENCE if optimize proved a clearly worse score of the candidate than of live."""
+    worse = clearly_worse(deployment.live.scores, candidate.scores)
+    if worse:
+        raise MlctlError(
+            ErrorCode.WORSE_EVIDENCE,
+            f"{candidate.bento} is worse than {deployment.live.bento}: {'; '.join(worse)}",
+        )
 
 
 def under_way(name: str, active: Rollout | None) -> MlctlError:

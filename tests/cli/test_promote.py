@@ -17,6 +17,7 @@ from cli.main import cli
 from cli.output import Output
 from cli.revisions import find_revision
 from cli.rollouts import event_line, verdict_text
+from rollout.judging.plan import Today, plan
 from rollout.judging.verdict import Action, Gate, Verdict
 from rollout.machine import Phase
 from rollout.model import Outcome, Ports, RolloutSpec, Settings
@@ -147,3 +148,30 @@ def test_promote__a_byte_of_the_candidate_is_changed__refused_before_anything_st
     assert json.loads(told.stdout)["error"]["code"] == "file_altered"
     with Journal(places.journal()) as journal:
         assert journal.rollouts("shop") == ()
+
+
+def test_promote__proved_score_is_clearly_worse__refused_with_both_scores_unless_forced(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve(put(store, "1", make_bundle(tmp_path / "a", name="shop", accuracy=0.89)))
+    worse = put(store, "2", make_bundle(tmp_path / "b", name="shop", accuracy=0.30))
+    told = CliRunner().invoke(cli, ["promote", "shop", worse, "--json"])
+    error = json.loads(told.stdout)["error"]
+    assert (told.exit_code, error["code"]) == (8, "worse_evidence")
+    assert "is 0.3 on 1,000 rows" in error["message"]
+    assert "0.89" in error["message"]
+    assert "--force" in error["hint"]
+    monkeypatch.setattr("rollout.deployments.ensure_daemon", lambda *_: None)
+    forced = CliRunner().invoke(cli, ["promote", "shop", worse, "--force", "--detach"])
+    assert forced.exit_code == 0, forced.output
+
+
+def test_promote__scores_differ_within_their_noise__judged_by_the_traffic(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve(put(store, "1", make_bundle(tmp_path / "a", name="shop", accuracy=0.89)))
+    near = put(store, "2", make_bundle(tmp_path / "b", name="shop", accuracy=0.885))
+    spec = RolloutSpec()
+    monkeypatch.setattr("rollout.traffic.plan_for", lambda *_: plan(spec, Today(0.0), 0.5))
+    told = CliRunner().invoke(cli, ["promote", "shop", near, "--json"])
+    assert json.loads(told.stdout)["error"]["code"] == "cannot_end", told.output
