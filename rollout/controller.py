@@ -156,10 +156,12 @@ class Controller:
                 self._begin()
                 return
         if probe in (Probe.DEAD, Probe.WRONG_MODEL) or waited > limit:
-            why = (
-                f"{_WHY_NOT_READY[probe]}; its log ends:\n{self._fleet.tail(self._rollout.colour)}"
-            )
+            why = self._why_not_ready(probe)
             self._obey(Verdict(Action.ROLLBACK, Gate.READY, why, waited, limit))
+
+    def _why_not_ready(self, probe: Probe) -> str:
+        tail = self._fleet.tail(self._rollout.colour)
+        return f"{_WHY_NOT_READY[probe]}; its log ends:\n{tail}"
 
     def _begin(self) -> None:
         """From WARM on; what leaves out the comparison of answers is said in the record."""
@@ -176,7 +178,8 @@ class Controller:
         # One replica that ended by itself is enough: a candidate is not started again.
         probe = self._fleet.probe(self._rollout.colour)
         if probe is Probe.WRONG_MODEL:  # in a cluster somebody else may replace it meanwhile
-            raise PlaneRejected(_WHY_NOT_READY[probe])
+            self._obey(Verdict(Action.ROLLBACK, Gate.HEALTH, self._why_not_ready(probe)))
+            return
         alive = probe is not Probe.DEAD
         weight = machine.candidate_weight(self.progress, self._rollout.spec)
         mirrored = machine.mirrored_share(self.progress, self._rollout.spec) > 0

@@ -119,6 +119,6 @@ def _verdict(verdict: Mapping[str, Any]) -> dict[str, Any]:
 
 def reason(verdict: Mapping[str, Any]) -> str:
     """Why, in words that may leave the machine."""
-    if verdict["gate"] == Gate.CONFIG:  # else the proxy's own words
-        return "the proxy refused its configuration"
+    if verdict["gate"] == Gate.CONFIG:  # its own words may hold paths
+        return "the proxy or the cluster refused the change of traffic"
     return first_line(verdict["why"])
