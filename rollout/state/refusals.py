@@ -97,7 +97,7 @@ def nothing_under_way(name: str, active: Rollout | None, rollouts: Iterable[Roll
     elif active is not None:
         what = f"rollout {active.id} of {name!r} is being taken back"
     hint = (
-        f"To go back, promote the former one: `mlctl promote {name} {former.live.bento}`."
+        f"To go back at once: `mlctl promote {name} {former.live.bento} --full`."
         if former
         else "There is no earlier revision."
     )
