@@ -69,6 +69,7 @@ def up(
     settings = awake(_at_home(settings or Settings()))
     with Journal(places.journal()) as journal:
         _check_free(journal, name)
+        places.require_writable(name)
         ports = _ports(host, port, settings)
         _check_metrics(settings, ports)
         settings = with_signer(with_token(name, with_secret(name, settings)))
@@ -136,6 +137,7 @@ def promote(name: str, revision: Revision, spec: RolloutSpec) -> int:
     """
     with Journal(places.journal()) as journal:
         deployment = journal.deployment(name)
+        places.require_writable(name)
         if spec.sticky and deployment.settings.kubernetes is not None:
             raise MlctlError(
                 ErrorCode.INVALID_INPUT, "the weights of an HTTPRoute are not sticky: no --sticky"

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from bundle.errors import ErrorCode, MlctlError
+
 BUSY_SECONDS = 10.0
 
 SCHEMA = """
@@ -88,12 +90,30 @@ update or ignore process set role = 'proxy' where role = 'envoy';
 
 def connect(path: Path) -> sqlite3.Connection:
     """A connection in autocommit mode to the journal at `path`, made if it is not there."""
-    connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
-    connection.row_factory = sqlite3.Row
-    connection.execute("pragma journal_mode = wal")
-    connection.execute("pragma synchronous = full")
-    connection.executescript(SCHEMA)
+    try:
+        connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
+        connection.row_factory = sqlite3.Row
+        connection.execute("pragma journal_mode = wal")
+        connection.execute("pragma synchronous = full")
+        connection.executescript(SCHEMA)
+    except sqlite3.OperationalError as error:
+        raise _unusable(path, error) from error
     return connection
+
+
+def _unusable(path: Path, error: sqlite3.OperationalError) -> Exception:
+    """What to tell of a journal that cannot be opened or written; other errors as they are."""
+    match error.sqlite_errorcode & 0xFF:
+        case sqlite3.SQLITE_FULL:
+            return MlctlError(ErrorCode.DISK_FULL, f"there is no space left for {path}")
+        case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM:
+            return MlctlError(
+                ErrorCode.INVALID_INPUT,
+                f"the journal {path} cannot be opened for writing: {error}",
+                "Make it and its folder writable for this user, or name another state directory "
+                "in MLCTL_HOME.",
+            )
+    return error
 
 
 @contextmanager
