@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Self
@@ -85,8 +86,10 @@ class Revision:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "models", tuple(self.models))  # a list where it comes from JSON
-        scores = (Score(**each) if isinstance(each, dict) else each for each in self.scores)
-        object.__setattr__(self, "scores", tuple(scores))
+        scores: Iterable[Any] = self.scores
+        object.__setattr__(
+            self, "scores", tuple(s if isinstance(s, Score) else Score(**s) for s in scores)
+        )
         if not _DIGEST.fullmatch(self.digest):
             raise _invalid(f"digest {self.digest!r} is not 64 hexadecimal digits")
         if not self.bento or self.bento.startswith("-"):

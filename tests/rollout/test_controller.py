@@ -396,14 +396,3 @@ def test_tick__a_daemon_is_woken_in_between__one_evaluation_per_interval(stage: 
         stage.controller.tick()
     assert len(stage.events("tick")) - looks == 2
     assert stage.controller.progress.phase is Phase.SHIFT
-
-
-def test_tick__a_daemon_is_woken_by_an_operator__obeys_between_two_evaluations(
-    stage: Stage,
-) -> None:
-    stage.until(Phase.SHIFT)
-    looks = len(stage.events("tick"))
-    stage.journal.request("shop", Wish.ROLLBACK, "the numbers look odd")
-    stage.controller.tick()
-    assert stage.plane.weights[Colour.GREEN] == 0
-    assert len(stage.events("tick")) == looks

@@ -37,7 +37,8 @@ def test_clearly_worse__few_rows__a_loss_within_the_noise_passes() -> None:
 
 @pytest.mark.parametrize("field", ["model", "metric", "data", "code"])
 def test_clearly_worse__another_metric_or_other_data__not_compared(field: str) -> None:
-    other = replace(ACCURACY, value=0.1, **{field: "other"})
+    document = {**asdict(ACCURACY), "value": 0.1, field: "other"}
+    other = Score(**document)
     assert clearly_worse([ACCURACY], [other]) == ()
 
 

@@ -3,7 +3,9 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -234,10 +236,13 @@ def test_last_command__what_a_client_asks_of_this_deployment__only_that_changes_
         client.save(client.rollout(other), client.rollout(other).progress, "tick", {}, epoch)
         client.append("shop", None, "ready", {}, client.deployment("shop").epoch)
         assert journal.last_command("shop") == 0
-        asked = [lambda: client.begin("shop", GREEN, SPEC)]
-        asked += [lambda wish=wish: client.request("shop", wish, "why") for wish in ROLLOUT_WISHES]
-        asked.append(lambda: client.resize("shop", lambda s: replace(s, replicas=2), "asked for"))
-        asked.append(lambda: client.retire("shop"))
+        wishes = (partial(client.request, "shop", wish, "why") for wish in ROLLOUT_WISHES)
+        asked: list[Callable[[], object]] = [
+            partial(client.begin, "shop", GREEN, SPEC),
+            *wishes,
+            partial(client.resize, "shop", lambda each: replace(each, replicas=2), "asked for"),
+            partial(client.retire, "shop"),
+        ]
         for ask in asked:
             before = journal.last_command("shop")
             ask()
