@@ -23,8 +23,6 @@ from rollout.scores import Score
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-LOCAL_PROXIES = ("envoy", "haproxy")
-PROXIES = (*LOCAL_PROXIES, "kubernetes")
 FAIR_WEIGHT = 50
 MAX_REPLICAS = 64
 IDLE_SECONDS = 300.0
@@ -271,8 +269,8 @@ class Settings:
         max_unwatched_seconds: a rollout that no daemon watched for longer is rolled back.
         drain_seconds: limit for requests in flight before an idle colour is stopped.
         alias_retry_seconds: wait after an alias could not be written; it doubles each time.
-        proxy: what carries the traffic, `envoy` or `haproxy`. tls: the PEM files of its listener:
-            chain, key, and the CA of callers who must show a certificate; empty for plain HTTP.
+        tls: the PEM files of the proxy's listener: chain, key, and the CA of callers who must show
+            a certificate; empty for plain HTTP.
         replicas: Bento processes per colour; 0 only while scaled to zero. workers: servers
             within each.
         min_replicas, max_replicas: bounds of `replicas` under autoscaling; None for none.
@@ -280,7 +278,7 @@ class Settings:
             `min_replicas` is 0.
         hung_seconds: a Bento that gives no sign of life for so long is killed.
         serve, champion: command templates.
-        kubernetes: the route and the Services, for the proxy of that name.
+        kubernetes: the route and the Services of a deployment in a cluster; None on this machine.
         runs: how rollouts are told to MLflow; empty to leave it out.
         metrics_port: where the daemon's metrics are, on loopback; None for nowhere.
         webhooks: where notices are sent. webhook_secret: the file with which they are signed.
@@ -296,7 +294,6 @@ class Settings:
     max_unwatched_seconds: float = 30.0
     drain_seconds: float = 10.0
     alias_retry_seconds: float = 30.0
-    proxy: str = PROXIES[0]
     tls: tuple[str, ...] = ()
     replicas: int = 1
     workers: int = 1
@@ -327,9 +324,6 @@ class Settings:
             # Its path is often a secret, so the message does not repeat it.
             held = re.fullmatch(r"https?://[^/\s]+\S*", url) is not None
             _require(held, "webhooks", url[:8], "give a URL with http or https")
-        told = (self.proxy == "kubernetes") == (self.kubernetes is not None)
-        _require(told, "kubernetes", self.kubernetes, "give it with that proxy and no other")
-        _require(self.proxy in PROXIES, "proxy", self.proxy, f"give one of {', '.join(PROXIES)}")
         for name in ("tick_seconds", "ready_seconds", "max_unwatched_seconds"):
             _require_positive(name, getattr(self, name))
         for name in ("idle_seconds", "hung_seconds"):

@@ -98,7 +98,7 @@ class Stage:
 def stage(
     state: FakeKube, target: Target, journal: Journal, clock: ManualClock, tmp_path: Path
 ) -> Iterator[Stage]:
-    settings = Settings(drain_seconds=2, ready_seconds=20, proxy="kubernetes", kubernetes=target)
+    settings = Settings(drain_seconds=2, ready_seconds=20, kubernetes=target)
     journal.create("shop", Ports(0, 0), settings, revision(BLUE_DIGEST))
     epoch = journal.take_over("shop")
     with KubernetesPlane(target, Claim("shop-1", epoch), accept_seconds=0.3) as plane:
