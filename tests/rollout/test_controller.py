@@ -11,12 +11,12 @@ from bundle.clock import ManualClock
 from rollout.controller import Controller, Watch, World
 from rollout.judging.gates import Gate
 from rollout.machine import Phase, Progress
-from rollout.memory import MemoryLauncher, MemoryPlane
 from rollout.model import Colour, Outcome, Ports, RolloutSpec, Settings
 from rollout.ports import Probe, Traffic
 from rollout.state.journal import Journal
 from rollout.state.records import Event, Rollout
 from rollout.state.wishes import Wish
+from tests.support.memory import MemoryLauncher, MemoryPlane
 from tests.support.rollouts import revision
 
 EDGES = (100.0, 200.0)
