@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -42,3 +43,29 @@ def test_promote__the_daemons_log_cannot_be_written__no_rollout_is_recorded() ->
         with pytest.raises(MlctlError, match=r"daemon\.log cannot be written"):
             deployments.promote("shop", revision("tiny:bb"), RolloutSpec())
         assert journal.rollouts("shop") == ()
+
+
+@pytest.mark.parametrize("version", [0, 2], ids=["older", "newer"])
+def test_journal__of_another_layout__refused_and_left_as_it_is(
+    tmp_path: Path, version: int
+) -> None:
+    path = tmp_path / "journal.db"
+    with sqlite3.connect(path) as other:
+        other.execute("create table deployment (name text)")
+        other.execute(f"pragma user_version = {version}")
+    with pytest.raises(MlctlError, match="another version of mlctl") as caught:
+        Journal(path)
+    assert caught.value.code is ErrorCode.INVALID_INPUT
+    assert str(path) in caught.value.message
+    assert other.execute("select count(*) from sqlite_master").fetchone() == (1,)
+    other.close()
+
+
+def test_journal__opened_while_another_writes__needs_no_write_lock(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    Journal(path).close()
+    writer = sqlite3.connect(path, isolation_level=None)
+    writer.execute("begin immediate")
+    with Journal(path) as journal:
+        assert journal.deployments() == ()
+    writer.close()
