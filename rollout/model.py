@@ -10,7 +10,6 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Self
@@ -18,7 +17,6 @@ from typing import Any, Self
 from bundle.errors import ErrorCode, MlctlError
 from rollout.commands import bento_command, champion_command, runs_command
 from rollout.kubernetes.target import Target
-from rollout.newer import ordered
 from rollout.scores import Score
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
@@ -83,11 +81,6 @@ class Revision:
     scores: tuple[Score, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "models", tuple(self.models))  # a list where it comes from JSON
-        scores: Iterable[Any] = self.scores
-        object.__setattr__(
-            self, "scores", tuple(s if isinstance(s, Score) else Score(**s) for s in scores)
-        )
         if not _DIGEST.fullmatch(self.digest):
             raise _invalid(f"digest {self.digest!r} is not 64 hexadecimal digits")
         if not self.bento or self.bento.startswith("-"):
@@ -171,8 +164,7 @@ class RolloutSpec:
     breaking: bool = False
 
     def __post_init__(self) -> None:
-        steps = tuple(self.steps)
-        object.__setattr__(self, "steps", steps)
+        steps = self.steps
         rising = all(low < high for low, high in itertools.pairwise(steps))
         in_order = bool(steps) and steps[0] >= 1 and steps[-1] == 100 and rising
         _require(in_order, "steps", steps, "give rising percentages from 1 to 100, 100 the last")
@@ -236,11 +228,6 @@ class RolloutSpec:
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Read `to_json`'s form; INVALID_INPUT names an unknown field that asks for something."""
-        return ordered(cls, json.loads(text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,11 +301,6 @@ class Settings:
     kubernetes: Target | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "serve", tuple(self.serve))
-        object.__setattr__(self, "champion", tuple(self.champion))
-        object.__setattr__(self, "runs", tuple(self.runs))
-        object.__setattr__(self, "webhooks", tuple(self.webhooks))
-        object.__setattr__(self, "tls", tuple(self.tls))
         _require(len(self.tls) in (0, 2, 3), "tls", self.tls, "give a certificate and its key")
         for url in self.webhooks:
             # Its path is often a secret, so the message does not repeat it.

@@ -203,7 +203,7 @@ class Journal:
             values = (
                 *(name, deployment.colour.other, records.dumps(deployment.live)),
                 *(records.dumps(candidate), spec.to_json()),
-                *(records.dumps(records.progress_body(progress)), now),
+                *(records.dumps(progress), now),
             )
             try:
                 cursor = self._db.execute(
@@ -362,7 +362,7 @@ class Journal:
     def _put_progress(self, rollout: int, progress: Progress) -> None:
         self._db.execute(
             "update rollout set progress = ? where id = ? and outcome is null",
-            (records.dumps(records.progress_body(progress)), rollout),
+            (records.dumps(progress), rollout),
         )
 
     def _finish(self, rollout: int, outcome: Outcome) -> None:

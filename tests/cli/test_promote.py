@@ -102,15 +102,6 @@ def test_the_same_interface_is_no_matter(store: Path, tmp_path: Path) -> None:
     assert requested.body["broken"] == []
 
 
-def test_of_a_revision_from_before_nothing_is_known(store: Path, tmp_path: Path) -> None:
-    """A journal of an earlier mlctl has no interface of the live revision."""
-    live = find_revision(put(store, "1", make_bundle(tmp_path / "a", name="shop", features=4)))
-    wider = find_revision(put(store, "2", make_bundle(tmp_path / "b", name="shop", features=5)))
-    with Journal(places.journal()) as journal:
-        journal.create("shop", Ports(1, 2), Settings(), replace(live, interface={}))
-        journal.check("shop", wider, RolloutSpec())
-
-
 def test_promote__candidate_does_not_start__its_log_is_quoted_once(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from rollout.model import Revision
 from rollout.scores import Score, clearly_worse
+from rollout.state import records
 
 ACCURACY = Score("digits", "accuracy", 0.89, higher_is_better=True, rows=1000, data="d")
 RMSE = Score("price", "rmse", 12.0, higher_is_better=False, rows=1000, data="d")
@@ -44,4 +45,4 @@ def test_clearly_worse__another_metric_or_other_data__not_compared(field: str) -
 
 def test_revision__scores__come_back_from_json() -> None:
     revision = Revision("shop:1", "0" * 64, "m", "1", "s", scores=(ACCURACY,))
-    assert Revision(**json.loads(json.dumps(asdict(revision)))) == revision
+    assert records.value_from(Revision, json.loads(records.dumps(revision))) == revision
