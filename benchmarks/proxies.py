@@ -1,7 +1,7 @@
-"""What a proxy adds to an answer: latency with one client, CPU with sixteen.
+"""What Envoy adds to an answer: latency with one client, CPU with sixteen.
 
-The same small server is asked directly and through each installed proxy, in turns. The CPU is
-the proxy's alone, so the server's speed does not matter to it.
+The same small server is asked directly and through Envoy, in turns. The CPU is the proxy's
+alone, so the server's speed does not matter to it.
 """
 
 from __future__ import annotations
@@ -14,15 +14,13 @@ import psutil
 from rich.table import Table
 
 from benchmarks import native
-from bundle.errors import MlctlError
 from rollout.model import Colour
 from tests.support.planes import Stage, stage
 
 SECONDS = 3.0
 TURNS = 5
 CLIENTS = 16
-DIRECT = "direct"
-DRIVERS = ("envoy", "haproxy")
+DIRECT, PROXIED = "direct", "Envoy"
 _REQUEST = (
     b"POST /v2/models/tiny/infer HTTP/1.1\r\nHost: 127.0.0.1\r\n"
     b"Content-Length: 2\r\nContent-Type: application/json\r\n\r\n{}"
@@ -43,18 +41,13 @@ def table(folder: Path) -> Table:
     program = native.build("loadgen", folder)
     request = folder / "request"
     request.write_bytes(_REQUEST)
-    shown = Table(title=f"Direct and through a proxy, median of {TURNS} turns of {SECONDS:g} s")
+    shown = Table(title=f"Direct and through Envoy, median of {TURNS} turns of {SECONDS:g} s")
     for name in ("Way", "p50 ms", "p99 ms", "added p50 ms", f"per CPU second, {CLIENTS} clients"):
         shown.add_column(name, justify="left" if name == "Way" else "right")
-    for driver in DRIVERS:
-        try:
-            turns = _turns(driver, folder, (program, request))
-        except MlctlError as error:
-            shown.add_row(driver, error.message, "", "", "")
-            continue
-        bare = statistics.median(turn.p50_ms for turn in turns[DIRECT])
-        for way, each in turns.items():
-            shown.add_row(*_row(f"{way} beside {driver}" if way == DIRECT else way, each, bare))
+    turns = _turns(folder, (program, request))
+    bare = statistics.median(turn.p50_ms for turn in turns[DIRECT])
+    for way, each in turns.items():
+        shown.add_row(*_row(way, each, bare))
     return shown
 
 
@@ -68,16 +61,16 @@ def _row(way: str, turns: list[Turn], bare: float) -> tuple[str, ...]:
 _LATENCIES = ("p50_ms", "p99_ms")
 
 
-def _turns(driver: str, folder: Path, load: tuple[Path, Path]) -> dict[str, list[Turn]]:
-    directory = folder / driver
+def _turns(folder: Path, load: tuple[Path, Path]) -> dict[str, list[Turn]]:
+    directory = folder / "envoy"
     directory.mkdir()
-    turns: dict[str, list[Turn]] = {DIRECT: [], driver: []}
-    with stage(driver, directory) as made:
+    turns: dict[str, list[Turn]] = {DIRECT: [], PROXIED: []}
+    with stage(directory) as made:
         (replica,) = made.staff(Colour.BLUE)
         made.share(100)
         for _ in range(TURNS):
-            for way, port in ((DIRECT, replica.endpoint.http), (driver, made.ports.listen)):
-                turns[way].append(_turn(made, port, load, proxied=way == driver))
+            for way, port in ((DIRECT, replica.endpoint.http), (PROXIED, made.ports.listen)):
+                turns[way].append(_turn(made, port, load, proxied=way == PROXIED))
     return turns
 
 

@@ -1,6 +1,6 @@
-"""How soon a rollout goes back, what its proxies cost, how much traffic its gates need.
+"""How soon a rollout goes back, what Envoy costs, how much traffic its gates need.
 
-`python -m benchmarks.rollout`: real daemons, proxies and small servers, with nothing else
+`python -m benchmarks.rollout`: real daemons, Envoy and small servers, with nothing else
 running; then seeded simulations (`benchmarks.effects`). Some five minutes.
 """
 

@@ -44,6 +44,7 @@ class ErrorCode(StrEnum):
     ROLLOUT_ACTIVE = "rollout_active"
     ALREADY_LIVE = "already_live"
     INTERFACE_BROKEN = "interface_broken"
+    WORSE_EVIDENCE = "worse_evidence"
     NOT_READY = "not_ready"
     ROLLED_BACK = "rolled_back"
     INCONCLUSIVE = "inconclusive"

@@ -271,6 +271,13 @@ ERROR_TABLE: Mapping[ErrorCode, ErrorSpec] = MappingProxyType(
             409,
             "FAILED_PRECONDITION",
         ),
+        ErrorCode.WORSE_EVIDENCE: ErrorSpec(
+            "The candidate's proved score is clearly worse than the live model's on the same data.",
+            "Promote another version, or start this one all the same with --force.",
+            8,
+            409,
+            "FAILED_PRECONDITION",
+        ),
         ErrorCode.NOT_READY: ErrorSpec(
             "The server did not become ready in time.",
             "The message ends with the tail of its log.",

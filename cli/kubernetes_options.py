@@ -59,4 +59,4 @@ def kubernetes_settings(
     named = os.environ.get("KUBECONFIG")
     file = str(Path(named).absolute()) if named else None
     cluster = Target(namespace, route, blue, green, pods, context, file)
-    return Settings(tick_seconds=_TICK_SECONDS, proxy="kubernetes", kubernetes=cluster)
+    return Settings(tick_seconds=_TICK_SECONDS, kubernetes=cluster)

@@ -107,7 +107,8 @@ _CONDUCT = (
     click.option(
         "--force",
         is_flag=True,
-        help="Start although it may not end in time, or proves latency at a small share.",
+        help="Start although it may not end in time, its proved score is worse, or it proves "
+        "latency at a small share.",
     ),
     click.option(
         "--allow-breaking",

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from bundle.errors import ErrorCode, MlctlError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rollout.model import Revision
+    from rollout.scores import Score
 
 _LABELS = ("digest", "model", "version", "source")
 
@@ -15,7 +20,8 @@ _LABELS = ("digest", "model", "version", "source")
 def find_revision(bento: str) -> Revision:
     """The revision in the Bento store for `bento` (NAME:VERSION, or NAME for the newest).
 
-    BENTO_NOT_FOUND, or INVALID_INPUT for a Bento that `mlctl build` did not make.
+    BENTO_NOT_FOUND, or INVALID_INPUT for a Bento that `mlctl build` did not make. What
+    `bundle.verify` raises if a file of it is altered or missing.
     SIGNATURE_INVALID if MLCTL_REQUIRE_SIGNATURE is set and a bundle is not signed by that key.
     """
     from bundle.interface import to_document
@@ -25,7 +31,7 @@ def find_revision(bento: str) -> Revision:
     from services.layout import model_folder, read_together
     from services.settings import load_settings
     from services.ship.interface import interface_of
-    from services.ship.signed import require_signatures
+    from services.ship.signed import verify_bento
 
     found = find_bento(bento)
     missing = [name for name in _LABELS if f"mlctl.{name}" not in found.labels]
@@ -35,7 +41,7 @@ def find_revision(bento: str) -> Revision:
             f"{found.tag} has no label mlctl.{missing[0]}: it was not built by mlctl",
             "Build it with `mlctl build NAME`.",
         )
-    require_signatures(found, load_settings().require_signature)
+    verify_bento(found, load_settings().require_signature)
     labels = {name: found.labels[f"mlctl.{name}"] for name in _LABELS}
     evidence = read_manifest(model_folder(found.source)).evidence
     together = read_together(found.source)
@@ -46,4 +52,34 @@ def find_revision(bento: str) -> Revision:
         agreement=evidence.agreement,
         models=models,
         interface=to_document(interface_of(found.source)),
+        scores=_scores(found.source, [None] if together is None else together.names),
     )
+
+
+def _scores(source: Path, names: Iterable[str | None]) -> tuple[Score, ...]:
+    """The scores of a Bento's models, of those that were judged on labelled rows."""
+    from bundle.manifest import EVIDENCE_NAME
+    from bundle.verify import read_manifest
+    from rollout.scores import Score
+    from services.layout import model_folder
+
+    found = []
+    for name in names:
+        folder = model_folder(source, name)
+        manifest = read_manifest(folder)
+        proved = manifest.evidence
+        if proved.metric is None or proved.score is None:
+            continue
+        document = json.loads((folder / EVIDENCE_NAME).read_bytes())
+        found.append(
+            Score(
+                manifest.name,
+                proved.metric,
+                proved.score,
+                higher_is_better=document["higher_is_better"],
+                rows=proved.rows,
+                data=document["data"]["sha256"],
+                code=document["metric_code"],
+            )
+        )
+    return tuple(found)

@@ -25,14 +25,16 @@ def local_time(seconds: float) -> str:
 
 
 def verdict_text(verdict: Mapping[str, Any]) -> str:
-    """Gate, value, limit and n of a verdict on one line."""
+    """Return gate, value, limit, n and reason of a verdict on one line, without any log."""
+    from rollout.judging.verdict import first_line
+
     parts = [str(verdict["gate"])]
     if verdict["value"] is not None:
         parts.append(f"value {verdict['value']:.4g}")
     if verdict["limit"] is not None:
         parts.append(f"limit {verdict['limit']:.4g}")
     parts.append(f"n={verdict['n']}")
-    return f"{', '.join(parts)}: {verdict['why']}"
+    return f"{', '.join(parts)}: {first_line(verdict['why'])}"
 
 
 def event_line(event: Event) -> str | None:

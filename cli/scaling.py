@@ -54,7 +54,6 @@ def settings_of(
     min_replicas: int | None,
     max_replicas: int | None,
     idle_seconds: float | None,
-    proxy: str,
 ) -> Settings:
     """The settings of a new deployment."""
     from rollout.model import IDLE_SECONDS, Settings
@@ -66,5 +65,4 @@ def settings_of(
         min_replicas=least,
         max_replicas=most,
         idle_seconds=IDLE_SECONDS if idle_seconds is None else idle_seconds,
-        proxy=proxy,
     )

@@ -57,6 +57,8 @@ def evidence_document(
         "target": place.target.value,
         "row_independent": baseline.row_independent,
         "metric": None if baseline.metric is None else baseline.metric.name,
+        "metric_code": None if baseline.metric is None else baseline.metric.code,
+        "higher_is_better": None if baseline.metric is None else baseline.metric.higher_is_better,
         "source_score": baseline.score,
         "variants": [_proof(item) for item in judged],
     }

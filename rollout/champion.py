@@ -21,10 +21,9 @@ from bundle.clock import Clock
 from bundle.errors import ErrorCode, MlctlError
 from rollout.machine import Phase
 from rollout.model import Revision
-from rollout.newer import described
 from rollout.ports import ChampionWriter
 from rollout.state.journal import Journal
-from rollout.state.records import Deployment, Rollout, dumps
+from rollout.state.records import Deployment, Rollout, dumps, value_from
 
 _TIMEOUT = 120.0
 _LONGEST_PAUSE = 600.0
@@ -199,7 +198,7 @@ def main() -> int:
         catalog.connect()
         given = sys.stdin.read()
         if given:
-            for digest in described(Revision, json.loads(given)).digests:
+            for digest in value_from(Revision, json.loads(given)).digests:
                 catalog.write_champion(digest)
     except MlctlError as error:
         print(error.message, file=sys.stderr)

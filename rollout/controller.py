@@ -66,6 +66,7 @@ class Controller:
         self._settings = watch.settings
         self._epoch = watch.epoch
         self._champion_settled = watch.champion_settled
+        self._counting_since: float | None = None
         self._fleet = Fleet(rollout.deployment, world.launcher, journal)
         self._observer = Observer(
             world.meter, world.edges, rollout.colour, rollout.spec, _comparison(rollout, world)
@@ -156,10 +157,12 @@ class Controller:
                 self._begin()
                 return
         if probe in (Probe.DEAD, Probe.WRONG_MODEL) or waited > limit:
-            why = (
-                f"{_WHY_NOT_READY[probe]}; its log ends:\n{self._fleet.tail(self._rollout.colour)}"
-            )
+            why = self._why_not_ready(probe)
             self._obey(Verdict(Action.ROLLBACK, Gate.READY, why, waited, limit))
+
+    def _why_not_ready(self, probe: Probe) -> str:
+        tail = self._fleet.tail(self._rollout.colour)
+        return f"{_WHY_NOT_READY[probe]}; its log ends:\n{tail}"
 
     def _begin(self) -> None:
         """From WARM on; what leaves out the comparison of answers is said in the record."""
@@ -173,14 +176,18 @@ class Controller:
     def _watch(self) -> None:
         self._connect()
         self._apply()
+        if not self._due():
+            return
         # One replica that ended by itself is enough: a candidate is not started again.
         probe = self._fleet.probe(self._rollout.colour)
         if probe is Probe.WRONG_MODEL:  # in a cluster somebody else may replace it meanwhile
-            raise PlaneRejected(_WHY_NOT_READY[probe])
+            self._obey(Verdict(Action.ROLLBACK, Gate.HEALTH, self._why_not_ready(probe)))
+            return
         alive = probe is not Probe.DEAD
         weight = machine.candidate_weight(self.progress, self._rollout.spec)
         mirrored = machine.mirrored_share(self.progress, self._rollout.spec) > 0
         look, reference = self._observer.look(alive=alive, mirrored=mirrored, weight=weight)
+        self._counting_since = self._world.clock.monotonic()
         look = self._weighed(look)
         now, spec = self._now(), self._rollout.spec
         judged = look.window is not None and not machine.warming_up(self.progress, spec, now)
@@ -199,6 +206,15 @@ class Controller:
         }
         self._save(progress, records.TICK, body)
         self._obey(verdict)
+
+    def _due(self) -> bool:
+        """Whether a tick has passed since the last evaluation.
+
+        A daemon is woken in between, by an operator. Each evaluation is a bet of its own: if they
+        came faster than the ticks, one short stall would count as many.
+        """
+        since, tick = self._counting_since, self._settings.tick_seconds
+        return since is None or self._world.clock.monotonic() - since >= tick
 
     def _weighed(self, look: Look) -> Look:
         """The look with the mark whether the candidate's share was large enough for a proof."""
@@ -269,6 +285,7 @@ class Controller:
         self._save(progress, "phase", {"verdict": ruling, **extra})
         if progress.stage in WATCHED:
             self._observer.start()
+            self._counting_since = self._counting_since or self._world.clock.monotonic()
         if progress.phase is Phase.ROLLBACK:
             self._roll_back()
         else:

@@ -83,6 +83,7 @@ class Daemon:
         self._show(settings, stack)
         self._controller: Controller | None = None
         self._plane_lost = False
+        self._obeyed = 0
         self._stop = False
 
     def _show(self, settings: Settings, stack: ExitStack) -> None:
@@ -104,7 +105,7 @@ class Daemon:
         """Look until stopped; the exit code. Errors that repeat end it: others may take over."""
         errors = 0
         while not self._stop:
-            begun = time.monotonic()
+            self._obeyed = self._journal.last_command(self._name)
             try:
                 self._look()
                 errors = 0
@@ -116,7 +117,7 @@ class Daemon:
                 if errors == _MAX_ERRORS:
                     return 1
             self._heartbeat.touch()
-            self._wait(begun)
+            self._wait()
         return 0
 
     def _look(self) -> None:
@@ -180,14 +181,12 @@ class Daemon:
         body = {"message": str(error)}
         self._journal.append(self._name, None, "plane_unavailable", body, self._epoch)
 
-    def _wait(self, begun: float) -> None:
-        """Sleep until a tick after `begun`, or until a client has written to the journal.
-
-        Looks that take long leave half of the time to what serves.
-        """
-        tick = self._watch.settings.tick_seconds
-        deadline = max(begun + tick, time.monotonic() + tick / 2)
-        while not self._stop and time.monotonic() < deadline and not self._journal.changed():
+    def _wait(self) -> None:
+        """Sleep for a tick, or until a client asks for something of this deployment."""
+        deadline = time.monotonic() + self._watch.settings.tick_seconds
+        while not self._stop and time.monotonic() < deadline:
+            if self._journal.last_command(self._name) != self._obeyed:
+                return
             time.sleep(_POLL_SECONDS)
 
 

@@ -22,7 +22,7 @@ from rollout.local.keeping import deployment_up, ensure_daemon, spawn_daemon, ta
 from rollout.local.launcher import free_ports, require_free, resolve_host
 from rollout.local.supervisor import PROXY
 from rollout.model import Colour, Ports, Revision, RolloutSpec, Settings, check_name
-from rollout.planes import can_copy, edges_of, proxy_of
+from rollout.planes import edges_of, proxy_of
 from rollout.ports import PlaneRejected, PlaneUnavailable
 from rollout.seen.secret import with_secret
 from rollout.seen.telemetry import LOOPBACK
@@ -69,6 +69,7 @@ def up(
     settings = awake(_at_home(settings or Settings()))
     with Journal(places.journal()) as journal:
         _check_free(journal, name)
+        places.require_writable(name)
         ports = _ports(host, port, settings)
         _check_metrics(settings, ports)
         settings = with_signer(with_token(name, with_secret(name, settings)))
@@ -136,11 +137,12 @@ def promote(name: str, revision: Revision, spec: RolloutSpec) -> int:
     """
     with Journal(places.journal()) as journal:
         deployment = journal.deployment(name)
+        places.require_writable(name)
         if spec.sticky and deployment.settings.kubernetes is not None:
             raise MlctlError(
                 ErrorCode.INVALID_INPUT, "the weights of an HTTPRoute are not sticky: no --sticky"
             )
-        agreement.require_copies(spec, can_copy=can_copy(deployment.settings))
+        agreement.require_copies(spec, can_copy=deployment.settings.kubernetes is None)
         counted = slo.counted(spec, edges_of(deployment.settings))
         counted = agreement.by_default(counted, deployment.live, revision)
         rollout = journal.begin(name, revision, counted, asked=spec)

@@ -17,12 +17,10 @@ from typing import Any, Self
 from bundle.errors import ErrorCode, MlctlError
 from rollout.commands import bento_command, champion_command, runs_command
 from rollout.kubernetes.target import Target
-from rollout.newer import ordered
+from rollout.scores import Score
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-LOCAL_PROXIES = ("envoy", "haproxy")
-PROXIES = (*LOCAL_PROXIES, "kubernetes")
 FAIR_WEIGHT = 50
 MAX_REPLICAS = 64
 IDLE_SECONDS = 300.0
@@ -69,6 +67,7 @@ class Revision:
     None where there are no classes. A Bento with several models has their digests in `models`;
     all else but `digest`, which stands for all of them, is then told of the first. `interface`
     is what can be asked of it, as `bundle.interface` has it; empty where that is not known.
+    `scores` are those that optimize proved of its models on labelled rows.
     """
 
     bento: str
@@ -79,9 +78,9 @@ class Revision:
     agreement: float | None = None
     models: tuple[str, ...] = ()
     interface: dict[str, Any] = field(default_factory=dict, hash=False)
+    scores: tuple[Score, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "models", tuple(self.models))  # a list where it comes from JSON
         if not _DIGEST.fullmatch(self.digest):
             raise _invalid(f"digest {self.digest!r} is not 64 hexadecimal digits")
         if not self.bento or self.bento.startswith("-"):
@@ -165,8 +164,7 @@ class RolloutSpec:
     breaking: bool = False
 
     def __post_init__(self) -> None:
-        steps = tuple(self.steps)
-        object.__setattr__(self, "steps", steps)
+        steps = self.steps
         rising = all(low < high for low, high in itertools.pairwise(steps))
         in_order = bool(steps) and steps[0] >= 1 and steps[-1] == 100 and rising
         _require(in_order, "steps", steps, "give rising percentages from 1 to 100, 100 the last")
@@ -231,11 +229,6 @@ class RolloutSpec:
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
 
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Read `to_json`'s form; INVALID_INPUT names an unknown field that asks for something."""
-        return ordered(cls, json.loads(text))
-
 
 @dataclass(frozen=True, slots=True)
 class Ports:
@@ -263,8 +256,8 @@ class Settings:
         max_unwatched_seconds: a rollout that no daemon watched for longer is rolled back.
         drain_seconds: limit for requests in flight before an idle colour is stopped.
         alias_retry_seconds: wait after an alias could not be written; it doubles each time.
-        proxy: what carries the traffic, `envoy` or `haproxy`. tls: the PEM files of its listener:
-            chain, key, and the CA of callers who must show a certificate; empty for plain HTTP.
+        tls: the PEM files of the proxy's listener: chain, key, and the CA of callers who must show
+            a certificate; empty for plain HTTP.
         replicas: Bento processes per colour; 0 only while scaled to zero. workers: servers
             within each.
         min_replicas, max_replicas: bounds of `replicas` under autoscaling; None for none.
@@ -272,7 +265,7 @@ class Settings:
             `min_replicas` is 0.
         hung_seconds: a Bento that gives no sign of life for so long is killed.
         serve, champion: command templates.
-        kubernetes: the route and the Services, for the proxy of that name.
+        kubernetes: the route and the Services of a deployment in a cluster; None on this machine.
         runs: how rollouts are told to MLflow; empty to leave it out.
         metrics_port: where the daemon's metrics are, on loopback; None for nowhere.
         webhooks: where notices are sent. webhook_secret: the file with which they are signed.
@@ -288,7 +281,6 @@ class Settings:
     max_unwatched_seconds: float = 30.0
     drain_seconds: float = 10.0
     alias_retry_seconds: float = 30.0
-    proxy: str = PROXIES[0]
     tls: tuple[str, ...] = ()
     replicas: int = 1
     workers: int = 1
@@ -309,19 +301,11 @@ class Settings:
     kubernetes: Target | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "serve", tuple(self.serve))
-        object.__setattr__(self, "champion", tuple(self.champion))
-        object.__setattr__(self, "runs", tuple(self.runs))
-        object.__setattr__(self, "webhooks", tuple(self.webhooks))
-        object.__setattr__(self, "tls", tuple(self.tls))
         _require(len(self.tls) in (0, 2, 3), "tls", self.tls, "give a certificate and its key")
         for url in self.webhooks:
             # Its path is often a secret, so the message does not repeat it.
             held = re.fullmatch(r"https?://[^/\s]+\S*", url) is not None
             _require(held, "webhooks", url[:8], "give a URL with http or https")
-        told = (self.proxy == "kubernetes") == (self.kubernetes is not None)
-        _require(told, "kubernetes", self.kubernetes, "give it with that proxy and no other")
-        _require(self.proxy in PROXIES, "proxy", self.proxy, f"give one of {', '.join(PROXIES)}")
         for name in ("tick_seconds", "ready_seconds", "max_unwatched_seconds"):
             _require_positive(name, getattr(self, name))
         for name in ("idle_seconds", "hung_seconds"):

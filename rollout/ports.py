@@ -1,8 +1,8 @@
 """The seams of a rollout: what carries traffic, counts it and runs the processes.
 
-Each has a driver (`envoy`, `planes.haproxy`, `launcher`) and an in-memory twin (`memory`). A
-driver raises `PlaneUnavailable` when it cannot be asked now (the look is skipped),
-`PlaneRejected` when it refused what it was told (the rollout is taken back).
+Each has a driver for this machine (`planes.envoy`, `local.launcher`) and one for a cluster
+(`kubernetes`). A driver raises `PlaneUnavailable` if it does not answer now (the evaluation is
+skipped) and `PlaneRejected` if it refuses a configuration (the rollout is taken back).
 """
 
 from __future__ import annotations

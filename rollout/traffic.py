@@ -17,13 +17,15 @@ from rollout.state.records import Deployment
 MEASURED_SECONDS = 3.0
 
 
-def require_end(name: str, revision: Revision, spec: RolloutSpec) -> None:
-    """CANNOT_END if a rollout to `revision` is not expected to end at today's traffic.
+def check_promotion(name: str, revision: Revision, spec: RolloutSpec) -> None:
+    """Refuse a promotion that its evidence or today's traffic speak against.
 
-    What no traffic would change is refused first, as `Journal.begin` does.
+    WORSE_EVIDENCE; CANNOT_END if it is not expected to end. What `Journal.begin` would refuse is
+    refused first.
     """
     with Journal(places.journal()) as journal:
         journal.check(name, revision, spec)
+        refusals.check_scores(journal.deployment(name), revision)
     plan_for(name, spec).require_end()
 
 

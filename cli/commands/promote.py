@@ -37,7 +37,7 @@ def promote(
     The deployment's daemon does it; this command follows, and Ctrl-C only stops following.
     Exits 0 if promoted, 10 if rolled back or aborted, 11 if there was not enough evidence, or
     would not be in time at today's traffic. Refused if what callers of the live one send or read
-    is gone or of another type or shape.
+    is gone or of another type or shape, or if its proved score is clearly worse on the same data.
     """
     from cli.revisions import find_revision
 
@@ -111,14 +111,14 @@ def _show_plan(output: Output, name: str, bento: str | None, spec: RolloutSpec) 
 def _begin(
     output: Output, what: tuple[str, Revision], spec: RolloutSpec, *, full: bool, force: bool
 ) -> int:
-    """Start the rollout, unless it cannot end at today's traffic."""
+    """Start the rollout, unless its evidence or today's traffic speak against it."""
     from rollout import deployments
-    from rollout.traffic import require_end
+    from rollout.traffic import check_promotion
 
     name, revision = what
     if not (full or force):
         output.note(f"Measuring the traffic of {name} ...")
-        require_end(name, revision, spec)
+        check_promotion(name, revision, spec)
     rollout = deployments.promote(name, revision, spec)
     if full:
         _skip_gates(name)
@@ -166,7 +166,10 @@ def _follow(output: Output, name: str, rollout: int) -> None:
     if outcome != "promoted":
         code = ErrorCode.INCONCLUSIVE if outcome == "inconclusive" else ErrorCode.ROLLED_BACK
         verdict = document["verdict"]
-        raise MlctlError(code, f"{ended.candidate.bento} was not promoted: {verdict_text(verdict)}")
+        log = verdict["why"].partition("\n")[2]
+        ends = f"; its log ends:\n{log}" if log else ""
+        bento = ended.candidate.bento
+        raise MlctlError(code, f"{bento} was not promoted: {verdict_text(verdict)}{ends}")
     if output.as_json:
         output.document({"name": name, **document})
     else:

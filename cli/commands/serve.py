@@ -48,7 +48,7 @@ def serve(
     from rollout.local.launcher import require_all_free
     from services.bento.store import find_bento
     from services.settings import load_settings
-    from services.ship.signed import require_signatures
+    from services.ship.signed import verify_bento
 
     found = find_bento(bento)
     given = {f"MLCTL_{name.upper()}": str(value) for name, value in secure.items() if value}
@@ -61,7 +61,7 @@ def serve(
     settings.check()
     doors = {"http": (host, port), **settings.doors}
     require_all_free(*doors.values())
-    require_signatures(found, settings.require_signature)
+    verify_bento(found, settings.require_signature)
     mutual, encrypted = settings.tls_client_ca is not None, settings.tls_cert is not None
     tell_exposure(output, host, mutual=mutual, encrypted=encrypted, insecure=insecure)
     if output.as_json:

@@ -35,13 +35,6 @@ if TYPE_CHECKING:
 )
 @bound_options
 @click.option(
-    "--proxy",
-    type=click.Choice(("envoy", "haproxy")),
-    default="envoy",
-    show_default=True,
-    help="What carries the traffic; HAProxy is leaner and copies no requests.",
-)
-@click.option(
     "--target",
     type=click.Choice(("local", "kubernetes")),
     default="local",
@@ -65,7 +58,6 @@ def up(
     min_replicas: int | None,
     max_replicas: int | None,
     idle_seconds: float | None,
-    proxy: str,
     target: str,
     *,
     everything: bool,
@@ -73,7 +65,7 @@ def up(
 ) -> None:
     """Start a deployment NAME that serves BENTO.
 
-    Returns when it answers. HTTP and gRPC share one port, behind the proxy. Everything runs
+    Returns when it answers. HTTP and gRPC share one port, behind Envoy. Everything runs
     detached; what dies is started again. `mlctl down NAME` stops it. Without BENTO, a deployment
     that is down is started with what it served; with --all, every one that was up when the
     machine went down.
@@ -93,7 +85,6 @@ def up(
             min_replicas=min_replicas,
             max_replicas=max_replicas,
             idle_seconds=idle_seconds,
-            proxy=proxy,
         )
         settings = guarded(settings)
         if target == "local":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +11,11 @@ from bundle.errors import ErrorCode, MlctlError
 from rollout.gate_service import session as sessions
 from rollout.gate_service.session import Session
 from rollout.model import RolloutSpec
-from rollout.state.schema import transaction
+from rollout.state.schema import open_database, transaction
 
+_VERSION = 1
 _SCHEMA = """
-create table if not exists session (
+create table session (
     id text primary key,
     blue text not null,
     green text not null,
@@ -39,9 +39,7 @@ class Store:
     """At most `limit` sessions, each forgotten after `expire_seconds` without a question."""
 
     def __init__(self, path: Path, clock: Clock, *, limit: int, expire_seconds: float) -> None:
-        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        self._db.execute("pragma journal_mode = wal")
-        self._db.executescript(_SCHEMA)
+        self._db = open_database(path, _SCHEMA, _VERSION, check_same_thread=False)
         self._lock = threading.Lock()
         self._clock = clock
         self._limit = limit
@@ -64,7 +62,7 @@ class Store:
                 self._require_room()
                 self._put(name, terms, Session())
                 return Session()
-        if Terms(row[0], row[1], RolloutSpec.from_json(row[2])) != terms:
+        if row[:3] != (terms.blue, terms.green, terms.spec.to_json()):
             raise MlctlError(
                 ErrorCode.INVALID_INPUT,
                 f"the session {name!r} began with other sources or limits",

@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from bundle.errors import ErrorCode, MlctlError
 from rollout.model import Colour
 
 _P99_MIN_SAMPLES = 100
@@ -30,8 +31,15 @@ GRPC_CLIENT_ERRORS = (1, 3, 5, 6, 7, 9, 10, 11, 12, 16)
 
 
 def latency_edge(limit_ms: float, edges: tuple[float, ...] = LATENCY_EDGES_MS) -> float:
-    """The smallest exact histogram edge at or above `limit_ms`; the last edge if none is."""
-    return next((edge for edge in edges if edge >= limit_ms), edges[-1])
+    """Return the smallest exact histogram edge at or above `limit_ms`; INVALID_INPUT beyond all."""
+    for edge in edges:
+        if edge >= limit_ms:
+            return edge
+    raise MlctlError(
+        ErrorCode.INVALID_INPUT,
+        f"a latency limit of {limit_ms:g} ms cannot be judged: latencies are counted up to "
+        f"{edges[-1]:g} ms",
+    )
 
 
 @dataclass(frozen=True, slots=True)

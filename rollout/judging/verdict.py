@@ -52,6 +52,12 @@ class Verdict:
     n: int = 0
 
 
+def first_line(why: str) -> str:
+    """Return a verdict's reason without the log that may follow it."""
+    first, _, log = why.partition("\n")
+    return first.removesuffix("; its log ends:") if log else first
+
+
 def breaks(hits: Hits, limit: float) -> bool:
     """Whether (hits, n) lies beyond `limit`."""
     return hits[0] > limit * hits[1]

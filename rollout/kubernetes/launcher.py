@@ -14,7 +14,7 @@ import httpx2
 
 from rollout.kubernetes.plane import KubernetesPlane
 from rollout.kubernetes.target import Target
-from rollout.local import logs
+from rollout.local import logs, processes
 from rollout.local.processes import NO_PROCESS, ProcessRef
 from rollout.model import Colour, Endpoint, Revision, replica_role
 from rollout.ports import PlaneRejected, PlaneUnavailable, Probe, Served
@@ -33,7 +33,9 @@ class KubernetesLauncher:
     def start(self, colour: Colour, revision: Revision, index: int = 0) -> Served:
         """Take the colour's Service for `revision`; its pods may come later."""
         log = logs.path(self._logs, replica_role(colour, index))
-        logs.head(log, f"Service {self._target.services[colour]} is to serve {revision.bento}")
+        processes.log_start(
+            log, f"Service {self._target.services[colour]} is to serve {revision.bento}"
+        )
         token = f"{colour}#{uuid.uuid4().hex}"
         return Served(revision, Endpoint(0, 0), ProcessRef(NO_PROCESS, 0.0, token), str(log))
 
@@ -51,7 +53,7 @@ class KubernetesLauncher:
         except (PlaneUnavailable, PlaneRejected):
             return last[0]
         if found != last:
-            logs.head(Path(served.log), found[1])
+            logs.note(Path(served.log), found[1])
         self._found[token] = found
         return found[0]
 

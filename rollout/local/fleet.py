@@ -84,8 +84,9 @@ class Fleet:
         self._journal.drop_process(self._name, replica_role(colour, index))
 
     def tail(self, colour: Colour) -> str:
-        """How the logs of those that do not serve end, or of all if all do."""
-        found = tuple(self.replicas(colour).values())
-        bad = [served for served in found if self._launcher.probe(served) is not Probe.READY]
-        logs = dict.fromkeys(served.log for served in bad or found)
-        return "\n".join(log_tail(Path(log)) for log in logs) or "(no log was written)"
+        """Return the end of the worst replica's log: the one whose state is the colour's."""
+        worst = self.probe(colour)
+        for served in self.replicas(colour).values():
+            if self._launcher.probe(served) is worst:
+                return log_tail(Path(served.log))
+        return "(no log was written)"

@@ -59,7 +59,9 @@ def spawn_daemon(name: str, settings: Settings) -> ProcessRef:
     """Start a watcher with its daemon; the process of the watcher."""
     role = process_role(places.directory(name), DAEMON)
     command = [sys.executable, "-P", "-m", "rollout.local.watch", name]
-    return processes.spawn(role, command, places.daemon_log(name), _environment(settings))
+    log = places.daemon_log(name)
+    processes.log_start(log, DAEMON)
+    return processes.spawn(role, command, log, _environment(settings))
 
 
 def take_down(journal: Journal, name: str) -> None:

@@ -113,7 +113,7 @@ class LocalLauncher:
         processes.end_strays(role)
         http, grpc = free_ports(2)
         log = logs.path(self._logs, name)
-        logs.head(log, f"{revision.bento} starts as {name} on port {http}")
+        processes.log_start(log, f"{revision.bento} as {name} on port {http}")
         command = [part.format(bento=revision.bento, port=http) for part in self._settings.serve]
         process = processes.spawn(role, command, log, self._environment(colour, grpc))
         return Served(revision, Endpoint(http, grpc), process, str(log))

@@ -43,8 +43,8 @@ def path(directory: Path, role: str) -> Path:
     return directory / f"{role.replace('/', '-')}{_SUFFIX}"
 
 
-def head(log: Path, text: str) -> None:
-    """Begin what a new process writes by a line of ours."""
+def note(log: Path, text: str) -> None:
+    """Append a line of our own."""
     with log.open("a", encoding="utf-8") as file:
         file.write(f"mlctl: {datetime.now().astimezone():%Y-%m-%d %H:%M:%S} {text}\n")
 

@@ -8,10 +8,12 @@ matches is ever signalled. Each process leads its own session, so Ctrl-C does no
 from __future__ import annotations
 
 import os
+import re
 import signal
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import psutil
@@ -20,6 +22,7 @@ TOKEN_VARIABLE = "MLCTL_PROCESS"  # noqa: S105 - a name, not a secret
 NO_PROCESS = (1 << 22) + 1  # beyond every pid: what runs elsewhere, and is never signalled
 _START_TOLERANCE = 1.0  # create times move a little when the wall clock is adjusted
 _TAIL_BYTES = 8192
+_START_LINE = re.compile(r"^mlctl: [-0-9]{10} [:0-9]{8} start: .*\n?", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +99,25 @@ def end_strays(role: str) -> None:
         _signal(process, signal.SIGKILL)
 
 
+def log_start(log: Path, text: str) -> None:
+    """Append the line that separates a new process's output from that of the ones before it."""
+    with log.open("a", encoding="utf-8") as file:
+        file.write(f"mlctl: {datetime.now().astimezone():%Y-%m-%d %H:%M:%S} start: {text}\n")
+
+
 def log_tail(log: Path, lines: int = 15) -> str:
-    """The last lines of a log, for an error's message; says so if there is none."""
+    """Return the last lines of a log since its last `log_start`, or a remark if there are none.
+
+    A log is kept over the starts of its role, so older lines may be another Bento's.
+    """
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
             text = file.read().decode("utf-8", "replace")
     except FileNotFoundError:
         return "(no log was written)"
-    return "\n".join(text.splitlines()[-lines:]) or "(the log is empty)"
+    own = _START_LINE.split(text)[-1]
+    return "\n".join(own.splitlines()[-lines:]) or "(the process wrote nothing)"
 
 
 def _leader(ref: ProcessRef) -> psutil.Process | None:

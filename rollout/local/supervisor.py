@@ -101,7 +101,7 @@ class Supervisor:
             self._event(deployment, kind, {"role": role, "log": processes.log_tail(log)})
         restarts.failed(now)
         processes.end_strays(process_role(self._directory, role))
-        logs.head(log, f"{role} starts")
+        processes.log_start(log, role)
         self._journal.put_process(deployment.name, role, *start(log))
         self._started.add(role)
 

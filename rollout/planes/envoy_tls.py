@@ -9,9 +9,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from bundle.tls import TlsFiles
-from rollout.planes.edge import ALPN, CIPHER_NAMES
 from rollout.planes.envoy_names import Document
 
+# HTTP/2 first: gRPC needs it.
+_ALPN = ("h2", "http/1.1")
+# bundle.tls.CIPHERS by their own names: Envoy takes no groups.
+_CIPHER_NAMES = tuple(
+    f"ECDHE-{key}-{cipher}"
+    for key in ("ECDSA", "RSA")
+    for cipher in ("AES128-GCM-SHA256", "AES256-GCM-SHA384", "CHACHA20-POLY1305")
+)
 SECRET_FILE = "certificate.json"  # noqa: S105 - the name of a file
 _SECRET = "certificate"  # noqa: S105
 _TYPES = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3"
@@ -20,11 +27,11 @@ _TYPES = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3"
 def transport_socket(tls: TlsFiles, secret: Path) -> Document:
     """What the listener's connections begin with; `secret` is the file of `secret_table`."""
     common: Document = {
-        "alpn_protocols": list(ALPN),
+        "alpn_protocols": list(_ALPN),
         "tls_params": {
             "tls_minimum_protocol_version": "TLSv1_2",
             "tls_maximum_protocol_version": "TLSv1_3",
-            "cipher_suites": list(CIPHER_NAMES),
+            "cipher_suites": list(_CIPHER_NAMES),
         },
         "tls_certificate_sds_secret_configs": [
             {

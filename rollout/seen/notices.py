@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from rollout.judging.verdict import Gate
+from rollout.judging.verdict import Gate, first_line
 from rollout.machine import Phase
 from rollout.state.records import ENDED, Event
 from rollout.state.wishes import Wish
@@ -117,14 +117,8 @@ def _verdict(verdict: Mapping[str, Any]) -> dict[str, Any]:
     return {**{name: verdict[name] for name in _VERDICT}, "why": reason(verdict)}
 
 
-def _first_line(why: str) -> str:
-    """A reason without the log that may follow it."""
-    first, _, more = why.partition("\n")
-    return first.removesuffix("; its log ends:") if more else first
-
-
 def reason(verdict: Mapping[str, Any]) -> str:
     """Why, in words that may leave the machine."""
-    if verdict["gate"] == Gate.CONFIG:  # else the proxy's own words
-        return "the proxy refused its configuration"
-    return _first_line(verdict["why"])
+    if verdict["gate"] == Gate.CONFIG:  # its own words may hold paths
+        return "the proxy or the cluster refused the change of traffic"
+    return first_line(verdict["why"])

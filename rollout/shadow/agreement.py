@@ -63,11 +63,11 @@ def require_copies(spec: RolloutSpec, *, can_copy: bool) -> None:
     """INVALID_INPUT if agreement is asked for where nothing could ever show it."""
     if spec.max_disagreement is None or (can_copy and spec.shadows):
         return
-    why = "no request is copied" if can_copy else "the deployment's proxy cannot copy requests"
+    why = "no request is copied" if can_copy else "requests are not copied in a cluster"
     raise MlctlError(
         ErrorCode.INVALID_INPUT,
         f"a least agreement cannot be proved: {why}",
-        "Leave --min-agreement out, or copy some: --shadow-percent, behind Envoy.",
+        "Leave --min-agreement out, or copy some requests: --shadow-percent.",
     )
 
 

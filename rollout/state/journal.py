@@ -25,6 +25,9 @@ from rollout.state.records import Deployment, Event, Rollout
 from rollout.state.schema import connect, transaction
 from rollout.state.wishes import Request, Wish, next_request
 
+# The kinds of events that a client writes for the daemon.
+_COMMANDS = ("requested", "scaled", "down", *Wish)
+
 
 class StaleEpochError(Exception):
     """Another daemon has taken the deployment over, or it was taken down."""
@@ -40,7 +43,6 @@ class Journal:
     def __init__(self, path: Path, clock: Clock | None = None) -> None:
         self._db = connect(path)
         self._clock = clock or SystemClock()
-        self._version = self._data_version()
 
     def __enter__(self) -> Self:
         return self
@@ -56,13 +58,17 @@ class Journal:
     def close(self) -> None:
         self._db.close()
 
-    def changed(self) -> bool:
-        """Whether another connection has written since this was last asked. Cheap to poll."""
-        before, self._version = self._version, self._data_version()
-        return before != self._version
+    def last_command(self, name: str) -> int:
+        """Return the `seq` of the deployment's newest event that its daemon acts on; 0 for none.
 
-    def _data_version(self) -> int:
-        return int(self._db.execute("pragma data_version").fetchone()[0])
+        Cheap to poll. What other deployments write into the journal does not change it.
+        """
+        row = self._db.execute(
+            "select seq from event where deployment = ? and kind <> 'tick'"  # noqa: S608 - only question marks
+            f" and kind in ({_marks(_COMMANDS)}) order by seq desc limit 1",
+            (name, *_COMMANDS),
+        ).fetchone()
+        return 0 if row is None else int(row["seq"])
 
     def create(self, name: str, ports: Ports, settings: Settings, live: Revision) -> None:
         """Record a new deployment with `live` in blue; DEPLOYMENT_EXISTS if it is up."""
@@ -197,7 +203,7 @@ class Journal:
             values = (
                 *(name, deployment.colour.other, records.dumps(deployment.live)),
                 *(records.dumps(candidate), spec.to_json()),
-                *(records.dumps(records.progress_body(progress)), now),
+                *(records.dumps(progress), now),
             )
             try:
                 cursor = self._db.execute(
@@ -356,7 +362,7 @@ class Journal:
     def _put_progress(self, rollout: int, progress: Progress) -> None:
         self._db.execute(
             "update rollout set progress = ? where id = ? and outcome is null",
-            (records.dumps(records.progress_body(progress)), rollout),
+            (records.dumps(progress), rollout),
         )
 
     def _finish(self, rollout: int, outcome: Outcome) -> None:

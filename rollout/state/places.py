@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from bundle.errors import ErrorCode, MlctlError
 from bundle.home import state_dir
 
 
@@ -31,3 +32,17 @@ def heartbeat(name: str) -> Path:
 def daemon_log(name: str) -> Path:
     """What its daemon printed."""
     return directory(name) / "logs" / "daemon.log"
+
+
+def require_writable(name: str) -> None:
+    """INVALID_INPUT, naming the path, if this user cannot write what a daemon of `name` writes."""
+    try:
+        logs = (directory(name) / "logs").glob("*.log")
+        for path in (lock(name), daemon_log(name), *logs):
+            path.open("ab").close()
+    except OSError as error:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"{error.filename} cannot be written: {error.strerror}",
+            "Make it writable for this user, or name another state directory in MLCTL_HOME.",
+        ) from error

@@ -4,30 +4,21 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from functools import partial
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar
 
-from rollout.judging.counts import Counts
-from rollout.judging.gates import Action, Evidence, Gate, Verdict
-from rollout.kubernetes.target import Target
+from pydantic import TypeAdapter
+
+from rollout.judging.verdict import Verdict
 from rollout.local.processes import ProcessRef
-from rollout.machine import Phase, Progress
-from rollout.model import (
-    Colour,
-    Endpoint,
-    Outcome,
-    Ports,
-    Revision,
-    RolloutSpec,
-    Settings,
-)
-from rollout.newer import described, ordered
+from rollout.machine import Progress
+from rollout.model import Colour, Outcome, Ports, Revision, RolloutSpec, Settings
 from rollout.ports import Served
-from rollout.shadow.agreement import ShadowEvidence
-from rollout.shadow.window import ShadowWindow
 from rollout.state.wishes import Request, Wish
+
+T = TypeVar("T")
+_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
 
 TICK = "tick"
 ENDED = "ended"
@@ -85,10 +76,13 @@ def dumps(value: Any) -> str:
     return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def _settings_from(document: dict[str, Any]) -> Settings:
-    target = document.get("kubernetes")
-    kubernetes = ordered(Target, target) if target else None
-    return ordered(Settings, {**document, "kubernetes": kubernetes})
+def value_from(kind: type[T], document: Any) -> T:
+    """Return the value of `kind` that `dumps` wrote, from its parsed JSON."""
+    adapter = _ADAPTERS.get(kind)
+    if adapter is None:  # made at the first use: most commands need two of them
+        adapter = _ADAPTERS[kind] = TypeAdapter(kind)
+    value: T = adapter.validate_python(document)
+    return value
 
 
 def deployment_from(row: sqlite3.Row) -> Deployment:
@@ -96,10 +90,10 @@ def deployment_from(row: sqlite3.Row) -> Deployment:
     return Deployment(
         name=row["name"],
         up=bool(row["up"]),
-        ports=described(Ports, json.loads(row["ports"])),
-        settings=_settings_from(json.loads(row["settings"])),
+        ports=value_from(Ports, json.loads(row["ports"])),
+        settings=value_from(Settings, json.loads(row["settings"])),
         colour=Colour(row["colour"]),
-        live=described(Revision, json.loads(row["live"])),
+        live=value_from(Revision, json.loads(row["live"])),
         champion=row["champion"],
         epoch=row["epoch"],
         created=row["created"],
@@ -108,14 +102,15 @@ def deployment_from(row: sqlite3.Row) -> Deployment:
 
 def rollout_from(row: sqlite3.Row) -> Rollout:
     """A row of `rollout`."""
+    progress = value_from(Progress, json.loads(row["progress"]))
     return Rollout(
         id=row["id"],
         deployment=row["deployment"],
         colour=Colour(row["colour"]),
-        live=described(Revision, json.loads(row["live"])),
-        candidate=described(Revision, json.loads(row["candidate"])),
-        spec=RolloutSpec.from_json(row["spec"]),
-        progress=_progress_from(json.loads(row["progress"]), row["id"]),
+        live=value_from(Revision, json.loads(row["live"])),
+        candidate=value_from(Revision, json.loads(row["candidate"])),
+        spec=value_from(RolloutSpec, json.loads(row["spec"])),
+        progress=replace(progress, evidence=replace(progress.evidence, seed=row["id"])),
         outcome=Outcome(row["outcome"]) if row["outcome"] else None,
         created=row["created"],
     )
@@ -149,15 +144,7 @@ def served_body(served: Served) -> dict[str, Any]:
 
 def served_from(process: ProcessRef, body: Mapping[str, Any]) -> Served:
     """The inverse of `served_body`."""
-    revision = described(Revision, body["revision"])
-    return Served(revision, described(Endpoint, body["endpoint"]), process, body["log"])
-
-
-def progress_body(progress: Progress) -> dict[str, Any]:
-    """All of it, so that who takes over need not fold every tick again."""
-    ruling = asdict(progress.ruling) if progress.ruling else None
-    plain = {field.name: getattr(progress, field.name) for field in fields(progress)}
-    return {**plain, "ruling": ruling, "evidence": asdict(progress.evidence)}
+    return value_from(Served, {**body, "process": process})
 
 
 def ended_body(
@@ -171,48 +158,4 @@ def ended_body(
         "digest": rollout.candidate.digest,
         "seconds": now - rollout.created,
         "requests": rollout.progress.evidence.candidate.requests,
-    }
-
-
-def verdict_from(document: Mapping[str, Any]) -> Verdict:
-    """The verdict in an event."""
-    action, gate = Action(document["action"]), Gate(document["gate"])
-    return described(Verdict, {**document, "action": action, "gate": gate})
-
-
-def _progress_from(document: Mapping[str, Any], rollout: int) -> Progress:
-    planned, ruling = document["planned"], document["ruling"]
-    # Journals from before kept none: what they saw has to be seen again.
-    evidence = _evidence_from(document.get("evidence", {}))
-    interrupted = document.get("interrupted")
-    converted = {
-        "phase": Phase(document["phase"]),
-        "interrupted": Phase(interrupted) if interrupted else None,
-        "planned": Outcome(planned) if planned else None,
-        "ruling": verdict_from(ruling) if ruling else None,
-        "evidence": replace(evidence, seed=rollout),
-    }
-    return described(Progress, {**document, **converted})
-
-
-def _evidence_from(document: Mapping[str, Any]) -> Evidence:
-    """The inverse of `asdict`; what is not there is at its start."""
-    kinds: dict[str, Callable[..., Any]] = {
-        "candidate": partial(described, Counts),
-        "live": partial(described, Counts),
-        "shadow": _shadow_from,
-    }
-    parts = {name: kind(document[name]) for name, kind in kinds.items() if name in document}
-    return described(Evidence, {**_tupled(document), **parts})
-
-
-def _shadow_from(document: Mapping[str, Any]) -> ShadowEvidence:
-    total = described(ShadowWindow, document["total"])
-    return described(ShadowEvidence, {**_tupled(document), "total": total})
-
-
-def _tupled(document: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON's lists as the tuples that they were."""
-    return {
-        name: tuple(value) if isinstance(value, list) else value for name, value in document.items()
     }

@@ -9,6 +9,7 @@ from bundle import interface
 from bundle.errors import ErrorCode, MlctlError
 from rollout.machine import Phase
 from rollout.model import Outcome, Revision, RolloutSpec
+from rollout.scores import clearly_worse
 from rollout.state.records import Deployment, Rollout
 
 _SHOWN = 5  # reasons in one message
@@ -60,6 +61,16 @@ def check_interface(
     return reasons
 
 
+def check_scores(deployment: Deployment, candidate: Revision) -> None:
+    """WORSE_EVIDENCE if optimize proved a clearly worse score of the candidate than of live."""
+    worse = clearly_worse(deployment.live.scores, candidate.scores)
+    if worse:
+        raise MlctlError(
+            ErrorCode.WORSE_EVIDENCE,
+            f"{candidate.bento} is worse than {deployment.live.bento}: {'; '.join(worse)}",
+        )
+
+
 def under_way(name: str, active: Rollout | None) -> MlctlError:
     """Another rollout is active."""
     to = active.candidate.bento if active else "another Bento"
@@ -86,7 +97,7 @@ def nothing_under_way(name: str, active: Rollout | None, rollouts: Iterable[Roll
     elif active is not None:
         what = f"rollout {active.id} of {name!r} is being taken back"
     hint = (
-        f"To go back, promote the former one: `mlctl promote {name} {former.live.bento}`."
+        f"To go back at once: `mlctl promote {name} {former.live.bento} --full`."
         if former
         else "There is no earlier revision."
     )

@@ -11,13 +11,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from bundle.errors import ErrorCode, MlctlError
+
 BUSY_SECONDS = 10.0
 
-SCHEMA = """
-create table if not exists meta (one integer primary key check (one = 1), epoch integer not null);
-insert or ignore into meta values (1, 0);
+# Raised with every change of a table or of the JSON in its columns; other layouts are refused.
+VERSION = 1
 
-create table if not exists deployment (
+SCHEMA = """
+create table meta (one integer primary key check (one = 1), epoch integer not null);
+insert into meta values (1, 0);
+
+create table deployment (
     name text primary key,
     up integer not null,
     ports text not null,
@@ -29,7 +34,7 @@ create table if not exists deployment (
     created real not null
 );
 
-create table if not exists process (
+create table process (
     deployment text not null,
     role text not null,
     pid integer not null,
@@ -39,7 +44,7 @@ create table if not exists process (
     primary key (deployment, role)
 );
 
-create table if not exists rollout (
+create table rollout (
     id integer primary key autoincrement,
     deployment text not null,
     colour text not null,
@@ -50,9 +55,9 @@ create table if not exists rollout (
     outcome text,
     created real not null
 );
-create unique index if not exists one_active on rollout (deployment) where outcome is null;
+create unique index one_active on rollout (deployment) where outcome is null;
 
-create table if not exists event (
+create table event (
     seq integer primary key autoincrement,
     deployment text not null,
     rollout integer,
@@ -61,45 +66,111 @@ create table if not exists event (
     kind text not null,
     body text not null
 );
-create index if not exists event_of on event (deployment, rollout, seq);
-create index if not exists event_in_order on event (deployment, seq);
+create index event_of on event (deployment, rollout, seq);
+create index event_in_order on event (deployment, seq);
 -- A rollout of hours has ten thousands of ticks and a few of anything else.
-create index if not exists rare_in_order on event (deployment, seq) where kind <> 'tick';
-create index if not exists rare_of on event (deployment, rollout, seq) where kind <> 'tick';
-create trigger if not exists event_is_final before update on event
+create index rare_in_order on event (deployment, seq) where kind <> 'tick';
+create index rare_of on event (deployment, rollout, seq) where kind <> 'tick';
+create trigger event_is_final before update on event
 begin select raise(abort, 'events are append-only'); end;
-create trigger if not exists event_stays before delete on event
+create trigger event_stays before delete on event
 begin select raise(abort, 'events are append-only'); end;
 
 -- How far a reader has told the events of a deployment elsewhere: a webhook, a run in MLflow.
-create table if not exists told (
+create table told (
     deployment text not null,
     reader text not null,
     seq integer not null,
     body text not null,
     primary key (deployment, reader)
 );
-
--- Journals from before there were replicas and other proxies.
-update or ignore process set role = role || '/0' where role in ('blue', 'green');
-update or ignore process set role = 'proxy' where role = 'envoy';
 """
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """A connection in autocommit mode to the journal at `path`, made if it is not there."""
-    connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
+    """Return a connection in autocommit mode to the journal at `path`, made if it is not there.
+
+    INVALID_INPUT for one of another layout, or that this user cannot open.
+    """
+    connection = open_database(path, SCHEMA, VERSION)
     connection.row_factory = sqlite3.Row
-    connection.execute("pragma journal_mode = wal")
-    connection.execute("pragma synchronous = full")
-    connection.executescript(SCHEMA)
     return connection
+
+
+def open_database(
+    path: Path, schema: str, version: int, *, check_same_thread: bool = True
+) -> sqlite3.Connection:
+    """Return a connection in autocommit mode and WAL to a database of that layout."""
+    try:
+        connection = sqlite3.connect(
+            path,
+            timeout=BUSY_SECONDS,
+            isolation_level=None,
+            check_same_thread=check_same_thread,
+        )
+        connection.execute("pragma journal_mode = wal")
+        connection.execute("pragma synchronous = full")
+        if _layout(connection) == (0, 0):
+            with transaction(connection):
+                if _layout(connection) == (0, 0):  # else another process was faster
+                    for statement in _statements(schema):
+                        connection.execute(statement)
+                    connection.execute(f"pragma user_version = {version}")
+        found, _ = _layout(connection)
+    except sqlite3.OperationalError as error:
+        raise _unusable(path, error) from error
+    if found != version:
+        connection.close()
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"{path} was written by another version of mlctl (layout {found}, this one: {version})",
+            "Take its deployments down with that version and move the file away, or name another "
+            "state directory in MLCTL_HOME.",
+        )
+    return connection
+
+
+def _layout(connection: sqlite3.Connection) -> tuple[int, int]:
+    """The layout's number and how many tables there are, read together."""
+    row = connection.execute(
+        "select user_version, (select count(*) from sqlite_master) from pragma_user_version"
+    ).fetchone()
+    return int(row[0]), int(row[1])
+
+
+def _statements(schema: str) -> Iterator[str]:
+    """The statements of a script, which `executescript` would not run in one transaction."""
+    statement = ""
+    for line in schema.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+
+
+def _unusable(path: Path, error: sqlite3.OperationalError) -> Exception:
+    """The error for a database that cannot be opened or written; others as they are."""
+    match error.sqlite_errorcode & 0xFF:
+        case sqlite3.SQLITE_FULL:
+            return MlctlError(ErrorCode.DISK_FULL, f"there is no space left for {path}")
+        case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM:
+            return MlctlError(
+                ErrorCode.INVALID_INPUT,
+                f"{path} cannot be opened for writing: {error}",
+                "Make it and its folder writable for this user, or name another state directory "
+                "in MLCTL_HOME.",
+            )
+    return error
 
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
     """One writing transaction: all of it or, on any exception, nothing."""
-    connection.execute("begin immediate")
+    try:
+        connection.execute("begin immediate")
+    except sqlite3.OperationalError as error:
+        path = connection.execute("pragma database_list").fetchone()[2]
+        raise _unusable(Path(path), error) from error
     try:
         yield
     except BaseException:

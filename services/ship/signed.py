@@ -24,15 +24,13 @@ def find_signable(what: str) -> list[tuple[VerifiedBundle, Path]]:
     return _in_bento(find_bento(what))
 
 
-def require_signatures(bento: BentoInfo, public_key: Path | None) -> None:
-    """Prove the signatures of a Bento before it is started; nothing if none are asked for.
-
-    SIGNATURE_INVALID if one is missing or wrong.
+def verify_bento(bento: BentoInfo, public_key: Path | None) -> None:
+    """Verify every file of a Bento's bundles before it is started, and the signatures if a key is
+    given. Raises as `unpack`; SIGNATURE_INVALID if a signature is missing or wrong.
     """
-    if public_key is None:
-        return
     for bundle, signature in _in_bento(bento):
-        check(bundle, public_key, signature)
+        if public_key is not None:
+            check(bundle, public_key, signature)
 
 
 def _in_bento(bento: BentoInfo) -> list[tuple[VerifiedBundle, Path]]:

@@ -83,7 +83,7 @@ def test_following_a_log(shop: Mlctl) -> None:
     [
         (("up",), "NAME"),
         (("up", "shop", "--all"), "--all"),
-        (("up", "shop", "--proxy", "haproxy"), "--proxy needs a BENTO"),
+        (("up", "shop", "--workers", "2"), "--workers needs a BENTO"),
         (("up", "shop", "digits:1", "--min-replicas", "1"), "--max-replicas"),
         (("up", "shop", "digits:1", "--replicas", "0"), "--replicas"),
         (("scale", "shop"), "--replicas"),

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from bundle.errors import MlctlError
 from bundle.verify import VerifiedBundle
+from cli.commands.promote import _follow
 from cli.main import cli
+from cli.output import Output
 from cli.revisions import find_revision
-from cli.rollouts import event_line
-from rollout.model import Ports, RolloutSpec, Settings
-from rollout.state import places
+from cli.rollouts import event_line, verdict_text
+from rollout.judging.plan import Today, plan
+from rollout.judging.verdict import Action, Gate, Verdict
+from rollout.machine import Phase
+from rollout.model import Outcome, Ports, RolloutSpec, Settings
+from rollout.state import places, records
 from rollout.state.journal import Journal
 from rollout.traffic import broken_by
 from services.layout import pack
@@ -96,10 +102,67 @@ def test_the_same_interface_is_no_matter(store: Path, tmp_path: Path) -> None:
     assert requested.body["broken"] == []
 
 
-def test_of_a_revision_from_before_nothing_is_known(store: Path, tmp_path: Path) -> None:
-    """A journal of an earlier mlctl has no interface of the live revision."""
-    live = find_revision(put(store, "1", make_bundle(tmp_path / "a", name="shop", features=4)))
-    wider = find_revision(put(store, "2", make_bundle(tmp_path / "b", name="shop", features=5)))
+def test_promote__candidate_does_not_start__its_log_is_quoted_once(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    serve(put(store, "1", make_bundle(tmp_path / "a", name="shop")))
+    other = find_revision(put(store, "2", make_bundle(tmp_path / "b", name="shop", scale=3.0)))
+    why = (
+        "the candidate's process ended before it was ready; its log ends:\nfile_altered: model.onnx"
+    )
+    verdict = Verdict(Action.ROLLBACK, Gate.READY, why)
     with Journal(places.journal()) as journal:
-        journal.create("shop", Ports(1, 2), Settings(), replace(live, interface={}))
-        journal.check("shop", wider, RolloutSpec())
+        rollout = journal.rollout(journal.begin("shop", other, RolloutSpec()))
+        epoch = journal.take_over("shop")
+        back = replace(
+            rollout.progress, phase=Phase.ROLLBACK, planned=Outcome.ROLLED_BACK, ruling=verdict
+        )
+        moved = {"phase": "rollback", "weight": 0, "verdict": asdict(verdict)}
+        journal.save(rollout, back, "phase", moved, epoch)
+        ended = records.ended_body(rollout, Outcome.ROLLED_BACK, verdict, 1.0)
+        journal.save(rollout, replace(back, phase=Phase.DONE), records.ENDED, ended, epoch)
+    with pytest.raises(MlctlError) as caught:
+        _follow(Output(as_json=False), "shop", rollout.id)
+    shown = capsys.readouterr().out
+    assert "ended before it was ready" in shown
+    assert (shown + caught.value.message).count("file_altered: model.onnx") == 1
+    assert "\n" not in verdict_text(asdict(verdict))
+
+
+def test_promote__a_byte_of_the_candidate_is_changed__refused_before_anything_starts(
+    store: Path, tmp_path: Path
+) -> None:
+    serve(put(store, "1", make_bundle(tmp_path / "a", name="shop")))
+    tag = put(store, "2", make_bundle(tmp_path / "b", name="shop", scale=3.0))
+    (store / "bentos" / "shop" / "2" / "src" / "model" / "model.onnx").write_bytes(b"torn")
+    told = CliRunner().invoke(cli, ["promote", "shop", tag, "--force", "--json"])
+    assert json.loads(told.stdout)["error"]["code"] == "file_altered"
+    with Journal(places.journal()) as journal:
+        assert journal.rollouts("shop") == ()
+
+
+def test_promote__proved_score_is_clearly_worse__refused_with_both_scores_unless_forced(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve(put(store, "1", make_bundle(tmp_path / "a", name="shop", accuracy=0.89)))
+    worse = put(store, "2", make_bundle(tmp_path / "b", name="shop", accuracy=0.30))
+    told = CliRunner().invoke(cli, ["promote", "shop", worse, "--json"])
+    error = json.loads(told.stdout)["error"]
+    assert (told.exit_code, error["code"]) == (8, "worse_evidence")
+    assert "is 0.3 on 1,000 rows" in error["message"]
+    assert "0.89" in error["message"]
+    assert "--force" in error["hint"]
+    monkeypatch.setattr("rollout.deployments.ensure_daemon", lambda *_: None)
+    forced = CliRunner().invoke(cli, ["promote", "shop", worse, "--force", "--detach"])
+    assert forced.exit_code == 0, forced.output
+
+
+def test_promote__scores_differ_within_their_noise__judged_by_the_traffic(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve(put(store, "1", make_bundle(tmp_path / "a", name="shop", accuracy=0.89)))
+    near = put(store, "2", make_bundle(tmp_path / "b", name="shop", accuracy=0.885))
+    spec = RolloutSpec()
+    monkeypatch.setattr("rollout.traffic.plan_for", lambda *_: plan(spec, Today(0.0), 0.5))
+    told = CliRunner().invoke(cli, ["promote", "shop", near, "--json"])
+    assert json.loads(told.stdout)["error"]["code"] == "cannot_end", told.output

@@ -19,11 +19,16 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def mlctl(tmp_path_factory: pytest.TempPathFactory) -> Mlctl:
-    """A state directory with the Bento `tiny`."""
+    """A state directory with the Bento `tiny`, and `torn`, in which one byte is changed."""
     home = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BENTOML_HOME", str(home / "bentoml"))
         build_bento(make_bundle(home / "tiny"), {})
+        torn = build_bento(make_bundle(home / "torn", name="torn"), {"mlctl.model": "m"})
+    model = torn.path / "src" / "model" / "model.onnx"
+    content = bytearray(model.read_bytes())
+    content[len(content) // 2] ^= 1
+    model.write_bytes(content)
     return Mlctl(home)
 
 
@@ -95,3 +100,13 @@ def test_a_cluster_takes_no_certificate_of_ours(mlctl: Mlctl) -> None:
     done = mlctl.run("up", "shop", "tiny", *named)
     assert done.returncode == 2
     assert "the Gateway has the certificate" in done.stderr.replace("\n", " ")
+
+
+def test_serve__a_byte_of_the_model_is_changed__refused_before_a_url_is_printed(
+    mlctl: Mlctl,
+) -> None:
+    (port,) = map(str, free_ports(1))
+    done = mlctl.run("serve", "torn", "--port", port)
+    assert done.returncode == ERROR_TABLE[ErrorCode.FILE_ALTERED].exit_code, done.stderr
+    assert "model.onnx" in done.stderr
+    assert done.stdout == ""

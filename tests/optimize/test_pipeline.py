@@ -171,6 +171,7 @@ def test_evidence_tells_every_variant_and_no_path(
     assert [item["chosen"] for item in evidence["variants"]].count(True) == 1
     assert evidence["source"]["uri"] == "models:/Digits/1"
     assert evidence["data"]["labelled"] is True
+    assert (evidence["metric_code"], evidence["higher_is_better"]) == (None, True)
     assert evidence["goals"]["prefer"] == "size"
     graph = result.bundle.path("model.onnx").read_bytes()
     for place in (str(optimize_home), str(Path.cwd())):

@@ -15,11 +15,11 @@ from bundle.clock import ManualClock
 from bundle.errors import ErrorCode, MlctlError
 from rollout.controller import Controller, Watch, World
 from rollout.machine import Phase
-from rollout.memory import MemoryLauncher, MemoryPlane
 from rollout.model import Colour, OnInconclusive, Outcome, Ports, RolloutSpec, Settings
 from rollout.ports import PlaneRejected, Probe
 from rollout.state.journal import Journal
 from rollout.state.wishes import Wish
+from tests.support.memory import MemoryLauncher, MemoryPlane
 from tests.support.rollouts import revision
 
 EDGES = (100.0,)

@@ -15,10 +15,10 @@ from cli.rollouts import event_line
 from rollout.champion import ChampionKeeper, ProcessChampions, main
 from rollout.commands import champion_command
 from rollout.machine import Phase, Progress
-from rollout.memory import MemoryChampions
 from rollout.model import Outcome, Ports, RolloutSpec, Settings
 from rollout.state.journal import Journal
 from rollout.state.records import Deployment, dumps
+from tests.support.memory import MemoryChampions
 from tests.support.rollouts import revision
 from tests.support.wait import wait_until
 

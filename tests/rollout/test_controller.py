@@ -11,12 +11,12 @@ from bundle.clock import ManualClock
 from rollout.controller import Controller, Watch, World
 from rollout.judging.gates import Gate
 from rollout.machine import Phase, Progress
-from rollout.memory import MemoryLauncher, MemoryPlane
 from rollout.model import Colour, Outcome, Ports, RolloutSpec, Settings
 from rollout.ports import Probe, Traffic
 from rollout.state.journal import Journal
 from rollout.state.records import Event, Rollout
 from rollout.state.wishes import Wish
+from tests.support.memory import MemoryLauncher, MemoryPlane
 from tests.support.rollouts import revision
 
 EDGES = (100.0, 200.0)
@@ -385,3 +385,14 @@ def test_copies_go_to_the_candidate_before_any_weight(journal: Journal, clock: M
         20,
         Colour.GREEN,
     )
+
+
+def test_tick__a_daemon_is_woken_in_between__one_evaluation_per_interval(stage: Stage) -> None:
+    stage.until(Phase.SHIFT)
+    looks = len(stage.events("tick"))
+    for _ in range(16):  # in one second, with ticks of half a second
+        stage.clock.advance(1 / 16)
+        stage.plane.serve(Colour.GREEN, 1, slow=1)
+        stage.controller.tick()
+    assert len(stage.events("tick")) - looks == 2
+    assert stage.controller.progress.phase is Phase.SHIFT

@@ -322,3 +322,23 @@ def test_what_does_not_exist_is_not_found() -> None:
         with pytest.raises(MlctlError) as missing:
             next(deployments.follow(name, number))
         assert missing.value.code is ErrorCode.NOT_FOUND
+
+
+@pytest.mark.usefixtures("home")
+def test_promote__two_deployments_at_once__neither_evaluates_faster_than_its_ticks() -> None:
+    settings = replace(quick_settings(), tick_seconds=0.5)
+    spec = replace(quick_spec(steps=(50, 100), step_seconds=3.0), max_p99_ms=None)
+    ports = dict(zip(("bank", "shop"), free_ports(2), strict=True))
+    try:
+        for name, port in ports.items():
+            deployments.up(name, revision("tiny:aa"), port, settings=settings)
+        with Load(ports["bank"], clients=2), Load(ports["shop"], clients=2):
+            begun = {name: deployments.promote(name, revision("tiny:bb"), spec) for name in ports}
+            stories = {name: list(deployments.follow(name, begun[name])) for name in ports}
+    finally:
+        for deployment in deployments.status():
+            deployments.down(deployment.deployment.name)
+    for name, events in stories.items():
+        looks = [event.at for event in events if event.kind == "tick"]
+        assert len(looks) > 3, story(events)
+        assert len(looks) - 1 <= (looks[-1] - looks[0]) / settings.tick_seconds + 1, (name, looks)

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from rollout.judging.counts import Totals
-from rollout.memory import MemoryLauncher, MemoryPlane
 from rollout.model import Colour, Endpoint
 from rollout.ports import Probe
 from rollout.state.journal import Journal
+from tests.support.memory import MemoryLauncher, MemoryPlane
 
 EDGES = (100.0,)
 EFFECTS = frozenset(

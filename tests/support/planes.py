@@ -71,9 +71,8 @@ class Replica:
 
 @dataclass
 class Stage:
-    """The proxy that `driver` names, in front of replicas of both colours."""
+    """Envoy in front of replicas of both colours."""
 
-    driver: str
     directory: Path
     ports: Ports
     proxy: Proxy
@@ -124,13 +123,13 @@ class Stage:
 
 
 @contextlib.contextmanager
-def stage(driver: str, directory: Path, tls: tuple[str, ...] = ()) -> Iterator[Stage]:
+def stage(directory: Path, tls: tuple[str, ...] = ()) -> Iterator[Stage]:
     """A running proxy without a replica yet; everything is ended afterwards."""
     listen, admin = free_ports(2)
     ports = Ports(listen, admin)
-    proxy = proxy_of(directory, ports, Settings(proxy=driver, tls=tls))
+    proxy = proxy_of(directory, ports, Settings(tls=tls))
     with proxy.plane() as plane:
-        made = Stage(driver, directory, ports, proxy, plane)
+        made = Stage(directory, ports, proxy, plane)
         try:
             made.start_proxy()
             yield made

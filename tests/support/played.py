@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from bundle.clock import ManualClock
 from rollout.controller import Controller, Watch, World
 from rollout.machine import Phase
-from rollout.memory import MemoryLauncher, MemoryPlane
 from rollout.model import Colour, Ports, RolloutSpec, Settings
 from rollout.state.journal import Journal
+from tests.support.memory import MemoryLauncher, MemoryPlane
 from tests.support.rollouts import revision
 
 EDGES = (100.0, 200.0)

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from rollout.judging.counts import Totals
 from rollout.judging.observer import Observer
-from rollout.memory import MemoryPlane
 from rollout.model import Colour, RolloutSpec
 from rollout.shadow.window import ShadowWindow
+from tests.support.memory import MemoryPlane
 
 EDGES = (100.0, 200.0)
 

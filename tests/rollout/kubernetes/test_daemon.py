@@ -40,7 +40,6 @@ def settings(target: Target) -> Settings:
         ready_seconds=60.0,
         drain_seconds=0.5,
         champion=("/bin/true",),
-        proxy="kubernetes",
         kubernetes=target,
     )
 

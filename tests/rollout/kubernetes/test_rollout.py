@@ -19,6 +19,7 @@ from rollout.kubernetes.target import Target
 from rollout.machine import Phase
 from rollout.model import Colour, Outcome, Ports, Revision, RolloutSpec, Settings
 from rollout.ports import PlaneRejected, PlaneUnavailable, Traffic
+from rollout.seen.notices import notice
 from rollout.state.journal import Journal, StaleEpochError
 from tests.rollout.kubernetes.conftest import BLUE_DIGEST, GREEN_DIGEST
 from tests.support.kube import FakeKube, route
@@ -97,7 +98,7 @@ class Stage:
 def stage(
     state: FakeKube, target: Target, journal: Journal, clock: ManualClock, tmp_path: Path
 ) -> Iterator[Stage]:
-    settings = Settings(drain_seconds=2, ready_seconds=20, proxy="kubernetes", kubernetes=target)
+    settings = Settings(drain_seconds=2, ready_seconds=20, kubernetes=target)
     journal.create("shop", Ports(0, 0), settings, revision(BLUE_DIGEST))
     epoch = journal.take_over("shop")
     with KubernetesPlane(target, Claim("shop-1", epoch), accept_seconds=0.3) as plane:
@@ -161,7 +162,12 @@ def test_another_model_in_the_middle_takes_the_traffic_back(stage: Stage) -> Non
     assert stage.weights() == {"shop-blue": 100, "shop-green": 0}
     stage.until(Phase.DONE)
     assert stage.outcome is Outcome.ROLLED_BACK
-    assert stage.why[0] == Gate.CONFIG
+    assert stage.why[0] == Gate.HEALTH
+    assert f"pod green-1 serves {'c' * 64}, not {GREEN_DIGEST}" in stage.why[1]
+    (*_, ended) = stage.journal.events("shop")
+    told = notice(ended)
+    assert told is not None
+    assert "does not serve the digest that its Bento names" in told["text"]
 
 
 def test_an_api_server_that_is_away_holds_everything(stage: Stage) -> None:

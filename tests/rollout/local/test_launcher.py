@@ -53,7 +53,7 @@ def test_another_digest_is_not_ready(launcher: LocalLauncher) -> None:
 
 def test_a_server_that_never_gets_ready_stays_starting(launcher: LocalLauncher) -> None:
     served = started(launcher, "tiny:aa?ready=never")
-    wait_until(lambda: "starts" in processes.log_tail(Path(served.log)))
+    wait_until(lambda: "start: tiny:aa" in Path(served.log).read_text())
     assert launcher.probe(served) is Probe.STARTING
 
 
@@ -76,6 +76,9 @@ def test_a_crash_is_dead_and_leaves_a_log(launcher: LocalLauncher) -> None:
     served = started(launcher, "tiny:aa?ready=crash")
     wait_until(lambda: launcher.probe(served) is Probe.DEAD)
     assert "told to crash" in processes.log_tail(Path(served.log))
+    again = started(launcher, "tiny:bb?ready=never")
+    assert again.log == served.log
+    assert "told to crash" not in processes.log_tail(Path(again.log))
 
 
 def test_starting_again_ends_what_was_left_over(launcher: LocalLauncher) -> None:

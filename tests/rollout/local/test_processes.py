@@ -82,6 +82,16 @@ def test_what_cannot_be_started_raises(log: Path) -> None:
 def test_the_tail_of_a_log(log: Path) -> None:
     assert processes.log_tail(log) == "(no log was written)"
     log.touch()
-    assert processes.log_tail(log) == "(the log is empty)"
+    assert processes.log_tail(log) == "(the process wrote nothing)"
     log.write_text("\n".join(str(number) for number in range(50)))
     assert processes.log_tail(log, lines=2) == "48\n49"
+
+
+def test_log_tail__several_starts__only_lines_of_the_last_process(log: Path) -> None:
+    for number in (1, 2):
+        processes.log_start(log, f"tiny:{number} as green/0")
+        with log.open("a") as file:
+            file.write(f"Traceback of {number}\nstart: of {number}\n")
+    assert processes.log_tail(log) == "Traceback of 2\nstart: of 2"
+    processes.log_start(log, "tiny:3 as green/0")
+    assert processes.log_tail(log) == "(the process wrote nothing)"

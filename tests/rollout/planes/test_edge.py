@@ -1,4 +1,4 @@
-"""TLS at the edge of a deployment, with real proxies: who is heard, and over what."""
+"""TLS at the edge of a deployment, with a real Envoy: who is heard, and over what."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import grpc
 import httpx
 import pytest
 
-from rollout.model import LOCAL_PROXIES, Colour, Ports, Settings
+from rollout.model import Colour, Ports, Settings
 from rollout.planes.edge import tls_of, url_of
 from tests.services.secure.test_tls import require_tls_1_2
 from tests.support.certificates import Certificates, issue_certificates
@@ -33,19 +33,12 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return issue_certificates(tmp_path_factory.mktemp("certificates"))
 
 
-@pytest.fixture(scope="module", params=LOCAL_PROXIES)
-def edge(
-    request: pytest.FixtureRequest,
-    certificates: Certificates,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Stage]:
-    """A proxy that takes only callers with a certificate, and one replica behind it."""
-    driver = str(request.param)
-    if driver == "haproxy" and shutil.which(driver) is None:
-        pytest.skip("haproxy is not installed on this machine (apt install haproxy)")
-    folder = tmp_path_factory.mktemp(driver)
+@pytest.fixture(scope="module")
+def edge(certificates: Certificates, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """An Envoy that takes only callers with a certificate, and one replica behind it."""
+    folder = tmp_path_factory.mktemp("envoy")
     pair = tuple(str(shutil.copy(path, folder)) for path in certificates.server)
-    with stage(driver, folder, (*pair, str(certificates.ca))) as made:
+    with stage(folder, (*pair, str(certificates.ca))) as made:
         made.staff(Colour.BLUE, 1, "?trace=1")
         yield made
 
@@ -110,15 +103,11 @@ def test_old_versions_and_weak_ciphers_are_refused(edge: Stage, certificates: Ce
 
 @pytest.mark.slow
 def test_a_renewed_certificate_is_taken(edge: Stage, certificates: Certificates) -> None:
-    """By Envoy while it runs; HAProxy reads it when it starts."""
     before = serial(edge, certificates)
     for new, old in zip(certificates.renewed[::-1], certificates.server[::-1], strict=True):
         fresh = edge.directory / f"{old.name}.new"
         shutil.copy(new, fresh)
         fresh.replace(edge.directory / old.name)
-    if edge.driver == "haproxy":
-        edge.stop_proxy()
-        edge.start_proxy()
     wait_until(lambda: serial(edge, certificates) != before, what="the new certificate is shown")
 
 

@@ -24,7 +24,7 @@ ALL_BLUE, ALL_GREEN = Traffic({BLUE: 100}), Traffic({GREEN: 100})
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Stage]:
-    with stage("envoy", tmp_path) as made:
+    with stage(tmp_path) as made:
         yield made
 
 

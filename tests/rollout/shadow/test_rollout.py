@@ -18,7 +18,6 @@ from rollout.judging import gates
 from rollout.judging.counts import Counts, Totals, Window
 from rollout.judging.gates import Evidence, Gate
 from rollout.machine import Phase
-from rollout.memory import MemoryLauncher, MemoryPlane
 from rollout.model import Colour, Outcome, Ports, Revision, RolloutSpec, Settings
 from rollout.shadow.folder import SampleFolder
 from rollout.shadow.window import ShadowWindow
@@ -27,6 +26,7 @@ from rollout.state.records import ENDED, TICK, Event, Rollout
 from services.observe.calls import Seen
 from services.observe.sampling import Control, Recorder
 from services.observe.segments import SegmentWriter
+from tests.support.memory import MemoryLauncher, MemoryPlane
 from tests.support.rollouts import revision
 
 EDGES = (100.0, 200.0)

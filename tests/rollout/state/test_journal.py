@@ -3,7 +3,9 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,7 @@ from tests.support.wait import PATIENCE_SECONDS
 
 BLUE, GREEN = revision("tiny:aa"), revision("tiny:bb")
 SPEC = RolloutSpec()
+ROLLOUT_WISHES = (Wish.PAUSE, Wish.RESUME, Wish.FULL, Wish.ABORT)
 
 
 def create(journal: Journal, name: str = "shop") -> None:
@@ -221,12 +224,29 @@ def test_processes_are_remembered_by_role(journal: Journal) -> None:
     assert journal.processes("shop") == {}
 
 
-def test_another_writer_is_noticed(journal: Journal, tmp_path: Path) -> None:
-    assert not journal.changed()
-    with Journal(tmp_path / "journal.db") as other:
-        create(other)
-    assert journal.changed()
-    assert not journal.changed()
+def test_last_command__what_a_client_asks_of_this_deployment__only_that_changes_it(
+    journal: Journal, tmp_path: Path
+) -> None:
+    assert journal.last_command("shop") == 0
+    create(journal)
+    with Journal(tmp_path / "journal.db") as client:
+        create(client, "bank")
+        other = client.begin("bank", GREEN, SPEC)
+        epoch = client.take_over("bank")
+        client.save(client.rollout(other), client.rollout(other).progress, "tick", {}, epoch)
+        client.append("shop", None, "ready", {}, client.deployment("shop").epoch)
+        assert journal.last_command("shop") == 0
+        wishes = (partial(client.request, "shop", wish, "why") for wish in ROLLOUT_WISHES)
+        asked: list[Callable[[], object]] = [
+            partial(client.begin, "shop", GREEN, SPEC),
+            *wishes,
+            partial(client.resize, "shop", lambda each: replace(each, replicas=2), "asked for"),
+            partial(client.retire, "shop"),
+        ]
+        for ask in asked:
+            before = journal.last_command("shop")
+            ask()
+            assert journal.last_command("shop") > before
 
 
 _PROMOTE = """
@@ -322,3 +342,11 @@ def test_what_is_rare_is_found_without_reading_the_ticks(journal: Journal) -> No
     assert last.kind == Wish.ABORT
     assert [event.seq for event in page] == [11, 12, 13]
     assert steps < 2000, f"{steps} steps of SQLite's machine for 5000 ticks"
+
+
+def test_request__rollback_after_a_promotion__hint_goes_back_at_once(journal: Journal) -> None:
+    create(journal)
+    finish(journal, journal.begin("shop", GREEN, SPEC), journal.take_over("shop"))
+    with pytest.raises(MlctlError) as caught:
+        journal.request("shop", Wish.ROLLBACK, "why")
+    assert caught.value.hint == "To go back at once: `mlctl promote shop tiny:aa --full`."

@@ -22,7 +22,7 @@ from services.bento.store import BentoInfo, find_bento
 from services.secure.signing import check, sign, signature_beside, signature_in
 from services.settings import Settings
 from services.ship.locking import requirements_of
-from services.ship.signed import find_signable, require_signatures
+from services.ship.signed import find_signable, verify_bento
 from tests.support.bundles import make_bundle
 from tests.support.keys import make_pair
 
@@ -138,11 +138,11 @@ def sign_bento(bento: BentoInfo, key: Path) -> None:
 def test_a_bento_carries_its_signatures_and_what_proves_them(
     bento: BentoInfo, keys: tuple[Path, Path]
 ) -> None:
-    assert code_of(lambda: require_signatures(bento, keys[1])) is ErrorCode.SIGNATURE_INVALID
-    require_signatures(bento, None)
+    assert code_of(lambda: verify_bento(bento, keys[1])) is ErrorCode.SIGNATURE_INVALID
+    verify_bento(bento, None)
     plain = requirements_of(bento)
     sign_bento(bento, keys[0])
-    require_signatures(bento, keys[1])
+    verify_bento(bento, keys[1])
     assert signature_in(bento.source, "tiny").is_file()
     names = {line.partition("==")[0] for line in requirements_of(bento)[len(plain) :]}
     assert names == {"model-signing", "pyopenssl"}

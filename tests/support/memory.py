@@ -1,4 +1,4 @@
-"""In-memory twins of the seams, for tests of the controller without any process or proxy."""
+"""In-memory plane, launcher and registry, for tests of the controller without any process."""
 
 from __future__ import annotations
 
