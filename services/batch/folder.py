@@ -1,14 +1,16 @@
 """A folder of parts with its ledger: the commit protocol that all forms of files share.
 
-A part is written under a temporary name, made durable, renamed, and made durable under its
-name; only then do its units enter the ledger. What is not in the ledger is removed at start.
+The ledger first notes the names of a commit's parts. Each part is written under a temporary name,
+made durable, renamed, and made durable under its name; only then do its units enter the ledger.
+
+A job removes only files whose names its ledger noted, and each name has the job's random id in it:
+files of other programs, and of other jobs in a subfolder, are never touched.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,13 +28,12 @@ LEDGER = "ledger.db"
 SUCCESS = "_SUCCESS"
 SUMMARY = "summary.json"
 QUARANTINE = "quarantine.jsonl"
-_PREFIX = "part-"
 
 
 class FolderSink:
     """A sink of files; `parts` says which ones hold the answers of some units.
 
-    Their names must begin with the stem that it is given, in a folder of its choice.
+    The name of each part begins with the given stem; it may be in a subfolder.
     """
 
     def __init__(self, root: Path, parts: Parts, commit_rows: int = 100_000) -> None:
@@ -59,22 +60,25 @@ class FolderSink:
             os.close(self._lock)
 
     def begin(self, job: Job, *, restart: bool = False) -> Progress:
-        if restart:
-            self._clear()
-        elif not self._path().exists():
+        if not self._path().exists():
             self._refuse_foreign()
+        elif restart:
+            self._clear()
         progress = self._open().begin(job)
         self._partition_by = job.partition_by
-        self._remove_orphans()
         if not progress.finished:
             (self.root / SUCCESS).unlink(missing_ok=True)
+        self._remove_orphans()
         return progress
 
     def commit(self, results: Sequence[UnitResult]) -> None:
-        made = self._parts(results, f"{_PREFIX}{results[0].unit.id}", self._partition_by)
+        ledger = self._open()
+        stem = f"part-{results[0].unit.id}-{ledger.job_id()}"
+        made = self._parts(results, stem, self._partition_by)
+        ledger.note(made)
         for name, write in made.items():
             self._place(self.root / name, write)
-        self._open().commit(results, made)
+        ledger.commit(results, made)
 
     def finish(self, summary: Mapping[str, object]) -> None:
         self._write_quarantine()
@@ -152,23 +156,21 @@ class FolderSink:
 
         self._place(path, write)
 
-    def _our_files(self) -> Iterator[Path]:
-        for folder, folders, names in os.walk(self.root):
-            if STATE in folders:
-                folders.remove(STATE)
-            yield from (Path(folder, name) for name in names if name.startswith(_PREFIX))
-
     def _remove_orphans(self) -> None:
-        """What a killed runner wrote, and did not enter into the ledger."""
+        """Remove the parts of commits that were cut off, and unfinished temporary files."""
         for path in self._state.glob("*.tmp"):
             path.unlink(missing_ok=True)
-        known = self._open().parts()
-        for path in self._our_files():
-            if path.relative_to(self.root).as_posix() not in known:
-                path.unlink(missing_ok=True)
+        ledger = self._open()
+        orphans = ledger.orphans()
+        paths = [self.root / name for name in orphans]
+        for path in paths:
+            path.unlink(missing_ok=True)
+        for folder in {path.parent for path in paths if path.parent.is_dir()}:
+            fsync_directory(folder)
+        ledger.forget(orphans)
 
     def _refuse_foreign(self) -> None:
-        """A folder that has files, but no ledger, is somebody else's."""
+        """Reject a folder that has files but no ledger."""
         foreign = [path.name for path in self.root.iterdir() if path.name != STATE]
         if foreign:
             raise MlctlError(
@@ -178,18 +180,7 @@ class FolderSink:
             )
 
     def _clear(self) -> None:
-        """Remove the answers of the job before; files that no job wrote are refused."""
-        if not self._path().exists():
-            self._refuse_foreign()
-            return
-        if self._ledger is not None:
-            self._ledger.__exit__()
-            self._ledger = None
-        for path in list(self._our_files()):
-            path.unlink()
-        (self.root / SUCCESS).unlink(missing_ok=True)
-        # Last: as long as there is a ledger, a killed restart is known to have been a job's.
-        for path in self._state.iterdir():
-            if path.name != "lock":
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-        fsync_directory(self._state)
+        """Forget the previous job; its parts are orphans then."""
+        self._open().clear()
+        for name in (SUMMARY, QUARANTINE):
+            (self._state / name).unlink(missing_ok=True)

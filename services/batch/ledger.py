@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import errno
 import json
+import secrets
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,12 +24,15 @@ CREATE TABLE IF NOT EXISTS facts (kind TEXT, name TEXT, value TEXT, PRIMARY KEY 
 CREATE TABLE IF NOT EXISTS units (
     id TEXT PRIMARY KEY, origin TEXT, first INTEGER, rows INTEGER, bad INTEGER, skipped INTEGER
 ) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS parts (name TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS parts (
+    name TEXT PRIMARY KEY, committed INTEGER NOT NULL
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS quarantine (
     unit TEXT, row INTEGER, origin TEXT, reason TEXT, held TEXT, PRIMARY KEY (unit, row)
 ) WITHOUT ROWID;
 """
 _FINGERPRINT, _FACT, _STATE = "fingerprint", "fact", "state"
+_ID = "id"
 
 
 class Ledger:
@@ -54,6 +58,8 @@ class Ledger:
         if known:
             refuse_change(known, job.fingerprint)
         with self._transaction():
+            if not known:
+                self._write(_STATE, {_ID: secrets.token_hex(8)})
             self._write(_FINGERPRINT, job.fingerprint)
             self._write(_FACT, {**job.facts, **schemas_as_text(job)})
         return self.progress()
@@ -76,9 +82,33 @@ class Ledger:
         (bad,) = self._db.execute("SELECT count(*) FROM quarantine").fetchone()
         return Totals(units, rows, bad, skipped)
 
-    def parts(self) -> set[str]:
-        """The names of the files that hold committed answers."""
-        return {row[0] for row in self._db.execute("SELECT name FROM parts")}
+    def job_id(self) -> str:
+        """Return the random id of the job that began here."""
+        return self._facts(_STATE)[_ID]
+
+    def note(self, parts: Iterable[str]) -> None:
+        """Note the names of parts before they are written."""
+        with self._transaction():
+            self._db.executemany(
+                "INSERT OR IGNORE INTO parts VALUES (?, 0)", [(name,) for name in parts]
+            )
+
+    def orphans(self) -> list[str]:
+        """Return the names of parts that were noted and never committed."""
+        return [row[0] for row in self._db.execute("SELECT name FROM parts WHERE NOT committed")]
+
+    def forget(self, parts: Iterable[str]) -> None:
+        """Drop the names of parts that no longer exist."""
+        with self._transaction():
+            self._db.executemany("DELETE FROM parts WHERE name = ?", [(name,) for name in parts])
+
+    def clear(self) -> None:
+        """Remove the job. Its parts become orphans."""
+        with self._transaction():
+            self._db.execute("DELETE FROM facts")
+            self._db.execute("DELETE FROM units")
+            self._db.execute("DELETE FROM quarantine")
+            self._db.execute("UPDATE parts SET committed = 0")
 
     def commit(self, results: Sequence[UnitResult], parts: Iterable[str]) -> None:
         """Make units done whose answers are durable in `parts`."""
@@ -92,7 +122,7 @@ class Ledger:
                 [key for result in results for key in result.resolved],
             )
             self._db.executemany(
-                "INSERT OR REPLACE INTO parts VALUES (?)", [(name,) for name in parts]
+                "INSERT OR REPLACE INTO parts VALUES (?, 1)", [(name,) for name in parts]
             )
 
     def quarantined(self) -> Iterator[Quarantined]:
