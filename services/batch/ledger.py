@@ -42,8 +42,10 @@ class Ledger:
         self._path = path
         with _disk_told(path):
             self._db = sqlite3.connect(path, isolation_level=None, timeout=30)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=FULL")
+            # No write-ahead log: its shared memory does not work on a network volume.
+            self._db.execute("PRAGMA journal_mode=DELETE")
+            # FULL does not sync the folder: a power cut could then undo a commit that has returned.
+            self._db.execute("PRAGMA synchronous=EXTRA")
             self._db.executescript(SCHEMA)
 
     def __enter__(self) -> Self:

@@ -15,6 +15,7 @@ import pytest
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.base import BadRow, Job, SinkRequest, Totals, Unit, UnitResult
 from services.batch.folder import FolderSink
+from services.batch.ledger import Ledger
 from services.batch.sinks.parquet import open_sink
 from tests.support import tables
 
@@ -229,6 +230,15 @@ def test_the_ledger_is_written_after_the_parts_are_durable(
         monkeypatch.setattr(sink._open(), "commit", enter)
         sink.commit([result(0)])
     assert order == ["sync file", "rename", "sync folder", "ledger"]
+
+
+def test_ledger__open_after_a_commit__has_no_shared_memory(tmp_path: Path) -> None:
+    with sink_at(tmp_path) as sink:
+        sink.begin(JOB)
+        sink.commit([result(0)])
+        assert {path.name for path in (tmp_path / "_mlctl").iterdir()} == {"lock", "ledger.db"}
+        with Ledger(tmp_path / "_mlctl" / "ledger.db") as other:  # as --format looks it up
+            assert other.stored() == sink.stored()[0]
 
 
 def test_a_full_ledger_is_a_full_disk_and_may_be_tried_again(tmp_path: Path) -> None:
