@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import json
 import os
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Concatenate, Literal, NoReturn, ParamSpec
 import click
 
 from bundle.errors import ErrorCode, MlctlError
+from bundle.files import NO_SPACE
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -142,7 +142,7 @@ def reporting(function: Callable[Concatenate[Output, P], None]) -> Callable[...,
         except ModuleNotFoundError as error:
             output.fail(_missing_package(error))
         except OSError as error:
-            output.fail(_disk_full(error) if error.errno in _NO_SPACE else _unexpected(error))
+            output.fail(_disk_full(error) if error.errno in NO_SPACE else _unexpected(error))
         except Exception as error:  # noqa: BLE001 - the last line of defence of a command
             output.fail(_unexpected(error))
 
@@ -171,9 +171,6 @@ _EXTRAS = {
     "uvloop": "serve",
     "yaml": "serve",
 }
-
-
-_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def _disk_full(error: OSError) -> MlctlError:

@@ -5,7 +5,6 @@ Whatever stops it, the same call goes on after the last commit.
 
 from __future__ import annotations
 
-import errno
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -15,6 +14,7 @@ from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
+from bundle.files import NO_SPACE
 from services.batch.base import (
     Chunk,
     Progress,
@@ -31,7 +31,6 @@ from services.batch.limits import ErrorLimit
 # Answers in memory until they are committed, and work that a kill may cost.
 _COMMIT_BYTES = 32 << 20
 _COMMIT_SECONDS = 10.0
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _PASSING = frozenset({ErrorCode.SINK_UNAVAILABLE, ErrorCode.DISK_FULL})
 _LONGEST_WAIT = 30.0
 
@@ -301,7 +300,7 @@ class _Feed(Generic[Work]):
 
 def _passing(error: Exception) -> MlctlError | None:
     """The error to end with if this one may pass by itself."""
-    if isinstance(error, OSError) and error.errno in _FULL:
+    if isinstance(error, OSError) and error.errno in NO_SPACE:
         where = "" if error.filename is None else f" for {error.filename}"
         return MlctlError(ErrorCode.DISK_FULL, f"there is no space left{where}")
     if isinstance(error, MlctlError) and error.code in _PASSING:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import errno
 import json
+import resource
 import secrets
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -40,7 +41,7 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with _disk_told(path):
+        with _translated(path):
             self._db = sqlite3.connect(path, isolation_level=None, timeout=30)
             # No write-ahead log: its shared memory does not work on a network volume.
             self._db.execute("PRAGMA journal_mode=DELETE")
@@ -148,7 +149,7 @@ class Ledger:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        with _disk_told(self._path):
+        with _translated(self._path):
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -218,12 +219,23 @@ def _quarantined(row: tuple[str, int, str, str, str]) -> Quarantined:
     return Quarantined(unit, origin, BadRow(number, reason, json.loads(held)))
 
 
+def is_out_of_space(error: sqlite3.Error) -> bool:
+    """Return whether SQLite failed because the disk or the limit of a file's size is exhausted.
+
+    SQLite has no error of its own for that limit: the write fails like any other.
+    """
+    limited = resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY
+    return error.sqlite_errorcode == sqlite3.SQLITE_FULL or (
+        limited and error.sqlite_errorcode == sqlite3.SQLITE_IOERR_WRITE
+    )
+
+
 @contextmanager
-def _disk_told(path: Path) -> Iterator[None]:
-    """SQLite's own words for a full disk become the OSError that it is."""
+def _translated(path: Path) -> Iterator[None]:
+    """Raise the OSError of a full disk where SQLite ran out of space."""
     try:
         yield
     except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+        if is_out_of_space(error):
             raise OSError(errno.ENOSPC, "no space left for the ledger", str(path)) from error
         raise

@@ -94,6 +94,28 @@ def test_a_second_ctrl_c_waits_for_no_unit(mlctl: Mlctl) -> None:
     assert json.loads(said[said.index("{\n") :])["error"]["code"] == "interrupted"
 
 
+@pytest.mark.parametrize(
+    "target", ["out", "sqlite://out.db?table=t&create=yes", "duckdb://out.db?table=t&create=yes"]
+)
+def test_batch_run__limit_of_a_files_size__exits_as_on_a_full_disk(
+    mlctl: Mlctl, target: str
+) -> None:
+    tables.write_rows(mlctl.home / "in.parquet", 20_000)
+    command = mlctl.command(
+        "batch", "run", "tiny", "--in", "in.parquet", "--out", target, "--keep", "id,x",
+        "--patience", "0",
+    )  # fmt: skip
+    limited = ["bash", "-c", 'ulimit -f 100; exec "$@"', "bash", *command]
+    done = subprocess.run(
+        limited, env=mlctl.environment, cwd=mlctl.home, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 13, done.stderr
+    assert "there is no space left" in done.stderr
+    assert (
+        subprocess.run(command, env=mlctl.environment, cwd=mlctl.home, check=False).returncode == 0
+    )
+
+
 def test_a_redrive_with_a_mended_model(mlctl: Mlctl) -> None:
     make_text_bundle(mlctl.home / "texts")
     make_text_bundle(mlctl.home / "mended", TOKENIZER.replace("raise ValueError", "print"))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bundle.errors import ErrorCode, MlctlError
+from bundle.files import NO_SPACE
 from services.batch.base import SinkRequest
 from services.batch.database import DatabaseSink
 from services.batch.databases.base import Place, column_list, quoted
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _ROWS = "mlctl_rows"
-_FULL = os.strerror(errno.ENOSPC)
+_FULL = tuple(map(os.strerror, NO_SPACE))
 
 
 def open_sink(request: SinkRequest) -> DatabaseSink:
@@ -87,7 +88,7 @@ class DuckDb:
                 self._roll_back()
                 raise
         except self._driver.Error as error:
-            if _FULL in str(error):
+            if any(text in str(error) for text in _FULL):
                 # What it could not write makes it refuse all else until it is opened again.
                 self.close()
                 raise OSError(errno.ENOSPC, "no space left for the database") from error

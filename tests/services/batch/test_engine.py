@@ -86,11 +86,12 @@ def run_with(
 
 
 FULL = OSError(errno.ENOSPC, "no space left on device")
+LIMITED = OSError(errno.EFBIG, "file too large")
 GONE = MlctlError(ErrorCode.SINK_UNAVAILABLE, "the connection to the database was lost")
 STORE_FULL = MlctlError(ErrorCode.DISK_FULL, "there is no space left for precomputed answers")
 
 
-@pytest.mark.parametrize("problem", [FULL, GONE, STORE_FULL])
+@pytest.mark.parametrize("problem", [FULL, LIMITED, GONE, STORE_FULL])
 def test_a_full_disk_or_a_lost_connection_is_waited_for(problem: Exception) -> None:
     sink = MemorySink([problem, problem])
     run, waits, events = run_with(sink)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
+from bundle.files import NO_SPACE
 from services.batch.base import BadRow, Job, SinkRequest, Totals, Unit, UnitResult
 from services.batch.folder import FolderSink
 from services.batch.ledger import Ledger
@@ -230,6 +232,25 @@ def test_the_ledger_is_written_after_the_parts_are_durable(
         monkeypatch.setattr(sink._open(), "commit", enter)
         sink.commit([result(0)])
     assert order == ["sync file", "rename", "sync folder", "ledger"]
+
+
+@pytest.mark.parametrize("limit", [0, 40_000])  # of the part, of the ledger
+def test_folder__limit_of_a_files_size__is_a_full_disk_and_the_commit_may_be_retried(
+    tmp_path: Path, limit: int
+) -> None:
+    bad = tuple(BadRow(row, "poison", {"text": "x" * 5000}) for row in range(9))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with sink_at(tmp_path) as sink:
+        sink.begin(JOB)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+        try:
+            with pytest.raises(OSError, match=r"no space left|too large") as caught:
+                sink.commit([result(0, bad)])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert caught.value.errno in NO_SPACE
+        sink.commit([result(0, bad)])
+        assert sink.stored()[1].totals == Totals(units=1, rows=1, bad=9)
 
 
 def test_ledger__open_after_a_commit__has_no_shared_memory(tmp_path: Path) -> None:
