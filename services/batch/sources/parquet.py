@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import re
 import threading
 from bisect import bisect_right
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -190,7 +191,7 @@ class _Cursor:
     def _seek(self, start: int) -> None:
         """Open the file at the row group that has row `start`, and skip to that row."""
         self._stack.close()
-        file = self._stack.enter_context(_opened(self._planned.file, len(self._names)))
+        file = self._stack.enter_context(_opened(self._planned.file, self._names))
         ends = list(accumulate(self._planned.row_groups))
         first = bisect_right(ends, start)
         before = ends[first - 1] if first else 0
@@ -212,18 +213,54 @@ class _Cursor:
             parts.append(batch.slice(0, missing))
             self._rest = batch.slice(missing) if batch.num_rows > missing else None
             missing -= parts[-1].num_rows
-        return pa.Table.from_batches(parts)
+        table = pa.Table.from_batches(parts)
+        schema = pa.schema(map(self._planned.schema.field, table.column_names))
+        return table if table.schema.types == schema.types else table.cast(schema)
 
 
 @contextlib.contextmanager
-def _opened(file: InputFile, columns: int = 1) -> Iterator[Any]:
+def _opened(file: InputFile, columns: Sequence[str] = ()) -> Iterator[Any]:
+    """Open `file` to read `columns`; lists of a fixed size come as plain lists if some are null."""
     from pyarrow import parquet
 
-    size = max(_COLUMN_BYTES, min(1 << 20, _READ_BYTES // max(1, columns)))
+    size = max(_COLUMN_BYTES, min(1 << 20, _READ_BYTES // max(1, len(columns))))
     with contextlib.ExitStack() as stack:
         place = file.path if file.system is None else stack.enter_context(file.open())
         # Not buffered ahead: memory would follow the size of the file.
-        yield stack.enter_context(parquet.ParquetFile(place, buffer_size=size, pre_buffer=False))
+        read = partial(parquet.ParquetFile, place, buffer_size=size, pre_buffer=False)
+        found = stack.enter_context(read())
+        if any(_has_null_lists(found, name) for name in columns):
+            found = stack.enter_context(read(metadata=_without_arrow_types(found.metadata)))
+        yield found
+
+
+def _has_null_lists(file: Any, name: str) -> bool:
+    """Return whether a column may have null lists of a fixed size, which pyarrow 25 cannot read."""
+    if not _has_fixed_lists(file.schema_arrow.field(name).type):
+        return False
+    groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
+    chunks = (group.column(index) for group in groups for index in range(group.num_columns))
+    statistics = (c.statistics for c in chunks if c.path_in_schema.startswith(f"{name}."))
+    return any(each is None or not each.has_null_count or each.null_count for each in statistics)
+
+
+def _has_fixed_lists(kind: Any) -> bool:
+    import pyarrow as pa
+
+    if isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    inner = (kind.field(index).type for index in range(kind.num_fields))
+    return pa.types.is_fixed_size_list(kind) or any(map(_has_fixed_lists, inner))
+
+
+def _without_arrow_types(metadata: Any) -> Any:
+    """Rename the footer's entry with Arrow's types, so that columns are read as Parquet's own."""
+    from pyarrow import parquet
+
+    footer = io.BytesIO()
+    metadata.write_metadata_file(footer)
+    renamed = footer.getvalue().replace(b"ARROW:schema", b"arrow:schema")
+    return parquet.read_metadata(io.BytesIO(renamed))
 
 
 def _plan(file: InputFile) -> _Planned:
