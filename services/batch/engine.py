@@ -282,7 +282,10 @@ class _Rest:
 
 
 class _Feed(Generic[Work]):
-    """Work until `stop` is set; `exhausted` once the last item was given."""
+    """Work until `stop` is set; `exhausted` once the last item was given.
+
+    Closes the work in the thread that reads it: a connection of SQLite belongs to one thread.
+    """
 
     def __init__(self, work: Iterator[Work], stop: threading.Event) -> None:
         self._work = work
@@ -290,12 +293,16 @@ class _Feed(Generic[Work]):
         self.exhausted = False
 
     def __iter__(self) -> Iterator[Work]:
-        while not self._stop.is_set():
-            item = next(self._work, None)
-            if item is None:
-                self.exhausted = True
-                return
-            yield item
+        try:
+            while not self._stop.is_set():
+                item = next(self._work, None)
+                if item is None:
+                    self.exhausted = True
+                    return
+                yield item
+        finally:
+            if isinstance(self._work, Generator):
+                self._work.close()
 
 
 def _passing(error: Exception) -> MlctlError | None:

@@ -209,6 +209,30 @@ def test_a_stop_ends_the_wait_for_a_source() -> None:
     assert sink.ids() == list(range(40))
 
 
+@pytest.mark.parametrize("stops", [True, False])
+def test_run__ends_before_the_source__source_is_closed_in_the_reading_thread(
+    *, stops: bool
+) -> None:
+    readers, closers = set[str](), set[str]()
+
+    def endless() -> Generator[Chunk, None, None]:
+        try:
+            for chunk in chunks(1000):
+                readers.add(threading.current_thread().name)
+                yield chunk
+        finally:
+            closers.add(threading.current_thread().name)
+
+    def fail(_chunk: Chunk) -> UnitResult:
+        raise MlctlError(ErrorCode.PROVIDER_UNAVAILABLE, "the device is gone")
+
+    run, waits, _events = run_with(MemorySink())
+    run.watch = lambda event: waits.set() if event.totals.units else None
+    with pytest.raises(MlctlError):
+        run.go(endless(), LocalExecutor(score if stops else fail, 2))
+    assert closers == readers
+
+
 def test_bad_rows_are_judged_after_each_commit() -> None:
     def one_bad(chunk: Chunk) -> UnitResult:
         bad = BadRow(chunk.unit.start, "poison", {})
