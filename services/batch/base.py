@@ -7,7 +7,7 @@ a killed job goes on where it stopped. pyarrow is loaded by whoever opens one of
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
@@ -143,11 +143,12 @@ class Source(Protocol):
         """How many rows there are; None if only reading them all would tell."""
         ...
 
-    def scan(self, columns: Sequence[str], done: Container[str]) -> Iterator[Chunk]:
-        """Chunks of `columns` in order, without those of the units in `done`.
+    def scan(self, columns: Sequence[str], done: Collection[str]) -> Iterator[Chunk]:
+        """Yield chunks of `columns` in order, without those of the units in `done`.
 
-        From one thread at a time. INVALID_INPUT says what cannot be read, and where. After
-        SOURCE_UNAVAILABLE it may be called again, and gives the same rows or JOB_CHANGED.
+        From one thread at a time. INVALID_INPUT says what cannot be read, and where. A source
+        raises JOB_CHANGED rather than lose or repeat a row because the units in `done` are no
+        longer those rows. After SOURCE_UNAVAILABLE it may be called again.
         """
         ...
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlencode
@@ -19,10 +19,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+_INDEX_CHARS = 8
+
+
 class QuerySource:
     """`SCHEME://...?table=NAME&key=ID`, or `--option query=SELECT...` instead of a table.
 
     The key, one or more columns, must tell rows apart: it gives them the same place in each run.
+    A unit's id has a digest of its keys, so that a unit with other rows is never taken as done.
     """
 
     def __init__(self, request: SourceRequest) -> None:
@@ -57,9 +61,10 @@ class QuerySource:
     def total_rows(self) -> int | None:
         return int(self._identity["rows"])
 
-    def scan(self, columns: Sequence[str], done: Container[str]) -> Iterator[Chunk]:
+    def scan(self, columns: Sequence[str], done: Collection[str]) -> Iterator[Chunk]:
         names = [*dict.fromkeys((*self._key, *columns))]
-        order = column_list(self._key)
+        order, width = column_list(self._key), len(self._key)
+        known = {unit[:_INDEX_CHARS]: unit for unit in done}
         sql = f"SELECT {column_list(names)} FROM ({self._query}) AS q ORDER BY {order}"
         with open_reader(self._url) as reader:
             if self._measured(reader) != self._identity:
@@ -70,8 +75,16 @@ class QuerySource:
             start = 0
             for index, rows in enumerate(reader.rows(sql, self._unit_rows)):
                 last = self._check_keys(rows, last)
-                unit = Unit(f"{index:08}", self.name, start, len(rows))
+                number = f"{index:0{_INDEX_CHARS}}"
+                unit = Unit(f"{number}-{_digest(rows, width)}", self.name, start, len(rows))
                 start += len(rows)
+                if known.get(number, unit.id) != unit.id:
+                    raise MlctlError(
+                        ErrorCode.JOB_CHANGED,
+                        f"the rows of {self.name} changed since the start: rows were added or "
+                        f"removed before {', '.join(map(str, last))} in the order of "
+                        f"{', '.join(self._key)}",
+                    )
                 if unit.id not in done:
                     wanted = [names.index(name) for name in columns]
                     schema = self.schema
@@ -118,6 +131,12 @@ class QuerySource:
 
 
 open_source = QuerySource
+
+
+def _digest(rows: Sequence[tuple[Any, ...]], width: int) -> str:
+    """Return a digest of the rows' keys: their first `width` values."""
+    keys = repr([row[:width] for row in rows]).encode()
+    return hashlib.blake2b(keys, digest_size=8).hexdigest()
 
 
 def _chunk(unit: Unit, columns: list[list[Any]], kinds: Sequence[tuple[str, Any]]) -> Chunk:
