@@ -224,15 +224,15 @@ def grouped(results: Iterable[UnitResult], rows: int, clock: Clock) -> Iterator[
     The last group may be smaller.
     """
     group: list[UnitResult] = []
-    since = clock.monotonic()
+    count, size, since = 0, 0, clock.monotonic()
     for result in results:
         group.append(result)
-        count = sum(each.table.num_rows + len(each.bad) for each in group)
-        size = sum(each.table.nbytes for each in group)
+        count += result.table.num_rows + len(result.bad)
+        size += result.table.nbytes
         late = clock.monotonic() - since >= _COMMIT_SECONDS
         if count >= rows or size >= _COMMIT_BYTES or late:
             yield group
-            group, since = [], clock.monotonic()
+            group, count, size, since = [], 0, 0, clock.monotonic()
     if group:
         yield group
 
