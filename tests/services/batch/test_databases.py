@@ -43,9 +43,12 @@ from tests.support import tables
 from tests.support.bundles import make_bundle
 from tests.support.postgres import PostgresServer
 
-SCHEMA = pa.schema([("id", pa.int64()), ("y", pa.list_(pa.float32(), 2))])
+MARK = [("mlctl_digest", pa.dictionary(pa.int32(), pa.string()))]
+MARK += [("mlctl_scored_at", pa.timestamp("us", "UTC"))]
+SCHEMA = pa.schema([("id", pa.int64()), ("y", pa.list_(pa.float32(), 2)), *MARK])
 JOB = Job({"input": "a"}, SCHEMA, SCHEMA, {"bento": "b"})
 _numbers = itertools.count()
+_micros = itertools.count(1_700_000_000_000_000)
 
 
 Place = Callable[..., str]
@@ -79,7 +82,7 @@ def query(location: str, sql: str) -> list[tuple[Any, ...]]:
     table = next(p for p in parameters.split("&") if p.startswith("table=")).partition("=")[2]
     statement, path = sql.replace("$T", table), base.partition("://")[2]
     if base.startswith("sqlite"):
-        connection: Any = sqlite3.connect(path)
+        connection: Any = sqlite3.connect(path, isolation_level=None)
     elif base.startswith("duckdb"):
         connection = duckdb.connect(path)
     else:
@@ -92,7 +95,9 @@ def query(location: str, sql: str) -> list[tuple[Any, ...]]:
 
 def result(index: int, bad: tuple[BadRow, ...] = (), value: float = 0.5) -> UnitResult:
     ids = range(index * 10, index * 10 + 10 - len(bad))
-    table = pa.table([list(ids), [[value, float(i)] for i in ids]], schema=SCHEMA)
+    values = [[value, float(i)] for i in ids]
+    mark = [["abc"] * len(ids), [next(_micros)] * len(ids)]
+    table = pa.table([list(ids), values, *mark], schema=SCHEMA)
     return UnitResult(Unit(f"{index:08}", "f", index * 10, 10), table, bad)
 
 
@@ -140,10 +145,12 @@ def test_rows_with_the_same_key_replace_each_other(place: Place) -> None:
         with pytest.raises(MlctlError, match=r"the key id is not unique .* 10 comes twice"):
             sink.commit([replace(result(1), unit=Unit(f"{i}", "g", 0, 10)) for i in (3, 4)])
         assert len(sink.stored()[1].done) == 3
-        with pytest.raises(MlctlError, match="has 20 rows after 30 answers: the key id is not"):
+        with sink._db.transaction():  # rows of others make up for none of the job's
+            sink._db.run(f"INSERT INTO {sink._table} (id) VALUES (1000)")
+        with pytest.raises(MlctlError, match="has 20 rows of the job after 30 answers: the key id"):
             sink.finish({})
         assert not sink.stored()[1].finished
-    assert query(location, "SELECT count(*), count(DISTINCT id) FROM $T") == [(20, 20)]
+    assert query(location, "SELECT count(*), count(DISTINCT id) FROM $T") == [(21, 21)]
 
 
 def test_another_job_is_refused_and_restart_removes_the_old_answers(place: Place) -> None:
@@ -159,19 +166,86 @@ def test_another_job_is_refused_and_restart_removes_the_old_answers(place: Place
     assert query(location, "SELECT count(*) FROM $T") == [(0,)]
 
 
-def test_rows_that_were_there_before_are_never_removed(place: Place) -> None:
+@pytest.mark.parametrize("key", ["", "id"])
+def test_table__restart__keeps_the_rows_of_others(place: Place, key: str) -> None:
+    location = place(create="yes", key=key)
+    with sink_at(location) as sink:
+        sink.begin(JOB)
+        sink.commit([result(0), result(1)])
+        sink.finish({})
+    query(location, "INSERT INTO $T (id) VALUES (1000), (1001)")
+    query(location, "INSERT INTO $T (id, mlctl_digest) VALUES (1002, 'abc')")
+    with sink_at(location) as sink:
+        assert sink.begin(JOB, restart=True).totals == Totals()
+        assert query_ids(sink) == [1000, 1001, 1002]
+        sink.commit([result(1)])
+    assert sorted(query(location, "SELECT id FROM $T")) == [
+        *((row,) for row in range(10, 20)), (1000,), (1001,), (1002,)
+    ]  # fmt: skip
+
+
+def query_ids(sink: DatabaseSink) -> list[int]:
+    with sink._db.transaction():
+        return sorted(row[0] for row in sink._db.run(f"SELECT id FROM {sink._table}"))
+
+
+def test_table__restart_of_a_job_that_began_with_rows_in_the_table__keeps_those(
+    place: Place,
+) -> None:
     location = place(create="yes")
     with sink_at(location) as sink:
         sink.begin(JOB)
         sink.commit([result(0)])
-    for name in ("facts", "units", "quarantine"):
-        query(location, f"DROP TABLE $T_mlctl_{name}")
+    forget_job(location)
     with sink_at(location) as sink:
         sink.begin(JOB)
         sink.commit([result(1)])
-        with pytest.raises(MlctlError, match="had rows before the job"):
+        sink.begin(replace(JOB, fingerprint={"input": "b"}), restart=True)
+        assert query_ids(sink) == [*range(10)]
+
+
+def forget_job(location: str) -> None:
+    """Drop the ledger, so that the rows of the table are those of others."""
+    for name in ("facts", "units", "quarantine", "written"):
+        query(location, f"DROP TABLE $T_mlctl_{name}")
+
+
+def test_table__restart_where_the_job_may_have_replaced_rows__is_refused(place: Place) -> None:
+    location = place(create="yes", key="id")
+    with sink_at(location) as sink:
+        sink.begin(JOB)
+        sink.commit([result(0)])
+    forget_job(location)
+    with sink_at(location) as sink:
+        sink.begin(JOB)
+        sink.commit([result(1)])
+        with pytest.raises(MlctlError, match="had rows before the job") as caught:
             sink.begin(replace(JOB, fingerprint={"input": "b"}), restart=True)
-    assert query(location, "SELECT count(*) FROM $T") == [(20,)]
+        assert caught.value.hint is not None
+        assert "_mlctl_written" in caught.value.hint
+        assert query_ids(sink) == [*range(20)]
+
+
+def test_table__restart_after_the_rows_were_changed__is_refused(place: Place) -> None:
+    location = place(create="yes")
+    with sink_at(location) as sink:
+        sink.begin(JOB)
+        sink.commit([result(0)])
+    query(location, "UPDATE $T SET mlctl_digest = 'other' WHERE id = 3")
+    with sink_at(location) as sink:
+        with pytest.raises(MlctlError, match="has 9 rows of the job, which wrote 10"):
+            sink.begin(JOB, restart=True)
+        assert query_ids(sink) == [*range(10)]
+        assert len(sink.begin(JOB).done) == 1
+
+
+def test_table__commit_of_more_units_than_a_database_has_parameters__works(place: Place) -> None:
+    ids = [f"{index:08}" for index in range(70_000)]
+    with sink_at(place(create="yes")) as sink:
+        sink.begin(JOB)
+        sink.commit([result(0), result(69_999)])
+        with sink._db.transaction():
+            assert sink._known(ids) == {"00000000", "00069999"}
 
 
 @pytest.mark.parametrize("place", ["postgresql", "sqlite"], indirect=True)
@@ -231,6 +305,8 @@ def test_all_kinds_of_values_arrive(place: Place) -> None:
             "l": pa.array([[1.5, None], None, []], pa.list_(pa.float64())),
             "w": pa.array([["a"], None, ["b", "c"]]),
             "at": pa.array([at, None, at], pa.timestamp("us", "UTC")),
+            "mlctl_digest": pa.array(["abc"] * 3),
+            "mlctl_scored_at": pa.array([at] * 3, pa.timestamp("us", "UTC")),
         }
     )
     location = place(create="yes")
