@@ -38,9 +38,7 @@ _ROWS = (
     click.option("--forbid-nan", is_flag=True, help="A NaN in an input makes its row a bad one."),
 )
 
-_PRICE = click.FloatRange(0, min_open=True)
-
-_PRICES = (
+_SAMPLE = (
     click.option(
         "--seconds",
         type=click.FloatRange(0.1, 3600),
@@ -48,12 +46,10 @@ _PRICES = (
         show_default=True,
         help="How long to measure.",
     ),
-    click.option("--cpu-hour", type=_PRICE, help="What a core of a batch costs an hour."),
-    click.option("--online-hour", type=_PRICE, help="What a server costs an hour."),
     click.option(
-        "--online-rps",
-        type=_PRICE,
-        help="How many rows a second that server answers; `mlctl bench` tells.",
+        "--cpu-hour",
+        type=click.FloatRange(0, min_open=True),
+        help="Price of one core for an hour; adds the cost.",
     ),
 )
 
@@ -134,7 +130,7 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def estimate_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add all options of an estimate to `command`."""
-    return _added((*_ROWS, _KEEP, _OPTION, *_PRICES, *_SIZES[:2], _THREADS), command)
+    return _added((*_ROWS, _KEEP, _OPTION, *_SAMPLE, *_SIZES[:2], _THREADS), command)
 
 
 def work_options(command: Callable[..., Any]) -> Callable[..., Any]:
