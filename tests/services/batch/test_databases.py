@@ -7,16 +7,13 @@ import errno
 import itertools
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import duckdb
-import psycopg
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
@@ -26,79 +23,22 @@ from bundle.verify import verify
 from services.batch.base import (
     BadRow,
     Job,
-    QuarantineSink,
     SinkRequest,
     SourceRequest,
     Totals,
     Unit,
     UnitResult,
 )
-from services.batch.database import DatabaseSink
 from services.batch.engine import Event, Phase
 from services.batch.job import Control, Wanted, local_executor, run_job
 from services.batch.limits import ErrorLimit
 from services.batch.sinks import open_sink
 from services.batch.sources import open_source
+from tests.services.batch.conftest import Place
 from tests.support import tables
 from tests.support.bundles import make_bundle
 from tests.support.postgres import PostgresServer
-
-MARK = [("mlctl_digest", pa.dictionary(pa.int32(), pa.string()))]
-MARK += [("mlctl_scored_at", pa.timestamp("us", "UTC"))]
-SCHEMA = pa.schema([("id", pa.int64()), ("y", pa.list_(pa.float32(), 2)), *MARK])
-JOB = Job({"input": "a"}, SCHEMA, SCHEMA, {"bento": "b"})
-_numbers = itertools.count()
-_micros = itertools.count(1_700_000_000_000_000)
-
-
-Place = Callable[..., str]
-
-
-@pytest.fixture(params=["postgresql", "sqlite", "duckdb"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    """Makes locations of a table that nobody has used, with the given parameters."""
-    table = f"scores{next(_numbers)}"
-    if request.param == "postgresql":
-        base = f"{request.getfixturevalue('server').url}&"
-    else:
-        base = f"{request.param}://{tmp_path}/out.db?"
-
-    def make(**parameters: str) -> str:
-        return base + "&".join(f"{k}={v}" for k, v in {"table": table, **parameters}.items())
-
-    return make
-
-
-def sink_at(location: str) -> DatabaseSink:
-    sink = open_sink(SinkRequest(location))
-    assert isinstance(sink, DatabaseSink)
-    assert isinstance(sink, QuarantineSink)
-    return sink
-
-
-def query(location: str, sql: str) -> list[tuple[Any, ...]]:
-    """The rows of a statement, where $T stands for the table of `location`."""
-    base, _, parameters = location.partition("?")
-    table = next(p for p in parameters.split("&") if p.startswith("table=")).partition("=")[2]
-    statement, path = sql.replace("$T", table), base.partition("://")[2]
-    if base.startswith("sqlite"):
-        connection: Any = sqlite3.connect(path, isolation_level=None)
-    elif base.startswith("duckdb"):
-        connection = duckdb.connect(path)
-    else:
-        connection = psycopg.connect(location.partition("&")[0], autocommit=True)
-    found = connection.execute(statement)
-    rows = found.fetchall() if found.description else []
-    connection.close()
-    return [tuple(row) for row in rows]
-
-
-def result(index: int, bad: tuple[BadRow, ...] = (), value: float = 0.5) -> UnitResult:
-    ids = range(index * 10, index * 10 + 10 - len(bad))
-    values = [[value, float(i)] for i in ids]
-    mark = [["abc"] * len(ids), [next(_micros)] * len(ids)]
-    table = pa.table([list(ids), values, *mark], schema=SCHEMA)
-    return UnitResult(Unit(f"{index:08}", "f", index * 10, 10), table, bad)
+from tests.support.table_jobs import JOB, SCHEMA, query, result, sink_at
 
 
 def test_answers_bad_rows_and_ledger_come_together(place: Place) -> None:
@@ -164,79 +104,6 @@ def test_another_job_is_refused_and_restart_removes_the_old_answers(place: Place
         assert caught.value.code is ErrorCode.JOB_CHANGED
         assert sink.begin(other, restart=True).totals == Totals()
     assert query(location, "SELECT count(*) FROM $T") == [(0,)]
-
-
-@pytest.mark.parametrize("key", ["", "id"])
-def test_table__restart__keeps_the_rows_of_others(place: Place, key: str) -> None:
-    location = place(create="yes", key=key)
-    with sink_at(location) as sink:
-        sink.begin(JOB)
-        sink.commit([result(0), result(1)])
-        sink.finish({})
-    query(location, "INSERT INTO $T (id) VALUES (1000), (1001)")
-    query(location, "INSERT INTO $T (id, mlctl_digest) VALUES (1002, 'abc')")
-    with sink_at(location) as sink:
-        assert sink.begin(JOB, restart=True).totals == Totals()
-        assert query_ids(sink) == [1000, 1001, 1002]
-        sink.commit([result(1)])
-    assert sorted(query(location, "SELECT id FROM $T")) == [
-        *((row,) for row in range(10, 20)), (1000,), (1001,), (1002,)
-    ]  # fmt: skip
-
-
-def query_ids(sink: DatabaseSink) -> list[int]:
-    with sink._db.transaction():
-        return sorted(row[0] for row in sink._db.run(f"SELECT id FROM {sink._table}"))
-
-
-def test_table__restart_of_a_job_that_began_with_rows_in_the_table__keeps_those(
-    place: Place,
-) -> None:
-    location = place(create="yes")
-    with sink_at(location) as sink:
-        sink.begin(JOB)
-        sink.commit([result(0)])
-    forget_job(location)
-    with sink_at(location) as sink:
-        sink.begin(JOB)
-        sink.commit([result(1)])
-        sink.begin(replace(JOB, fingerprint={"input": "b"}), restart=True)
-        assert query_ids(sink) == [*range(10)]
-
-
-def forget_job(location: str) -> None:
-    """Drop the ledger, so that the rows of the table are those of others."""
-    for name in ("facts", "units", "quarantine", "written"):
-        query(location, f"DROP TABLE $T_mlctl_{name}")
-
-
-def test_table__restart_where_the_job_may_have_replaced_rows__is_refused(place: Place) -> None:
-    location = place(create="yes", key="id")
-    with sink_at(location) as sink:
-        sink.begin(JOB)
-        sink.commit([result(0)])
-    forget_job(location)
-    with sink_at(location) as sink:
-        sink.begin(JOB)
-        sink.commit([result(1)])
-        with pytest.raises(MlctlError, match="had rows before the job") as caught:
-            sink.begin(replace(JOB, fingerprint={"input": "b"}), restart=True)
-        assert caught.value.hint is not None
-        assert "_mlctl_written" in caught.value.hint
-        assert query_ids(sink) == [*range(20)]
-
-
-def test_table__restart_after_the_rows_were_changed__is_refused(place: Place) -> None:
-    location = place(create="yes")
-    with sink_at(location) as sink:
-        sink.begin(JOB)
-        sink.commit([result(0)])
-    query(location, "UPDATE $T SET mlctl_digest = 'other' WHERE id = 3")
-    with sink_at(location) as sink:
-        with pytest.raises(MlctlError, match="has 9 rows of the job, which wrote 10"):
-            sink.begin(JOB, restart=True)
-        assert query_ids(sink) == [*range(10)]
-        assert len(sink.begin(JOB).done) == 1
 
 
 def test_table__commit_of_more_units_than_a_database_has_parameters__works(place: Place) -> None:
