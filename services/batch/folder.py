@@ -13,34 +13,40 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import IO, Self
+from typing import IO, TYPE_CHECKING, Self
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import fsync_directory, write_atomic
 from services.batch.base import Job, Progress, Quarantined, UnitResult
 from services.batch.ledger import Ledger
 from services.batch.locking import lock_job
-from services.batch.partitions import Parts
+from services.batch.partitions import partitioned
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 STATE = "_mlctl"
 LEDGER = "ledger.db"
 SUCCESS = "_SUCCESS"
 SUMMARY = "summary.json"
 QUARANTINE = "quarantine.jsonl"
+# Of row groups that readers of Parquet like; a part is one of them.
+COMMIT_ROWS = 100_000
 
 
 class FolderSink:
-    """A sink of files; `parts` says which ones hold the answers of some units.
+    """A sink of files with the ending `suffix`, each of which `write` fills with a table."""
 
-    The name of each part begins with the given stem; it may be in a subfolder.
-    """
-
-    def __init__(self, root: Path, parts: Parts, commit_rows: int = 100_000) -> None:
-        self.root = root
-        self.commit_rows = commit_rows
-        self._parts = parts
-        self._state = root / STATE
+    def __init__(
+        self, location: str, suffix: str, write: Callable[[pa.Table, IO[bytes]], None]
+    ) -> None:
+        self.root = Path(location.removeprefix("file://"))
+        self.commit_rows = COMMIT_ROWS
+        self._suffix = suffix
+        self._write = write
+        self._state = self.root / STATE
         self._lock: int | None = None
         self._ledger: Ledger | None = None
         self._partition_by: tuple[str, ...] = ()
@@ -72,13 +78,20 @@ class FolderSink:
         return progress
 
     def commit(self, results: Sequence[UnitResult]) -> None:
+        import pyarrow as pa
+
         ledger = self._open()
-        stem = f"part-{results[0].unit.id}-{ledger.job_id()}"
-        made = self._parts(results, stem, self._partition_by)
-        ledger.note(made)
-        for name, write in made.items():
-            self._place(self.root / name, write)
-        ledger.commit(results, made)
+        name = f"part-{results[0].unit.id}-{ledger.job_id()}{self._suffix}"
+        table = pa.concat_tables([result.table for result in results])
+        parts = {
+            f"{folder}{name}": part
+            for folder, part in partitioned(table, self._partition_by)
+            if part.num_rows
+        }
+        ledger.note(parts)
+        for path, part in parts.items():
+            self._place(self.root / path, partial(self._write, part))
+        ledger.commit(results, parts)
 
     def finish(self, summary: Mapping[str, object]) -> None:
         self._write_quarantine()
