@@ -1,7 +1,7 @@
 """Answers as rows of a table, with the ledger in tables beside it.
 
-A commit is one transaction: the answers, the bad rows and the ledger's rows of its units. What
-was cut off while it committed is found in the ledger when it is tried again, or is not there.
+A commit is one transaction: the answers, the bad rows and the ledger's rows of its units. After
+a connection that was lost during a commit, the ledger tells whether the commit happened.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class DatabaseSink:
         import pyarrow as pa
 
         with self._db.transaction():
-            # Those that are known were committed, but the word of it was lost.
+            # Known units were committed before the connection was lost.
             known = self._known([result.unit.id for result in results])
             results = [result for result in results if result.unit.id not in known]
             if not results:
@@ -169,7 +169,7 @@ class DatabaseSink:
         self._db.run(f"DROP TABLE {_STAGE}")
 
     def _check_unique(self, key: str) -> None:
-        """Within a commit nothing says which of two rows is the later one."""
+        """Refuse a commit in which two rows have the same key."""
         twice = self._db.run(
             f"SELECT {key} FROM {_STAGE} GROUP BY {key} HAVING count(*) > 1 ORDER BY {key} LIMIT 1"
         )
@@ -178,7 +178,7 @@ class DatabaseSink:
                 ErrorCode.INVALID_INPUT,
                 f"the key {', '.join(self._key)} is not unique in the input: "
                 f"{', '.join(map(str, twice[0]))} comes twice",
-                "Take a key that is, or none: each row is then added once.",
+                "Take a unique key, or none: each row is then added once.",
             )
 
     def _check_all_there(self) -> None:
@@ -204,7 +204,7 @@ class DatabaseSink:
             )
 
     def _take_table(self, schema: pa.Schema) -> None:
-        """Make the table, or look whether its columns fit; note whether its rows are all ours."""
+        """Create the table or check its columns; record whether it was empty."""
         columns = self._db.columns(self._place.table)
         if columns is None:
             self._create(schema)

@@ -1,4 +1,4 @@
-"""A folder of parts with its ledger: the commit protocol that all forms of files share.
+"""A folder of part files with its ledger: the commit protocol of all file formats.
 
 The ledger first notes the names of a commit's parts. Each part is written under a temporary name,
 made durable, renamed, and made durable under its name; only then do its units enter the ledger.
@@ -143,7 +143,7 @@ class FolderSink:
         fsync_directory(path.parent)
 
     def _make_folder(self, folder: Path) -> None:
-        """A partition's folder, whose own name is durable too."""
+        """Create a partition's folder and make its name durable."""
         if not folder.exists():
             self._make_folder(folder.parent)
             folder.mkdir(exist_ok=True)
@@ -193,7 +193,7 @@ class FolderSink:
             )
 
     def _clear(self) -> None:
-        """Forget the previous job; its parts are orphans then."""
+        """Remove the previous job from the ledger; its parts become orphans."""
         self._open().clear()
         for name in (SUMMARY, QUARANTINE):
             (self._state / name).unlink(missing_ok=True)

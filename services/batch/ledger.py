@@ -1,7 +1,7 @@
-"""The ledger of a batch whose answers are files: an SQLite database beside them.
+"""The ledger of a job whose answers are files: an SQLite database beside them.
 
-A unit is done when its row is here, and not before: the row is written after its answers are
-durable. Rows in quarantine are kept here too, so that they come and go with their unit.
+A unit is done once its row is in the ledger, which happens after its answers are durable. The
+quarantine is part of the ledger, so that a unit and its bad rows are committed together.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ID = "id"
 
 
 class Ledger:
-    """An open ledger; for one thread."""
+    """An open ledger. Use it from one thread."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -56,7 +56,7 @@ class Ledger:
         self._db.close()
 
     def begin(self, job: Job) -> Progress:
-        """Write down a new job, or say how far the same one got; JOB_CHANGED if it differs."""
+        """Record a new job, or return the progress of the same one; JOB_CHANGED if it differs."""
         known = self._facts(_FINGERPRINT)
         if known:
             refuse_change(known, job.fingerprint)
@@ -68,17 +68,17 @@ class Ledger:
         return self.progress()
 
     def progress(self) -> Progress:
-        """What is committed, and whether that is all of the job."""
+        """Return what is committed, and whether the job is complete."""
         done = frozenset(row[0] for row in self._db.execute("SELECT id FROM units"))
         return Progress(done, self.totals(), "finished" in self._facts(_STATE))
 
     def stored(self) -> Job | None:
-        """The job that was begun here; None if there was none."""
+        """Return the recorded job, or None."""
         fingerprint, facts = self._facts(_FINGERPRINT), self._facts(_FACT)
         return job_from_text(fingerprint, facts) if fingerprint else None
 
     def totals(self) -> Totals:
-        """The counts of all that is committed; rows that left the quarantine are not bad."""
+        """Return the counts of committed rows; rows that left the quarantine are not bad."""
         units, rows, skipped = self._db.execute(
             "SELECT count(*), coalesce(sum(rows), 0), coalesce(sum(skipped), 0) FROM units"
         ).fetchone()
@@ -114,7 +114,7 @@ class Ledger:
             self._db.execute("UPDATE parts SET committed = 0")
 
     def commit(self, results: Sequence[UnitResult], parts: Iterable[str]) -> None:
-        """Make units done whose answers are durable in `parts`."""
+        """Commit units whose answers are durable in `parts`."""
         with self._transaction():
             self._db.executemany("INSERT OR REPLACE INTO units VALUES (?,?,?,?,?,?)", rows(results))
             self._db.executemany(
@@ -129,7 +129,7 @@ class Ledger:
             )
 
     def quarantined(self) -> Iterator[Quarantined]:
-        """The rows without an answer in order of their keys, as they are when this is called."""
+        """Return a snapshot of the quarantined rows, in the order of their keys."""
         found = self._db.execute("SELECT unit, row, origin, reason, held FROM quarantine")
         return map(_quarantined, found.fetchall())
 
@@ -161,18 +161,18 @@ class Ledger:
 
 
 def refuse_change(known: Mapping[str, str], wanted: Mapping[str, str]) -> None:
-    """JOB_CHANGED with each name whose value differs, as it was and as it is."""
+    """Raise JOB_CHANGED with the old and new value of each name that differs."""
     changed = [name for name in {**known, **wanted} if known.get(name) != wanted.get(name)]
     if changed:
-        told = "; ".join(
+        changes = "; ".join(
             f"{name} was {known.get(name, 'not set')}, is {wanted.get(name, 'not set')}"
             for name in changed
         )
-        raise MlctlError(ErrorCode.JOB_CHANGED, f"the output is of another job: {told}")
+        raise MlctlError(ErrorCode.JOB_CHANGED, f"the output belongs to another job: {changes}")
 
 
 def rows(results: Sequence[UnitResult]) -> list[tuple[str, str, int, int, int, int]]:
-    """The ledger's row of each unit: id, origin, first row, answers, bad rows, filtered rows."""
+    """Return units as id, origin, first row, answers, bad and filtered rows."""
     return [
         (r.unit.id, r.unit.origin, r.unit.start, r.table.num_rows, len(r.bad), r.skipped)
         for r in results
@@ -180,7 +180,7 @@ def rows(results: Sequence[UnitResult]) -> list[tuple[str, str, int, int, int, i
 
 
 def bad_rows(results: Sequence[UnitResult]) -> list[tuple[str, int, str, str, str]]:
-    """The quarantine's rows: unit, row, origin, reason, the values as JSON."""
+    """Return the rows of the quarantine: unit, row, origin, reason, values as JSON."""
     return [
         (
             result.unit.id,
@@ -195,7 +195,7 @@ def bad_rows(results: Sequence[UnitResult]) -> list[tuple[str, int, str, str, st
 
 
 def schemas_as_text(job: Job) -> dict[str, str]:
-    """The job's schemas and partitions in the form that `job_from_text` reads."""
+    """Serialize the job's schemas and partitions for `job_from_text`."""
     return {
         "schema": base64.b64encode(job.schema.serialize().to_pybytes()).decode(),
         "input_schema": base64.b64encode(job.input_schema.serialize().to_pybytes()).decode(),
@@ -204,7 +204,7 @@ def schemas_as_text(job: Job) -> dict[str, str]:
 
 
 def job_from_text(fingerprint: Mapping[str, str], facts: Mapping[str, str]) -> Job:
-    """The job of a stored fingerprint and stored facts with `schemas_as_text` among them."""
+    """Restore a job from its fingerprint and facts, which include those of `schemas_as_text`."""
     import pyarrow as pa
 
     answers, read = (

@@ -1,4 +1,4 @@
-"""A file of DuckDB, which reads Arrow tables as they are."""
+"""Tables in a file of DuckDB, which reads Arrow tables without conversion."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def load_driver() -> Any:
 
 
 class DuckDb:
-    """An open file, which DuckDB itself locks; for one thread."""
+    """An open file, which DuckDB locks. Use it from one thread."""
 
-    # Within a transaction its unique indexes refuse what was just deleted, so there is none.
+    # Its unique indexes refuse, within a transaction, keys that were just deleted: no index.
     replaces = False
     forbids_nul = False
 
@@ -89,7 +89,7 @@ class DuckDb:
                 raise
         except self._driver.Error as error:
             if any(text in str(error) for text in _FULL):
-                # What it could not write makes it refuse all else until it is opened again.
+                # After a failed write DuckDB refuses everything until it is opened again.
                 self.close()
                 raise OSError(errno.ENOSPC, "no space left for the database") from error
             if isinstance(error, self._driver.IOException):
@@ -137,6 +137,6 @@ class DuckDb:
             self._db.unregister(_ROWS)
 
     def _roll_back(self) -> None:
-        """Undo what is open; after some errors DuckDB has done so already, or can do nothing."""
+        """Roll back; after some errors DuckDB already has, or cannot any more."""
         with contextlib.suppress(self._driver.TransactionException, self._driver.FatalException):
             self._db.execute("ROLLBACK")

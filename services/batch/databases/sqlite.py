@@ -1,4 +1,4 @@
-"""A file of SQLite; lists are JSON."""
+"""Tables in a file of SQLite; lists are stored as JSON."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def open_sink(request: SinkRequest) -> DatabaseSink:
 
 
 class Sqlite:
-    """An open file; for one thread."""
+    """An open file. Use it from one thread."""
 
     replaces = True
     forbids_nul = False

@@ -1,4 +1,4 @@
-"""Rows of Parquet: a file, a folder, a glob, a dataset partitioned in the way of Hive, a URL."""
+"""Rows of Parquet: a file, a folder, a glob, a Hive-partitioned dataset, a URL."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NULL = "__HIVE_DEFAULT_PARTITION__"
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """A file with its rows counted; `row_groups` are the rows of each."""
+    """A file, and the rows of each of its row groups."""
 
     file: InputFile
     schema: pa.Schema
@@ -45,7 +45,7 @@ class _Planned:
 
 
 class ParquetSource:
-    """The files of `request`; a unit is consecutive rows of one file, whatever its row groups."""
+    """The files of `request`. A unit is consecutive rows of one file, across row groups."""
 
     def __init__(self, request: SourceRequest) -> None:
         self.name = request.location
@@ -59,7 +59,7 @@ class ParquetSource:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """The columns of the first file, and those that the folders' names are."""
+        """The columns of the first file and of the folders' names."""
         import pyarrow as pa
 
         schema = _plan(self._files[0]).schema
@@ -98,7 +98,7 @@ class ParquetSource:
             self._close()
 
     def read(self, unit: Unit, columns: Sequence[str]) -> Chunk:
-        """Goes on where this thread's last unit ended, if this one is the next."""
+        """Return the rows of `unit`; continues where this thread's last unit ended if it can."""
         cursor: _Cursor | None = getattr(self._local, "cursor", None)
         if cursor is None or not cursor.serves(unit, columns):
             self._close()
@@ -108,14 +108,14 @@ class ParquetSource:
         return Chunk(unit, self._with_keys(table, unit.origin, columns))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Other processes can be sent it, but no open file."""
+        """Pickle everything but the open file."""
         return {name: value for name, value in vars(self).items() if name != "_local"}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         vars(self).update(state, _local=threading.local())
 
     def _close(self) -> None:
-        """Close the file that this thread has open."""
+        """Close this thread's open file."""
         cursor: _Cursor | None = getattr(self._local, "cursor", None)
         if cursor is not None:
             cursor.close()
@@ -130,7 +130,7 @@ class ParquetSource:
         return {planned.file.name: planned for planned in self._plans}
 
     def check(self, columns: Sequence[str]) -> None:
-        """Every file has the columns, in the same types: told before the first row is read."""
+        """Raise INVALID_INPUT unless each file has the columns with the same types."""
         for planned in self._plans:
             for name in columns:
                 wanted = self.schema.field(name).type
@@ -163,7 +163,7 @@ open_source = ParquetSource
 
 
 class _Cursor:
-    """A place in an open file, which moves forward row by row."""
+    """A position in an open file, which moves forward row by row."""
 
     def __init__(self, planned: _Planned, columns: tuple[str, ...], batch_rows: int) -> None:
         self._planned = planned
@@ -182,7 +182,7 @@ class _Cursor:
         self._stack.close()
 
     def take(self, start: int, rows: int) -> pa.Table:
-        """Rows `start` to `start + rows`; INVALID_INPUT if the file is not what it was."""
+        """Return rows `start` to `start + rows`; INVALID_INPUT if the file changed."""
         with told(self._planned.file):
             if self._position != start:
                 self._seek(start)
@@ -205,7 +205,7 @@ class _Cursor:
         import pyarrow as pa
 
         self._position += rows
-        if not self._names:  # nothing but the folders' names is asked for
+        if not self._names:  # only columns of the folders' names
             return pa.table({"": pa.nulls(rows)})
         parts, missing = [], rows
         while missing:
@@ -278,7 +278,7 @@ def _keys_of(name: str) -> Iterator[tuple[str, str]]:
 
 
 def _partition_keys(files: Sequence[InputFile]) -> dict[str, bool]:
-    """The columns that are in folders' names, and whether each holds whole numbers only."""
+    """Return the columns of the folders' names, and whether each has whole numbers only."""
     found: dict[str, bool] = {}
     for file in files:
         for key, value in _keys_of(file.name):

@@ -1,4 +1,4 @@
-"""Rows of a query of PostgreSQL, SQLite or DuckDB, in the order of a key."""
+"""Rows of a query on PostgreSQL, SQLite or DuckDB, in the order of a key."""
 
 from __future__ import annotations
 
@@ -93,12 +93,12 @@ class QuerySource:
 
     @cached_property
     def _identity(self) -> dict[str, str]:
-        self.schema  # noqa: B018  # it is told first that a key is no column
+        self.schema  # noqa: B018  # reports a key that is no column first
         with open_reader(self._url) as reader:
             return self._measured(reader)
 
     def _measured(self, reader: Reader) -> dict[str, str]:
-        """What rows that were added or removed since would change; others cannot be seen."""
+        """Return values that added or removed rows usually change."""
         key = column_list(self._key[:1])
         count, first, last = reader.row(
             f"SELECT count(*), min({key}), max({key}) FROM ({self._query}) AS q"
@@ -114,7 +114,7 @@ class QuerySource:
     def _check_keys(
         self, rows: Sequence[tuple[Any, ...]], last: tuple[Any, ...] | None
     ) -> tuple[Any, ...]:
-        """The last key; INVALID_INPUT where keys do not tell rows apart."""
+        """Return the last key; INVALID_INPUT if a key is null or not unique."""
         width = len(self._key)
         for row in rows:
             key = row[:width]
@@ -140,7 +140,7 @@ def _digest(rows: Sequence[tuple[Any, ...]], width: int) -> str:
 
 
 def _chunk(unit: Unit, columns: list[list[Any]], kinds: Sequence[tuple[str, Any]]) -> Chunk:
-    """The rows as a table; those with a value that is not of its column's type are bad."""
+    """Return the rows as a table; rows with a value of another type than the column's are bad."""
     import pyarrow as pa
 
     problems: dict[int, str] = {}
@@ -184,7 +184,7 @@ def _column(values: list[Any], kind: Any) -> tuple[Any, list[int]]:
 
 
 def _fitted(value: Any, kind: Any) -> Any:
-    """A value of the type; numbers of any length become floats, the unknown becomes text."""
+    """Convert a value to the type: numbers to floats, values of unknown types to text."""
     import pyarrow as pa
     from pyarrow import types
 
