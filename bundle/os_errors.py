@@ -8,9 +8,9 @@ import shlex
 from pathlib import Path
 
 from bundle.errors import ErrorCode, MlctlError
+from bundle.files import NO_SPACE
 from bundle.home import BENTO_HOME_VARIABLE, HOME_VARIABLE, home_path
 
-_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_ACCESS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _WRONG_KIND = frozenset({errno.ENOTDIR, errno.EISDIR, errno.EEXIST})
 
@@ -22,15 +22,15 @@ def translate_os_error(error: OSError) -> MlctlError | None:
     the file is for, and any other missing file is a fault of mlctl.
     """
     name = error.filename
-    if error.errno in _NO_SPACE:
-        where = "" if name is None else f" for {name}"
-        return MlctlError(ErrorCode.DISK_FULL, f"there is no space left{where}")
     if error.errno == errno.EFBIG:
         return MlctlError(
             ErrorCode.DISK_FULL,
             "a file has reached its largest size" + ("" if name is None else f": {name}"),
             "Raise the limit with `ulimit -f unlimited`, then run the same command again.",
         )
+    if error.errno in NO_SPACE:
+        where = "" if name is None else f" for {name}"
+        return MlctlError(ErrorCode.DISK_FULL, f"there is no space left{where}")
     if name is None or error.errno not in _NO_ACCESS | _WRONG_KIND:
         return None
     path = Path(os.fsdecode(name))

@@ -1,4 +1,4 @@
-"""The options of `mlctl batch`, in the order in which their help lists them."""
+"""The options of `mlctl batch`, in the order of their help."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _OPTION = click.option(
     "options",
     multiple=True,
     metavar="NAME=VALUE",
-    help="For one form of input or output only.",
+    help="Setting of one input or output format.",
 )
 
 _KEEP = click.option(
     "--keep",
     multiple=True,
     metavar="COLUMN[,COLUMN...]",
-    help="Columns kept beside the answers.",
+    help="Columns to copy to the answers.",
 )
 
 _ROWS = (
@@ -32,15 +32,13 @@ _ROWS = (
         "mapped",
         multiple=True,
         metavar="INPUT=COLUMN[,COLUMN...]",
-        help="Which columns feed an input; 'INPUT=GLOB*' takes all that fit.",
+        help="Columns that feed an input; 'INPUT=GLOB*' takes all matching columns.",
     ),
-    click.option("--filter", "condition", help='Score only rows for which it holds: "age >= 18".'),
-    click.option("--forbid-nan", is_flag=True, help="A NaN in an input makes its row a bad one."),
+    click.option("--filter", "condition", help='Score only matching rows: "age >= 18".'),
+    click.option("--forbid-nan", is_flag=True, help="A row with a NaN in an input is bad."),
 )
 
-_PRICE = click.FloatRange(0, min_open=True)
-
-_PRICES = (
+_SAMPLE = (
     click.option(
         "--seconds",
         type=click.FloatRange(0.1, 3600),
@@ -48,12 +46,10 @@ _PRICES = (
         show_default=True,
         help="How long to measure.",
     ),
-    click.option("--cpu-hour", type=_PRICE, help="What a core of a batch costs an hour."),
-    click.option("--online-hour", type=_PRICE, help="What a server costs an hour."),
     click.option(
-        "--online-rps",
-        type=_PRICE,
-        help="How many rows a second that server answers; `mlctl bench` tells.",
+        "--cpu-hour",
+        type=click.FloatRange(0, min_open=True),
+        help="Price of one core for an hour; adds the cost.",
     ),
 )
 
@@ -66,19 +62,21 @@ _ANSWERS = (
         "--partition-by",
         multiple=True,
         metavar="COLUMN[,COLUMN...]",
-        help="Columns whose values make folders.",
+        help="Columns whose values become folders.",
     ),
-    click.option("--format", "form", help="What a folder's parts are.  [default: parquet]"),
+    click.option("--format", "form", help="Format of a folder's files.  [default: parquet]"),
     _OPTION,
     click.option(
         "--finite-outputs",
         is_flag=True,
-        help="An answer that is not finite makes its row a bad one.",
+        help="A row whose answer is not finite is bad.",
     ),
     click.option(
         "--max-errors", default="1%", show_default=True, metavar="N|P%", help="Bad rows allowed."
     ),
-    click.option("--restart", is_flag=True, help="Remove the answers of another job, begin anew."),
+    click.option(
+        "--restart", is_flag=True, help="Remove the previous job's answers and start again."
+    ),
 )
 
 _SIZES = (
@@ -97,7 +95,7 @@ _SIZES = (
         type=click.Choice(["local", "ray"]),
         default="local",
         show_default=True,
-        help="Who scores: threads here, or actors of a Ray cluster.",
+        help="Score with threads of this process or actors of a Ray cluster.",
     ),
     click.option(
         "--ray-address",
@@ -134,11 +132,11 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def estimate_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add all options of an estimate to `command`."""
-    return _added((*_ROWS, _KEEP, _OPTION, *_PRICES, *_SIZES[:2], _THREADS), command)
+    return _added((*_ROWS, _KEEP, _OPTION, *_SAMPLE, *_SIZES[:2], _THREADS), command)
 
 
 def work_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of whatever scores to `command`."""
+    """Add the options of all scoring commands to `command`."""
     return _added(_WORK, command)
 
 

@@ -1,4 +1,4 @@
-"""`mlctl batch estimate`: what a job would take and cost, before it is run."""
+"""`mlctl batch estimate`: time and cost of a job before you run it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cli.optimizing import duration, only_results_on_stdout
 from cli.output import Output, counted, reporting
 
 if TYPE_CHECKING:
-    from services.batch.estimate import Estimate, Range
+    from services.batch.estimate import Estimate
 
 
 @click.command()
@@ -23,21 +23,18 @@ if TYPE_CHECKING:
 def estimate(
     output: Output, /, bento: str, source: str, unit_rows: int | None, **given: Any
 ) -> None:
-    """Predict what it takes and costs to score the rows of --in with BENTO.
+    """Predict how long scoring the rows of --in with BENTO takes, and what it costs.
 
-    Units from all over the input are done as a job would, for about --seconds, into a temporary
-    folder. The intervals tell how units differ, not how busy the machine will be.
+    Scores units from all over the input for about --seconds into a temporary folder, and assumes
+    that the other rows take as long.
     """
     from services.batch.base import SourceRequest
-    from services.batch.estimate import Prices
     from services.batch.estimate import estimate as predicted
     from services.batch.job import Wanted, column_list
     from services.batch.model import find_scorable
     from services.batch.model import unit_rows as usual_unit_rows
     from services.batch.sources import open_source
 
-    if (given["online_hour"] is None) != (given["online_rps"] is None):
-        raise click.UsageError("--online-hour and --online-rps need each other")
     model = find_scorable(bento)
     wanted = Wanted(
         map=given["mapped"],
@@ -47,11 +44,11 @@ def estimate(
         forbid_nan=given["forbid_nan"],
     )
     rows = open_source(SourceRequest(source, wanted.unit_rows, pairs(given["options"])))
-    prices = Prices(given["cpu_hour"], given["online_hour"], given["online_rps"])
-    with output.working() as tell, only_results_on_stdout():
-        tell("Scoring a sample ...")
+    cpu_hour, seconds = given["cpu_hour"], given["seconds"]
+    with output.working() as show, only_results_on_stdout():
+        show("Scoring a sample ...")
         found = predicted(
-            model, rows, wanted, prices, given["seconds"], given["threads"], given["batch_rows"]
+            model, rows, wanted, cpu_hour, seconds, given["threads"], given["batch_rows"]
         )
     if output.as_json:
         output.document({"digest": model.digest, **found.as_dict()})
@@ -64,28 +61,15 @@ def _show(output: Output, found: Estimate) -> None:
     rows, units = counted(found.rows, "row"), counted(found.units, "unit")
     output.line(f"Sample: {rows} in {units} {where}, {found.bad:,} bad")
     output.line(
-        f"A million rows: {_range(found.seconds)} s with {found.threads} threads, "
-        f"{written(found.cpu_seconds)} CPU-seconds"
+        f"{written(found.rows_per_second)} rows/s with {counted(found.threads, 'thread')}, "
+        f"after {found.open_seconds:.1f} s to open the model"
     )
-    parts = ", ".join(f"{name} {written(each.middle)} s" for name, each in found.stages.items())
-    output.line(f"Stages, at once: {parts}")
     if found.job_seconds is not None:
-        output.line(
-            f"All {found.total_rows:,} rows: {duration(found.job_seconds.middle)}, "
-            f"{_range(found.job_seconds)} s, and {found.open_seconds:.1f} s to begin"
-        )
-    if found.batch_cost is not None:
-        all_of_it = "" if found.job_cost is None else f"; all of it {_range(found.job_cost)}"
-        output.line(f"Cost of a million rows in a batch: {_range(found.batch_cost)}{all_of_it}")
-    if found.online_cost is not None:
-        output.line(f"Cost of a million rows online, never idle: {written(found.online_cost)}")
-    output.note("Writing is to a temporary folder of this machine; another place may be slower.")
-
-
-def _range(found: Range) -> str:
-    if found.low is None or found.high is None:
-        return f"{written(found.middle)} (one measurement: no interval)"
-    return f"{written(found.middle)} ({written(found.low)} to {written(found.high)})"
+        output.line(f"All {found.total_rows:,} rows: {duration(found.job_seconds)}")
+    if found.million_cost is not None:
+        whole = "" if found.job_cost is None else f"; of all rows: {written(found.job_cost)}"
+        output.line(f"Cost of a million rows: {written(found.million_cost)}{whole}")
+    output.note("Answers go to a temporary folder of this machine; another place may be slower.")
 
 
 def written(value: float) -> str:

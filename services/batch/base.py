@@ -1,13 +1,13 @@
-"""The seams of a batch: where rows come from, and where answers are committed.
+"""Interfaces of a batch job: sources of rows and sinks of answers.
 
-A source cuts its rows into units in an order that never changes for the same identity. A
-sink keeps the ledger of the units that it holds, in the same place as the answers, so that
-a killed job goes on where it stopped. pyarrow is loaded by whoever opens one of them.
+A source cuts its rows into units, always in the same order for the same identity. A sink keeps
+the ledger of its committed units in the same place as the answers, so that a killed job can be
+resumed. Opening a source or a sink imports pyarrow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
@@ -23,7 +23,7 @@ class Unit:
     """Consecutive rows, committed together: `rows` of them from row `start` of `origin`.
 
     `id` is safe in a file's name, sorts in the order of the source, and is the same in each
-    run over the same identity. `origin` is what a person calls the place, such as a file.
+    run over the same identity. `origin` is a name for people, such as that of a file.
     """
 
     id: str
@@ -34,9 +34,9 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that has no answer: its number in the unit's origin, why, and what it held.
+    """A row without an answer: its number in the unit's origin, the reason, and its values.
 
-    `values` are of JSON: services.batch.values says how others are written.
+    `values` are JSON; services.batch.values converts other types.
     """
 
     row: int
@@ -46,9 +46,9 @@ class BadRow:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A unit's rows as a table, with those that the source itself could not read as rows.
+    """A unit's rows as a table, and the rows that the source could not read.
 
-    `numbers` are the rows' numbers in the origin where they are not unit.start, +1, +2...
+    `numbers` are the rows' numbers in the origin if they are not unit.start, +1, +2...
     """
 
     unit: Unit
@@ -57,13 +57,13 @@ class Chunk:
     numbers: Sequence[int] | None = None
 
     def number(self, index: int) -> int:
-        """The number in the origin of the table's row `index`."""
+        """Return the number in the origin of the table's row `index`."""
         return self.unit.start + index if self.numbers is None else int(self.numbers[index])
 
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """A bad row as a sink keeps it; (unit, row) is its key."""
+    """A bad row in a sink; (unit, row) is its key."""
 
     unit: str
     origin: str
@@ -72,9 +72,9 @@ class Quarantined:
 
 @dataclass(frozen=True, slots=True)
 class UnitResult:
-    """What became of a unit: a table of answers and kept columns, and the rows without one.
+    """Result of a unit: a table of answers and kept columns, and the rows without an answer.
 
-    `skipped` rows were left out by the filter. `resolved` are the keys (unit, row) of
+    The filter left out `skipped` rows. `resolved` are the keys (unit, row) of
     quarantined rows that leave the quarantine with this commit: those of a redrive.
     """
 
@@ -87,12 +87,11 @@ class UnitResult:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a sink must know of a job before the first commit.
+    """Description of a job for its sink.
 
-    `fingerprint` is a flat mapping of names to text: everything that decides the answers.
-    `schema` is of each result's table, `input_schema` of what the source reads. Answers are
-    parted by the columns `partition_by`, in a form that has parts. `facts` are kept for
-    redrive and for people, and may change from run to run.
+    `fingerprint` maps names to text: everything that decides the answers. `schema` is that of
+    each result's table, `input_schema` that of the columns read. A folder is partitioned by the
+    columns `partition_by`. `facts` are for redrive and for people, and may change between runs.
     """
 
     fingerprint: Mapping[str, str]
@@ -113,13 +112,13 @@ class Totals:
 
     @property
     def seen(self) -> int:
-        """Rows of the source that are dealt with."""
+        """Rows of the source that are answered, bad or skipped."""
         return self.rows + self.bad + self.skipped
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a job stands: its committed units, and whether it was finished."""
+    """Progress of a job: its committed units, and whether it is complete."""
 
     done: frozenset[str] = frozenset()
     totals: Totals = Totals()
@@ -133,66 +132,67 @@ class Source(Protocol):
     schema: pa.Schema
 
     def identity(self) -> Mapping[str, str]:
-        """What changes when the rows do, cheap to get and without secrets: sizes, times, a query.
+        """Return text that changes when the rows do: sizes, times, a query. Cheap, without secrets.
 
-        Each value is short and readable: a changed one is shown to the user.
+        Each value is short and readable: the user sees values that changed.
         """
         ...
 
     def total_rows(self) -> int | None:
-        """How many rows there are; None if only reading them all would tell."""
+        """Return the number of rows, or None if only reading all of them would tell."""
         ...
 
-    def scan(self, columns: Sequence[str], done: Container[str]) -> Iterator[Chunk]:
-        """Chunks of `columns` in order, without those of the units in `done`.
+    def scan(self, columns: Sequence[str], done: Collection[str]) -> Iterator[Chunk]:
+        """Yield chunks of `columns` in order, without those of the units in `done`.
 
-        From one thread at a time. INVALID_INPUT says what cannot be read, and where. After
-        SOURCE_UNAVAILABLE it may be called again, and gives the same rows or JOB_CHANGED.
+        From one thread at a time. INVALID_INPUT says what cannot be read, and where. A source
+        raises JOB_CHANGED rather than lose or repeat a row because the units in `done` are no
+        longer those rows. After SOURCE_UNAVAILABLE it may be called again.
         """
         ...
 
 
 @runtime_checkable
 class SplittableSource(Source, Protocol):
-    """A source whose units can be read on their own, in any order, by other processes too."""
+    """A source whose units can be read one by one, in any order, in other processes too."""
 
     def check(self, columns: Sequence[str]) -> None:
-        """INVALID_INPUT if `columns` cannot be read, or not everywhere in the same types."""
+        """Raise INVALID_INPUT unless each file has `columns` with the same types."""
         ...
 
     def units(self) -> Iterator[Unit]:
-        """All units in order."""
+        """Yield all units in order."""
         ...
 
     def read(self, unit: Unit, columns: Sequence[str]) -> Chunk:
-        """The rows of `unit`; reading units in order costs no more than a scan."""
+        """Return the rows of `unit`; reading units in order costs no more than a scan."""
         ...
 
 
 class Sink(Protocol):
-    """A place for answers, with its ledger. `commit_rows` is how many rows make a good commit."""
+    """A destination of answers, with its ledger. A commit has about `commit_rows` rows."""
 
     commit_rows: int
 
     def __enter__(self) -> Self:
-        """Take the place; JOB_RUNNING if another runner has it."""
+        """Lock the sink; JOB_RUNNING if another job has it."""
         ...
 
     def __exit__(self, *exc_info: object) -> None: ...
 
     def begin(self, job: Job, *, restart: bool = False) -> Progress:
-        """What is committed already, after removing what a killed runner left half-done.
+        """Begin or resume `job`, remove what a killed run left, and return the progress.
 
-        JOB_CHANGED, with what changed, if the place holds another job's answers; `restart`
-        removes those instead.
+        JOB_CHANGED, with what changed, if the sink holds another job's answers; `restart` removes
+        those first, and never what the other job did not write.
         """
         ...
 
     def commit(self, results: Sequence[UnitResult]) -> None:
-        """Make answers, bad rows and the ledger's rows durable: all of them or nothing.
+        """Commit answers, bad rows and the ledger's rows durably: all of them or nothing.
 
-        May be called again with the same results after it failed. SINK_UNAVAILABLE or an
-        OSError for want of space are worth another try; other errors end the job.
+        A caller may retry the same results. SINK_UNAVAILABLE and the OSError of a full disk are
+        transient; other errors end the job.
         """
         ...
 
@@ -206,31 +206,31 @@ class QuarantineSink(Sink, Protocol):
     """A sink whose bad rows can be scored again."""
 
     def require_job(self) -> None:
-        """Before it is entered: NOT_FOUND if no job was begun here. Nothing is made.
+        """Raise NOT_FOUND if there is no job, before the sink is entered. Creates nothing.
 
-        A place that must be entered to know is left to `stored`.
+        A sink that must be entered to know leaves this to `stored`.
         """
         ...
 
     def stored(self) -> tuple[Job, Progress]:
-        """The job whose answers are here, and how far it got; NOT_FOUND if there is none."""
+        """Return the job and its progress; NOT_FOUND if there is none."""
         ...
 
     def quarantined(self) -> Iterator[Quarantined]:
-        """The rows that have no answer yet, in order of their keys."""
+        """Return the rows without an answer, in the order of their keys."""
         ...
 
 
 @runtime_checkable
 class TextSink(Sink, Protocol):
-    """A sink that may have no place for text with a NUL character: such a row is a bad one."""
+    """A sink that may not be able to store text with a NUL character: such a row is bad."""
 
     forbids_nul: bool
 
 
 @dataclass(frozen=True, slots=True)
 class SourceRequest:
-    """What `--in` and its options say; `options` are particular to one form of storage."""
+    """Values of `--in` and its options; `options` belong to one format."""
 
     location: str
     unit_rows: int
@@ -239,7 +239,7 @@ class SourceRequest:
 
 @dataclass(frozen=True, slots=True)
 class SinkRequest:
-    """What `--out` and its options say; `options` are particular to one form of storage."""
+    """Values of `--out` and its options; `options` belong to one format."""
 
     location: str
     options: Mapping[str, str] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """Answers as rows of a table, with the ledger in tables beside it.
 
-A commit is one transaction: the answers, the bad rows and the ledger's rows of its units. What
-was cut off while it committed is found in the ledger when it is tried again, or is not there.
+A commit is one transaction: the answers, the bad rows and the ledger's rows of its units. After
+a connection that was lost during a commit, the ledger tells whether the commit happened.
 """
 
 from __future__ import annotations
@@ -11,7 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Self
 
 from bundle.errors import ErrorCode, MlctlError
-from services.batch.base import BadRow, Job, Progress, Quarantined, Totals, UnitResult
+from services.batch.base import (
+    DIGEST_COLUMN,
+    SCORED_AT_COLUMN,
+    BadRow,
+    Job,
+    Progress,
+    Quarantined,
+    Totals,
+    UnitResult,
+)
 from services.batch.databases.base import Database, Place, column_list, quoted
 from services.batch.ledger import bad_rows, job_from_text, refuse_change, rows, schemas_as_text
 
@@ -21,6 +30,9 @@ if TYPE_CHECKING:
 _FINGERPRINT, _FACT, _STATE = "fingerprint", "fact", "state"
 _KEY = "key"
 _STAGE = '"mlctl_stage"'
+# Model and microsecond: the rows that have both in common come from one unit of one job.
+_MARK = (DIGEST_COLUMN, SCORED_AT_COLUMN)
+_IDS_AT_ONCE = 1_000
 _LEDGER = {
     "facts": "kind TEXT, name TEXT, value TEXT, PRIMARY KEY (kind, name)",
     "units": "id TEXT PRIMARY KEY, origin TEXT, first BIGINT, rows BIGINT, bad BIGINT, "
@@ -41,6 +53,8 @@ class DatabaseSink:
         self._key = place.key
         self._table = quoted(place.table)
         self._names = {name: quoted(f"{place.table}_mlctl_{name}") for name in _LEDGER}
+        # The marks of the rows that this job wrote.
+        self._written = quoted(f"{place.table}_mlctl_written")
 
     def __enter__(self) -> Self:
         self._db.open()
@@ -71,7 +85,7 @@ class DatabaseSink:
         import pyarrow as pa
 
         with self._db.transaction():
-            # Those that are known were committed, but the word of it was lost.
+            # Known units were committed before the connection was lost.
             known = self._known([result.unit.id for result in results])
             results = [result for result in results if result.unit.id not in known]
             if not results:
@@ -90,7 +104,9 @@ class DatabaseSink:
                 f"DELETE FROM {self._names['quarantine']} WHERE unit = ? AND row = ?",
                 [key for result in results for key in result.resolved],
             )
-            self._put(pa.concat_tables([result.table for result in results]))
+            table = pa.concat_tables([result.table for result in results]).unify_dictionaries()
+            self._put(table)
+            self._db.load(self._written, table.select(_MARK).group_by(_MARK).aggregate([]))
 
     def finish(self, summary: Mapping[str, object]) -> None:
         with self._db.transaction():
@@ -153,7 +169,7 @@ class DatabaseSink:
         self._db.run(f"DROP TABLE {_STAGE}")
 
     def _check_unique(self, key: str) -> None:
-        """Within a commit nothing says which of two rows is the later one."""
+        """Refuse a commit in which two rows have the same key."""
         twice = self._db.run(
             f"SELECT {key} FROM {_STAGE} GROUP BY {key} HAVING count(*) > 1 ORDER BY {key} LIMIT 1"
         )
@@ -162,21 +178,21 @@ class DatabaseSink:
                 ErrorCode.INVALID_INPUT,
                 f"the key {', '.join(self._key)} is not unique in the input: "
                 f"{', '.join(map(str, twice[0]))} comes twice",
-                "Take a key that is, or none: each row is then added once.",
+                "Take a unique key, or none: each row is then added once.",
             )
 
     def _check_all_there(self) -> None:
-        """A key that came again in a later commit replaced an answer, which nobody is to miss."""
+        """Refuse to finish if a key that came again in a later commit replaced an answer."""
         if not self._key or "ours" not in self._facts(_STATE):
             return
-        ((count,),) = self._db.run(f"SELECT count(*) FROM {self._table}")
-        answers = self._progress().totals.rows
+        count, answers = self._count_written(), self._progress().totals.rows
         if count < answers:
             raise MlctlError(
                 ErrorCode.INVALID_INPUT,
-                f"{self._place.shown} has {count} rows after {answers} answers: the key "
-                f"{', '.join(self._key)} is not unique in the input, or somebody removed rows",
-                "Take a key that is, or none, and begin anew with --restart.",
+                f"{self._place.shown} has {count} rows of the job after {answers} answers: "
+                f"the key {', '.join(self._key)} is not unique in the input, "
+                "or other programs removed or changed rows",
+                "Take a unique key, or none, and start again with --restart.",
             )
 
     def _check_key(self, schema: pa.Schema) -> None:
@@ -188,7 +204,7 @@ class DatabaseSink:
             )
 
     def _take_table(self, schema: pa.Schema) -> None:
-        """Make the table, or look whether its columns fit; note whether its rows are all ours."""
+        """Create the table or check its columns; record whether it was empty."""
         columns = self._db.columns(self._place.table)
         if columns is None:
             self._create(schema)
@@ -197,6 +213,8 @@ class DatabaseSink:
             raise MlctlError(
                 ErrorCode.INVALID_INPUT, f"{self._place.shown} has no column {missing[0]!r}"
             )
+        marks = column_list(_MARK)
+        self._db.run(f"CREATE TABLE {self._written} AS SELECT {marks} FROM {self._table} LIMIT 0")
         empty = not self._db.run(f"SELECT 1 FROM {self._table} LIMIT 1")
         self._write(_STATE, {"ours": "1"} if empty else {})
 
@@ -214,29 +232,50 @@ class DatabaseSink:
         self._db.run(statement)
 
     def _clear(self) -> None:
-        """Remove the job before; rows are only removed from a table that had none before it."""
-        if self._db.columns(f"{self._place.table}_mlctl_facts") is None:
+        """Remove the previous job and the rows that it wrote, or refuse if those are not known."""
+        if self._db.columns(self._facts_table) is None:
             return
-        if self._facts(_FINGERPRINT):
-            if "ours" not in self._facts(_STATE):
-                raise MlctlError(
-                    ErrorCode.INVALID_INPUT,
-                    f"{self._place.shown} had rows before the job, so it is not emptied",
-                    "Delete the job's rows, and drop the tables "
-                    f"{', '.join(self._names.values())}.",
-                )
-            self._db.run(f"DELETE FROM {self._table}")
+        if fingerprint := self._facts(_FINGERPRINT):
+            if fingerprint[_KEY] and "ours" not in self._facts(_STATE):
+                raise self._not_cleared("had rows before the job, which may have replaced some")
+            count, answers = self._count_written(), self._progress().totals.rows
+            if count != answers and not fingerprint[_KEY]:
+                raise self._not_cleared(f"has {count} rows of the job, which wrote {answers}")
+            self._db.run(f"DELETE FROM {self._table} WHERE {self._is_written}")
+            self._db.run(f"DROP TABLE {self._written}")
         for name in self._names.values():
             self._db.run(f"DELETE FROM {name}")
+
+    @property
+    def _is_written(self) -> str:
+        """The condition for the rows that this job wrote."""
+        marks = column_list(_MARK)
+        return f"({marks}) IN (SELECT {marks} FROM {self._written})"
+
+    def _count_written(self) -> int:
+        ((count,),) = self._db.run(f"SELECT count(*) FROM {self._table} WHERE {self._is_written}")
+        return int(count)
+
+    def _not_cleared(self, why: str) -> MlctlError:
+        tables = ", ".join((*self._names.values(), self._written))
+        return MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"{self._place.shown} {why}: no row is removed",
+            f"Delete the job's rows yourself, and drop the tables {tables}.",
+        )
 
     def _make_ledger(self) -> None:
         for name, columns in _LEDGER.items():
             self._db.run(f"CREATE TABLE IF NOT EXISTS {self._names[name]} ({columns})")
 
     def _known(self, ids: Sequence[str]) -> set[str]:
-        marks = ", ".join("?" * len(ids))
-        found = self._db.run(f"SELECT id FROM {self._names['units']} WHERE id IN ({marks})", ids)
-        return {row[0] for row in found}
+        found = set[str]()
+        for start in range(0, len(ids), _IDS_AT_ONCE):  # databases limit the parameters
+            some = ids[start : start + _IDS_AT_ONCE]
+            marks = ", ".join("?" * len(some))
+            sql = f"SELECT id FROM {self._names['units']} WHERE id IN ({marks})"
+            found.update(row[0] for row in self._db.run(sql, some))
+        return found
 
     def _progress(self) -> Progress:
         units, quarantine = self._names["units"], self._names["quarantine"]

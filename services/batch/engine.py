@@ -1,11 +1,10 @@
-"""Running a job: read, score, commit, until each row has an answer or a reason why not.
+"""Run a job: read, score and commit until each row has an answer or a reason why not.
 
-Whatever stops it, the same call goes on after the last commit.
+After any interruption the same call resumes behind the last commit.
 """
 
 from __future__ import annotations
 
-import errno
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -15,6 +14,7 @@ from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
+from bundle.files import NO_SPACE
 from services.batch.base import (
     Chunk,
     Progress,
@@ -31,13 +31,12 @@ from services.batch.limits import ErrorLimit
 # Answers in memory until they are committed, and work that a kill may cost.
 _COMMIT_BYTES = 32 << 20
 _COMMIT_SECONDS = 10.0
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _PASSING = frozenset({ErrorCode.SINK_UNAVAILABLE, ErrorCode.DISK_FULL})
 _LONGEST_WAIT = 30.0
 
 
 class Phase(StrEnum):
-    """What an event tells of."""
+    """Kind of an event."""
 
     STARTED = "started"
     COMMITTED = "committed"
@@ -47,7 +46,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Where a job stands: `totals` over all its runs, `rows` of this one, after `seconds`.
+    """Progress of a job: `totals` over all its runs, `rows` of this run, after `seconds`.
 
     `total` rows are to be dealt with, None if that is not known; `detail` is a sentence.
     """
@@ -65,19 +64,19 @@ Work_contra = TypeVar("Work_contra", contravariant=True)
 
 
 class Executor(Protocol[Work_contra]):
-    """Who scores: chunks, or units that it reads itself."""
+    """Scores chunks, or units that it reads itself."""
 
     def results(self, work: Iterable[Work_contra], /) -> Generator[UnitResult, None, None]:
-        """A result for each item, in any order; closed before its end if the job is."""
+        """Yield a result for each item, in any order; closed early if the job ends."""
         ...
 
 
 @runtime_checkable
 class ReadingExecutor(Executor[Chunk], Protocol):
-    """One whose scorers can read a source themselves, so that its rows take the shortest way."""
+    """An executor whose scorers can read a source themselves, which saves sending the rows."""
 
     def reading(self, source: SplittableSource, columns: Sequence[str]) -> Executor[Unit]:
-        """The same executor for units of `source`, with those `columns`."""
+        """Return this executor for units of `source` with `columns`."""
         ...
 
 
@@ -115,7 +114,7 @@ class Run:
         return self._end()
 
     def read(self, source: Source, columns: Sequence[str], executor: Executor[Chunk]) -> Totals:
-        """`go` with what `source` has left.
+        """Score and commit the units of `source` that are not done.
 
         If it is away, all that came is committed; then it is waited for, and read on from there.
         """
@@ -141,7 +140,7 @@ class Run:
         return self.totals
 
     def _score(self, work: Iterator[Work], executor: Executor[Work]) -> None:
-        """Score and commit all that `work` has; INTERRUPTED if it was to stop before its end."""
+        """Score and commit all `work`; INTERRUPTED if the run is stopped before its end."""
         if self.stop.is_set():
             raise self._stopped()
         feed = _Feed(work, self.stop)
@@ -166,13 +165,13 @@ class Run:
         )
 
     def finish(self, summary: Mapping[str, object]) -> None:
-        """Mark the job as complete, with as much patience as for a commit."""
+        """Mark the job as complete; waits for the sink as a commit does."""
         self._patiently(lambda: self.sink.finish(summary))
         self._tell(Phase.FINISHED)
 
     @property
     def seconds(self) -> float:
-        """How long this run has taken."""
+        """Duration of this run so far."""
         return self.clock.monotonic() - self._since
 
     def _commit(self, group: Sequence[UnitResult]) -> None:
@@ -193,7 +192,7 @@ class Run:
         self.limit.check(self.totals.bad, self.total, self.totals.seen, self._reason)
 
     def _patiently(self, act: Callable[[], None]) -> None:
-        """Wait and try again while the place is full or away; then say so, resumable."""
+        """Retry `act` while the sink is full or unreachable, as long as patience lasts."""
         patience = self._patience()
         while True:
             try:
@@ -220,27 +219,27 @@ class Run:
 
 
 def grouped(results: Iterable[UnitResult], rows: int, clock: Clock) -> Iterator[list[UnitResult]]:
-    """Results in groups of at least `rows` rows, or of much memory, or of long enough work.
+    """Group results into commits: by `rows`, by bytes in memory, or by time since the last one.
 
     The last group may be smaller.
     """
     group: list[UnitResult] = []
-    since = clock.monotonic()
+    count, size, since = 0, 0, clock.monotonic()
     for result in results:
         group.append(result)
-        count = sum(each.table.num_rows + len(each.bad) for each in group)
-        size = sum(each.table.nbytes for each in group)
+        count += result.table.num_rows + len(result.bad)
+        size += result.table.nbytes
         late = clock.monotonic() - since >= _COMMIT_SECONDS
         if count >= rows or size >= _COMMIT_BYTES or late:
             yield group
-            group, since = [], clock.monotonic()
+            group, count, size, since = [], 0, 0, clock.monotonic()
     if group:
         yield group
 
 
 @dataclass(slots=True)
 class _Patience:
-    """Waits ever longer for what is away, until `deadline`."""
+    """Exponential backoff until `deadline`."""
 
     clock: Clock
     deadline: float
@@ -249,7 +248,7 @@ class _Patience:
     _wait: float = field(init=False, default=0.5)
 
     def wait(self, problem: MlctlError) -> None:
-        """Wait a while, or until the run is to stop; raises `problem` if there is no time left."""
+        """Wait, or return early if the run is stopped; raises `problem` after the deadline."""
         left = self.deadline - self.clock.monotonic()
         if left <= 0:
             raise problem
@@ -260,7 +259,7 @@ class _Patience:
 
 @dataclass(slots=True)
 class _Rest:
-    """What is left of a source: all but the units in `given`, which grow as chunks are read."""
+    """The units of a source that are not in `given`, which grows as chunks are read."""
 
     source: Source
     columns: Sequence[str]
@@ -269,7 +268,7 @@ class _Rest:
     came: bool = field(init=False, default=False)
 
     def chunks(self) -> Iterator[Chunk]:
-        """Chunks up to the end, or until the source is `away`; whether any `came`."""
+        """Yield chunks to the end, or until the source is `away`; sets `came` once there is one."""
         self.away, self.came = None, False
         try:
             for chunk in self.source.scan(self.columns, frozenset(self.given)):
@@ -283,7 +282,10 @@ class _Rest:
 
 
 class _Feed(Generic[Work]):
-    """Work until `stop` is set; `exhausted` once the last item was given."""
+    """Work until `stop` is set; `exhausted` once the last item was given.
+
+    Closes the work in the thread that reads it: a connection of SQLite belongs to one thread.
+    """
 
     def __init__(self, work: Iterator[Work], stop: threading.Event) -> None:
         self._work = work
@@ -291,17 +293,21 @@ class _Feed(Generic[Work]):
         self.exhausted = False
 
     def __iter__(self) -> Iterator[Work]:
-        while not self._stop.is_set():
-            item = next(self._work, None)
-            if item is None:
-                self.exhausted = True
-                return
-            yield item
+        try:
+            while not self._stop.is_set():
+                item = next(self._work, None)
+                if item is None:
+                    self.exhausted = True
+                    return
+                yield item
+        finally:
+            if isinstance(self._work, Generator):
+                self._work.close()
 
 
 def _passing(error: Exception) -> MlctlError | None:
-    """The error to end with if this one may pass by itself."""
-    if isinstance(error, OSError) and error.errno in _FULL:
+    """Return the error to end with if this one is transient, else None."""
+    if isinstance(error, OSError) and error.errno in NO_SPACE:
         where = "" if error.filename is None else f" for {error.filename}"
         return MlctlError(ErrorCode.DISK_FULL, f"there is no space left{where}")
     if isinstance(error, MlctlError) and error.code in _PASSING:

@@ -1,45 +1,52 @@
-"""A folder of parts with its ledger: the commit protocol that all forms of files share.
+"""A folder of part files with its ledger: the commit protocol of all file formats.
 
-A part is written under a temporary name, made durable, renamed, and made durable under its
-name; only then do its units enter the ledger. What is not in the ledger is removed at start.
+The ledger first notes the names of a commit's parts. Each part is written under a temporary name,
+made durable, renamed, and made durable under its name; only then do its units enter the ledger.
+
+A job removes only files whose names its ledger noted, and each name has the job's random id in it:
+files of other programs, and of other jobs in a subfolder, are never touched.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import IO, Self
+from typing import IO, TYPE_CHECKING, Self
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import fsync_directory, write_atomic
 from services.batch.base import Job, Progress, Quarantined, UnitResult
 from services.batch.ledger import Ledger
 from services.batch.locking import lock_job
-from services.batch.partitions import Parts
+from services.batch.partitions import partitioned
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 STATE = "_mlctl"
 LEDGER = "ledger.db"
 SUCCESS = "_SUCCESS"
 SUMMARY = "summary.json"
 QUARANTINE = "quarantine.jsonl"
-_PREFIX = "part-"
+# Of row groups that readers of Parquet like; a part is one of them.
+COMMIT_ROWS = 100_000
 
 
 class FolderSink:
-    """A sink of files; `parts` says which ones hold the answers of some units.
+    """A sink of files with the ending `suffix`, each of which `write` fills with a table."""
 
-    Their names must begin with the stem that it is given, in a folder of its choice.
-    """
-
-    def __init__(self, root: Path, parts: Parts, commit_rows: int = 100_000) -> None:
-        self.root = root
-        self.commit_rows = commit_rows
-        self._parts = parts
-        self._state = root / STATE
+    def __init__(
+        self, location: str, suffix: str, write: Callable[[pa.Table, IO[bytes]], None]
+    ) -> None:
+        self.root = Path(location.removeprefix("file://"))
+        self.commit_rows = COMMIT_ROWS
+        self._suffix = suffix
+        self._write = write
+        self._state = self.root / STATE
         self._lock: int | None = None
         self._ledger: Ledger | None = None
         self._partition_by: tuple[str, ...] = ()
@@ -59,22 +66,32 @@ class FolderSink:
             os.close(self._lock)
 
     def begin(self, job: Job, *, restart: bool = False) -> Progress:
-        if restart:
-            self._clear()
-        elif not self._path().exists():
+        if not self._path().exists():
             self._refuse_foreign()
+        elif restart:
+            self._clear()
         progress = self._open().begin(job)
         self._partition_by = job.partition_by
-        self._remove_orphans()
         if not progress.finished:
             (self.root / SUCCESS).unlink(missing_ok=True)
+        self._remove_orphans()
         return progress
 
     def commit(self, results: Sequence[UnitResult]) -> None:
-        made = self._parts(results, f"{_PREFIX}{results[0].unit.id}", self._partition_by)
-        for name, write in made.items():
-            self._place(self.root / name, write)
-        self._open().commit(results, made)
+        import pyarrow as pa
+
+        ledger = self._open()
+        name = f"part-{results[0].unit.id}-{ledger.job_id()}{self._suffix}"
+        table = pa.concat_tables([result.table for result in results])
+        parts = {
+            f"{folder}{name}": part
+            for folder, part in partitioned(table, self._partition_by)
+            if part.num_rows
+        }
+        ledger.note(parts)
+        for path, part in parts.items():
+            self._place(self.root / path, partial(self._write, part))
+        ledger.commit(results, parts)
 
     def finish(self, summary: Mapping[str, object]) -> None:
         self._write_quarantine()
@@ -126,7 +143,7 @@ class FolderSink:
         fsync_directory(path.parent)
 
     def _make_folder(self, folder: Path) -> None:
-        """A partition's folder, whose own name is durable too."""
+        """Create a partition's folder and make its name durable."""
         if not folder.exists():
             self._make_folder(folder.parent)
             folder.mkdir(exist_ok=True)
@@ -152,23 +169,21 @@ class FolderSink:
 
         self._place(path, write)
 
-    def _our_files(self) -> Iterator[Path]:
-        for folder, folders, names in os.walk(self.root):
-            if STATE in folders:
-                folders.remove(STATE)
-            yield from (Path(folder, name) for name in names if name.startswith(_PREFIX))
-
     def _remove_orphans(self) -> None:
-        """What a killed runner wrote, and did not enter into the ledger."""
+        """Remove the parts of commits that were cut off, and unfinished temporary files."""
         for path in self._state.glob("*.tmp"):
             path.unlink(missing_ok=True)
-        known = self._open().parts()
-        for path in self._our_files():
-            if path.relative_to(self.root).as_posix() not in known:
-                path.unlink(missing_ok=True)
+        ledger = self._open()
+        orphans = ledger.orphans()
+        paths = [self.root / name for name in orphans]
+        for path in paths:
+            path.unlink(missing_ok=True)
+        for folder in {path.parent for path in paths if path.parent.is_dir()}:
+            fsync_directory(folder)
+        ledger.forget(orphans)
 
     def _refuse_foreign(self) -> None:
-        """A folder that has files, but no ledger, is somebody else's."""
+        """Reject a folder that has files but no ledger."""
         foreign = [path.name for path in self.root.iterdir() if path.name != STATE]
         if foreign:
             raise MlctlError(
@@ -178,18 +193,7 @@ class FolderSink:
             )
 
     def _clear(self) -> None:
-        """Remove the answers of the job before; files that no job wrote are refused."""
-        if not self._path().exists():
-            self._refuse_foreign()
-            return
-        if self._ledger is not None:
-            self._ledger.__exit__()
-            self._ledger = None
-        for path in list(self._our_files()):
-            path.unlink()
-        (self.root / SUCCESS).unlink(missing_ok=True)
-        # Last: as long as there is a ledger, a killed restart is known to have been a job's.
-        for path in self._state.iterdir():
-            if path.name != "lock":
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-        fsync_directory(self._state)
+        """Remove the previous job from the ledger; its parts become orphans."""
+        self._open().clear()
+        for name in (SUMMARY, QUARANTINE):
+            (self._state / name).unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""The ledger of a batch whose answers are files: an SQLite database beside them.
+"""The ledger of a job whose answers are files: an SQLite database beside them.
 
-A unit is done when its row is here, and not before: the row is written after its answers are
-durable. Rows in quarantine are kept here too, so that they come and go with their unit.
+A unit is done once its row is in the ledger, which happens after its answers are durable. The
+quarantine is part of the ledger, so that a unit and its bad rows are committed together.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import base64
 import errno
 import json
+import resource
+import secrets
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,23 +25,28 @@ CREATE TABLE IF NOT EXISTS facts (kind TEXT, name TEXT, value TEXT, PRIMARY KEY 
 CREATE TABLE IF NOT EXISTS units (
     id TEXT PRIMARY KEY, origin TEXT, first INTEGER, rows INTEGER, bad INTEGER, skipped INTEGER
 ) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS parts (name TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS parts (
+    name TEXT PRIMARY KEY, committed INTEGER NOT NULL
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS quarantine (
     unit TEXT, row INTEGER, origin TEXT, reason TEXT, held TEXT, PRIMARY KEY (unit, row)
 ) WITHOUT ROWID;
 """
 _FINGERPRINT, _FACT, _STATE = "fingerprint", "fact", "state"
+_ID = "id"
 
 
 class Ledger:
-    """An open ledger; for one thread."""
+    """An open ledger. Use it from one thread."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with _disk_told(path):
+        with _translated(path):
             self._db = sqlite3.connect(path, isolation_level=None, timeout=30)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=FULL")
+            # No write-ahead log: its shared memory does not work on a network volume.
+            self._db.execute("PRAGMA journal_mode=DELETE")
+            # FULL does not sync the folder: a power cut could then undo a commit that has returned.
+            self._db.execute("PRAGMA synchronous=EXTRA")
             self._db.executescript(SCHEMA)
 
     def __enter__(self) -> Self:
@@ -49,39 +56,65 @@ class Ledger:
         self._db.close()
 
     def begin(self, job: Job) -> Progress:
-        """Write down a new job, or say how far the same one got; JOB_CHANGED if it differs."""
+        """Record a new job, or return the progress of the same one; JOB_CHANGED if it differs."""
         known = self._facts(_FINGERPRINT)
         if known:
             refuse_change(known, job.fingerprint)
         with self._transaction():
+            if not known:
+                self._write(_STATE, {_ID: secrets.token_hex(8)})
             self._write(_FINGERPRINT, job.fingerprint)
             self._write(_FACT, {**job.facts, **schemas_as_text(job)})
         return self.progress()
 
     def progress(self) -> Progress:
-        """What is committed, and whether that is all of the job."""
+        """Return what is committed, and whether the job is complete."""
         done = frozenset(row[0] for row in self._db.execute("SELECT id FROM units"))
         return Progress(done, self.totals(), "finished" in self._facts(_STATE))
 
     def stored(self) -> Job | None:
-        """The job that was begun here; None if there was none."""
+        """Return the recorded job, or None."""
         fingerprint, facts = self._facts(_FINGERPRINT), self._facts(_FACT)
         return job_from_text(fingerprint, facts) if fingerprint else None
 
     def totals(self) -> Totals:
-        """The counts of all that is committed; rows that left the quarantine are not bad."""
+        """Return the counts of committed rows; rows that left the quarantine are not bad."""
         units, rows, skipped = self._db.execute(
             "SELECT count(*), coalesce(sum(rows), 0), coalesce(sum(skipped), 0) FROM units"
         ).fetchone()
         (bad,) = self._db.execute("SELECT count(*) FROM quarantine").fetchone()
         return Totals(units, rows, bad, skipped)
 
-    def parts(self) -> set[str]:
-        """The names of the files that hold committed answers."""
-        return {row[0] for row in self._db.execute("SELECT name FROM parts")}
+    def job_id(self) -> str:
+        """Return the random id of the job that began here."""
+        return self._facts(_STATE)[_ID]
+
+    def note(self, parts: Iterable[str]) -> None:
+        """Note the names of parts before they are written."""
+        with self._transaction():
+            self._db.executemany(
+                "INSERT OR IGNORE INTO parts VALUES (?, 0)", [(name,) for name in parts]
+            )
+
+    def orphans(self) -> list[str]:
+        """Return the names of parts that were noted and never committed."""
+        return [row[0] for row in self._db.execute("SELECT name FROM parts WHERE NOT committed")]
+
+    def forget(self, parts: Iterable[str]) -> None:
+        """Drop the names of parts that no longer exist."""
+        with self._transaction():
+            self._db.executemany("DELETE FROM parts WHERE name = ?", [(name,) for name in parts])
+
+    def clear(self) -> None:
+        """Remove the job. Its parts become orphans."""
+        with self._transaction():
+            self._db.execute("DELETE FROM facts")
+            self._db.execute("DELETE FROM units")
+            self._db.execute("DELETE FROM quarantine")
+            self._db.execute("UPDATE parts SET committed = 0")
 
     def commit(self, results: Sequence[UnitResult], parts: Iterable[str]) -> None:
-        """Make units done whose answers are durable in `parts`."""
+        """Commit units whose answers are durable in `parts`."""
         with self._transaction():
             self._db.executemany("INSERT OR REPLACE INTO units VALUES (?,?,?,?,?,?)", rows(results))
             self._db.executemany(
@@ -92,11 +125,11 @@ class Ledger:
                 [key for result in results for key in result.resolved],
             )
             self._db.executemany(
-                "INSERT OR REPLACE INTO parts VALUES (?)", [(name,) for name in parts]
+                "INSERT OR REPLACE INTO parts VALUES (?, 1)", [(name,) for name in parts]
             )
 
     def quarantined(self) -> Iterator[Quarantined]:
-        """The rows without an answer in order of their keys, as they are when this is called."""
+        """Return a snapshot of the quarantined rows, in the order of their keys."""
         found = self._db.execute("SELECT unit, row, origin, reason, held FROM quarantine")
         return map(_quarantined, found.fetchall())
 
@@ -116,7 +149,7 @@ class Ledger:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        with _disk_told(self._path):
+        with _translated(self._path):
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -128,18 +161,18 @@ class Ledger:
 
 
 def refuse_change(known: Mapping[str, str], wanted: Mapping[str, str]) -> None:
-    """JOB_CHANGED with each name whose value differs, as it was and as it is."""
+    """Raise JOB_CHANGED with the old and new value of each name that differs."""
     changed = [name for name in {**known, **wanted} if known.get(name) != wanted.get(name)]
     if changed:
-        told = "; ".join(
+        changes = "; ".join(
             f"{name} was {known.get(name, 'not set')}, is {wanted.get(name, 'not set')}"
             for name in changed
         )
-        raise MlctlError(ErrorCode.JOB_CHANGED, f"the output is of another job: {told}")
+        raise MlctlError(ErrorCode.JOB_CHANGED, f"the output belongs to another job: {changes}")
 
 
 def rows(results: Sequence[UnitResult]) -> list[tuple[str, str, int, int, int, int]]:
-    """The ledger's row of each unit: id, origin, first row, answers, bad rows, filtered rows."""
+    """Return units as id, origin, first row, answers, bad and filtered rows."""
     return [
         (r.unit.id, r.unit.origin, r.unit.start, r.table.num_rows, len(r.bad), r.skipped)
         for r in results
@@ -147,7 +180,7 @@ def rows(results: Sequence[UnitResult]) -> list[tuple[str, str, int, int, int, i
 
 
 def bad_rows(results: Sequence[UnitResult]) -> list[tuple[str, int, str, str, str]]:
-    """The quarantine's rows: unit, row, origin, reason, the values as JSON."""
+    """Return the rows of the quarantine: unit, row, origin, reason, values as JSON."""
     return [
         (
             result.unit.id,
@@ -162,7 +195,7 @@ def bad_rows(results: Sequence[UnitResult]) -> list[tuple[str, int, str, str, st
 
 
 def schemas_as_text(job: Job) -> dict[str, str]:
-    """The job's schemas and partitions in the form that `job_from_text` reads."""
+    """Serialize the job's schemas and partitions for `job_from_text`."""
     return {
         "schema": base64.b64encode(job.schema.serialize().to_pybytes()).decode(),
         "input_schema": base64.b64encode(job.input_schema.serialize().to_pybytes()).decode(),
@@ -171,7 +204,7 @@ def schemas_as_text(job: Job) -> dict[str, str]:
 
 
 def job_from_text(fingerprint: Mapping[str, str], facts: Mapping[str, str]) -> Job:
-    """The job of a stored fingerprint and stored facts with `schemas_as_text` among them."""
+    """Restore a job from its fingerprint and facts, which include those of `schemas_as_text`."""
     import pyarrow as pa
 
     answers, read = (
@@ -186,12 +219,23 @@ def _quarantined(row: tuple[str, int, str, str, str]) -> Quarantined:
     return Quarantined(unit, origin, BadRow(number, reason, json.loads(held)))
 
 
+def is_out_of_space(error: sqlite3.Error) -> bool:
+    """Return whether SQLite failed because the disk or the limit of a file's size is exhausted.
+
+    SQLite has no error of its own for that limit: the write fails like any other.
+    """
+    limited = resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY
+    return error.sqlite_errorcode == sqlite3.SQLITE_FULL or (
+        limited and error.sqlite_errorcode == sqlite3.SQLITE_IOERR_WRITE
+    )
+
+
 @contextmanager
-def _disk_told(path: Path) -> Iterator[None]:
-    """SQLite's own words for a full disk become the OSError that it is."""
+def _translated(path: Path) -> Iterator[None]:
+    """Raise the OSError of a full disk where SQLite ran out of space."""
     try:
         yield
     except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+        if is_out_of_space(error):
             raise OSError(errno.ENOSPC, "no space left for the ledger", str(path)) from error
         raise

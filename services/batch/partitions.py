@@ -1,46 +1,21 @@
-"""The files of a commit: parted into folders named KEY=VALUE, in the way of Hive."""
+"""Partitions in the way of Hive: folders named KEY=VALUE."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import IO, TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from bundle.errors import ErrorCode, MlctlError
-from services.batch.base import UnitResult
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Gives the files of a commit, from results, the stem of their names, and the columns to part them
-# by: names below the folder, and what writes the content of each.
-Parts = Callable[
-    [Sequence[UnitResult], str, tuple[str, ...]], Mapping[str, Callable[[IO[bytes]], None]]
-]
 NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
-def text_parts(suffix: str, write: Callable[[pa.Table, IO[bytes]], None]) -> Parts:
-    """The files of a form of text, of which `write` writes one."""
-
-    def parts(
-        results: Sequence[UnitResult], stem: str, by: tuple[str, ...]
-    ) -> Mapping[str, Callable[[IO[bytes]], None]]:
-        import pyarrow as pa
-
-        table = pa.concat_tables([result.table for result in results])
-        return {
-            f"{folder}{stem}{suffix}": partial(write, part)
-            for folder, part in partitioned(table, by)
-            if part.num_rows
-        }
-
-    return parts
-
-
 def partitioned(table: pa.Table, by: tuple[str, ...]) -> Iterator[tuple[str, pa.Table]]:
-    """Each folder, with "/" at its end, and the rows that belong there without their keys."""
+    """Yield each folder, with "/" at its end, and its rows without the columns `by`."""
     import pyarrow as pa
     from pyarrow import compute
 

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from bundle.clock import Clock, SystemClock
 from services.batch.answers import NUL, numbers, output_column, text_column, unusable
 from services.batch.base import BadRow, Chunk, UnitResult
-from services.batch.bisect import Scored, score_rows
+from services.batch.bisect import Arrays, Scored, score_rows
 from services.batch.feeds import Feed
 from services.batch.filters import Filter
 from services.batch.tensors import Reasons, Tensors, to_tensors
@@ -69,6 +70,18 @@ class Ran:
     pieces: list[Scored]
 
 
+def run_checked(scorer: Scorer | PipelineScorer, inputs: Arrays) -> dict[str, np.ndarray]:
+    """Check and score `inputs`; one row at a time, as online, where rows influence each other."""
+    scorer.check(inputs)
+    if scorer.joinable:
+        return scorer.run(inputs)
+    rows = range(len(next(iter(inputs.values()))))
+    parts = [
+        scorer.run({name: array[row : row + 1] for name, array in inputs.items()}) for row in rows
+    ]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
 @dataclass(frozen=True, slots=True)
 class UnitScorer:
     """Scores one unit after the other; for one thread at a time unless the scorer is `shared`.
@@ -99,10 +112,9 @@ class UnitScorer:
 
     def run(self, prepared: Prepared) -> Ran:
         """Have the model answer: the only step that asks it."""
-        groups = prepared.groups
-        return Ran(
-            prepared, [score_rows(self._call, group.arrays, self.most_bad) for group in groups]
-        )
+        call = partial(run_checked, self.scorer)
+        pieces = [score_rows(call, group.arrays, self.most_bad) for group in prepared.groups]
+        return Ran(prepared, pieces)
 
     def finish(self, ran: Ran) -> UnitResult:
         """The answers as a table, and the bad rows."""
@@ -142,18 +154,6 @@ class UnitScorer:
         reasons |= {int(rows[index]): why for index, why in wrong.items()}
         good = np.delete(np.arange(len(rows)), list(wrong))
         return Scored({n: a[good] for n, a in scored.outputs.items()}, rows[good], {})
-
-    def _call(self, inputs: Any) -> dict[str, np.ndarray]:
-        self.scorer.check(inputs)
-        if self.scorer.joinable:
-            return self.scorer.run(inputs)
-        # Rows of such a model answer for each other: each is asked alone, as online.
-        rows = next(iter(inputs.values())).shape[0]
-        parts = [
-            self.scorer.run({name: array[row : row + 1] for name, array in inputs.items()})
-            for row in range(rows)
-        ]
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def _answers(self, table: pa.Table, pieces: list[Scored]) -> pa.Table:
         import pyarrow as pa

@@ -10,6 +10,7 @@ import importlib
 import inspect
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from bundle.tensors import DYNAMIC, Datatype, TensorSpec
 from bundle.verify import VerifiedBundle
 from services.batch.bisect import TooManyError, score_rows
 from services.batch.model import Scorable, check_batched, find_scorable, open_scorable, verify_at
+from services.batch.scoring import run_checked
 from services.pipelines.scorer import WholePipeline
 
 if TYPE_CHECKING:
@@ -106,17 +108,8 @@ def _score(
     inputs = {
         spec.name: _as_input(spec, column) for spec, column in zip(specs, columns, strict=True)
     }
-
-    def call(part: Any) -> dict[str, np.ndarray]:
-        scorer.check(part)
-        if scorer.joinable:
-            return scorer.run(part)
-        rows = range(len(next(iter(part.values()))))
-        each = [scorer.run({n: array[row : row + 1] for n, array in part.items()}) for row in rows]
-        return {n: np.concatenate([one[n] for one in each]) for n in each[0]}
-
     try:
-        outputs = score_rows(call, inputs, most=0).outputs
+        outputs = score_rows(partial(run_checked, scorer), inputs, most=0).outputs
     except TooManyError as error:
         ((row, reason),) = error.reasons.items()
         raise ValueError(f"row {row} of a batch has no answer: {reason}") from error

@@ -94,6 +94,28 @@ def test_a_second_ctrl_c_waits_for_no_unit(mlctl: Mlctl) -> None:
     assert json.loads(said[said.index("{\n") :])["error"]["code"] == "interrupted"
 
 
+@pytest.mark.parametrize(
+    "target", ["out", "sqlite://out.db?table=t&create=yes", "duckdb://out.db?table=t&create=yes"]
+)
+def test_batch_run__limit_of_a_files_size__exits_as_on_a_full_disk(
+    mlctl: Mlctl, target: str
+) -> None:
+    tables.write_rows(mlctl.home / "in.parquet", 20_000)
+    command = mlctl.command(
+        "batch", "run", "tiny", "--in", "in.parquet", "--out", target, "--keep", "id,x",
+        "--patience", "0",
+    )  # fmt: skip
+    limited = ["bash", "-c", 'ulimit -f 100; exec "$@"', "bash", *command]
+    done = subprocess.run(
+        limited, env=mlctl.environment, cwd=mlctl.home, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 13, done.stderr
+    assert "there is no space left" in done.stderr
+    assert (
+        subprocess.run(command, env=mlctl.environment, cwd=mlctl.home, check=False).returncode == 0
+    )
+
+
 def test_a_redrive_with_a_mended_model(mlctl: Mlctl) -> None:
     make_text_bundle(mlctl.home / "texts")
     make_text_bundle(mlctl.home / "mended", TOKENIZER.replace("raise ValueError", "print"))
@@ -130,18 +152,13 @@ def test_what_cannot_be_is_told_before_anything_is_written(
 def test_an_estimate_says_what_a_job_takes_and_costs(mlctl: Mlctl) -> None:
     tables.write_rows(mlctl.home / "in.parquet", 3_000)
     command = (
-        "batch", "estimate", "tiny", "--in", "in.parquet", "--unit-rows", "100",
-        "--seconds", "0.2", "--online-hour", "0.36", "--online-rps", "1000",
+        "batch", "estimate", "tiny", "--in", "in.parquet", "--unit-rows", "100", "--seconds", "0.2",
     )  # fmt: skip
     found = mlctl.json(*command, "--cpu-hour", "0.04")
     assert found["total_rows"] == 3_000
-    assert found["job_seconds"]["middle"] == pytest.approx(found["seconds"]["middle"] * 0.003)
-    assert found["job_cost"]["middle"] > 0
-    assert found["online_cost"] == pytest.approx(0.1)
+    assert found["job_seconds"] == pytest.approx(3_000 / found["rows_per_second"])
+    assert found["job_cost"] == pytest.approx(found["million_cost"] * 0.003)
     told = mlctl.run(*command)
-    assert "Cost of a million rows online, never idle: 0.1" in told.stdout
-    assert "in a batch" not in told.stdout
+    assert "All 3,000 rows: 0:0" in told.stdout
+    assert "Cost" not in told.stdout
     assert sorted(path.name for path in mlctl.home.glob("*.parquet")) == ["in.parquet"]
-    half = mlctl.run("batch", "estimate", "tiny", "--in", "in.parquet", "--online-rps", "5")
-    assert half.returncode == 2
-    assert "--online-hour and --online-rps need each other" in half.stderr

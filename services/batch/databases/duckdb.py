@@ -1,4 +1,4 @@
-"""A file of DuckDB, which reads Arrow tables as they are."""
+"""Tables in a file of DuckDB, which reads Arrow tables without conversion."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bundle.errors import ErrorCode, MlctlError
+from bundle.files import NO_SPACE
 from services.batch.base import SinkRequest
 from services.batch.database import DatabaseSink
 from services.batch.databases.base import Place, column_list, quoted
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _ROWS = "mlctl_rows"
-_FULL = os.strerror(errno.ENOSPC)
+_FULL = tuple(map(os.strerror, NO_SPACE))
 
 
 def open_sink(request: SinkRequest) -> DatabaseSink:
@@ -42,9 +43,9 @@ def load_driver() -> Any:
 
 
 class DuckDb:
-    """An open file, which DuckDB itself locks; for one thread."""
+    """An open file, which DuckDB locks. Use it from one thread."""
 
-    # Within a transaction its unique indexes refuse what was just deleted, so there is none.
+    # Its unique indexes refuse, within a transaction, keys that were just deleted: no index.
     replaces = False
     forbids_nul = False
 
@@ -87,8 +88,8 @@ class DuckDb:
                 self._roll_back()
                 raise
         except self._driver.Error as error:
-            if _FULL in str(error):
-                # What it could not write makes it refuse all else until it is opened again.
+            if any(text in str(error) for text in _FULL):
+                # After a failed write DuckDB refuses everything until it is opened again.
                 self.close()
                 raise OSError(errno.ENOSPC, "no space left for the database") from error
             if isinstance(error, self._driver.IOException):
@@ -136,6 +137,6 @@ class DuckDb:
             self._db.unregister(_ROWS)
 
     def _roll_back(self) -> None:
-        """Undo what is open; after some errors DuckDB has done so already, or can do nothing."""
+        """Roll back; after some errors DuckDB already has, or cannot any more."""
         with contextlib.suppress(self._driver.TransactionException, self._driver.FatalException):
             self._db.execute("ROLLBACK")

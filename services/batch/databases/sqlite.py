@@ -1,4 +1,4 @@
-"""A file of SQLite; lists are JSON."""
+"""Tables in a file of SQLite; lists are stored as JSON."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from bundle.errors import ErrorCode, MlctlError
 from services.batch.base import SinkRequest
 from services.batch.database import DatabaseSink
 from services.batch.databases.base import Place, column_list, quoted
+from services.batch.ledger import is_out_of_space
 from services.batch.locking import lock_job
 from services.batch.values import as_json
 
@@ -33,7 +34,7 @@ def open_sink(request: SinkRequest) -> DatabaseSink:
 
 
 class Sqlite:
-    """An open file; for one thread."""
+    """An open file. Use it from one thread."""
 
     replaces = True
     forbids_nul = False
@@ -117,7 +118,7 @@ class Sqlite:
         try:
             yield
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+            if is_out_of_space(error):
                 place = self._place.shown
                 raise OSError(errno.ENOSPC, "no space left for the database", place) from error
             busy = error.sqlite_errorcode in _BUSY

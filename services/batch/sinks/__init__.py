@@ -1,4 +1,4 @@
-"""Forms of storage that answers are written to: one module each, found by scheme or suffix."""
+"""Forms of storage for answers: one module each, chosen by the location's scheme or by --format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from services.batch.base import Sink, SinkRequest
 from services.batch.folder import LEDGER, STATE
 from services.batch.job import Wanted
 from services.batch.ledger import Ledger
-from services.batch.locations import form_of, scheme_of, without_password
+from services.batch.locations import scheme_of, without_password
 
 # Each module has `open_sink(SinkRequest) -> Sink`.
 BY_SCHEME: Mapping[str, str] = MappingProxyType(
@@ -24,7 +24,6 @@ BY_SCHEME: Mapping[str, str] = MappingProxyType(
         "duckdb": "services.batch.databases.duckdb",
     }
 )
-BY_SUFFIX: Mapping[str, str] = MappingProxyType({})
 # For `--format`, which says what a folder's parts are; the first one is the default.
 BY_FORMAT: Mapping[str, str] = MappingProxyType(
     {
@@ -47,8 +46,9 @@ def form_at(location: str) -> str:
 
 def open_sink(request: SinkRequest) -> Sink:
     """The sink that `request.location` means: a folder of parts unless it says otherwise."""
-    name = form_of(request.location, BY_SCHEME, BY_SUFFIX)
-    if name is None and scheme_of(request.location) in (None, "file"):
+    scheme = scheme_of(request.location)
+    name = BY_SCHEME.get(scheme or "")
+    if scheme in (None, "file"):
         form = request.options.get("format") or form_at(request.location)
         name = BY_FORMAT.get(form)
         if name is None:
@@ -58,11 +58,11 @@ def open_sink(request: SinkRequest) -> Sink:
                 f"Give one of: {', '.join(BY_FORMAT)}.",
             )
     if name is None:
-        known = ", ".join((*BY_SUFFIX, *(f"{scheme}://" for scheme in BY_SCHEME)))
+        known = ", ".join(f"{scheme}://" for scheme in BY_SCHEME)
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
             f"answers cannot be written to {without_password(request.location)!r}",
-            f"Give a folder{f', or one of these: {known}' if known else ''}.",
+            f"Give a folder, or a URL of one of these: {known}.",
         )
     sink: Sink = importlib.import_module(name).open_sink(request)
     return sink

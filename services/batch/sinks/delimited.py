@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from services.batch.base import SinkRequest
 from services.batch.folder import FolderSink
-from services.batch.partitions import text_parts
 from services.batch.values import as_json
 
 if TYPE_CHECKING:
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 
 def open_sink(request: SinkRequest) -> FolderSink:
     """The folder at `request.location`."""
-    return FolderSink(Path(request.location.removeprefix("file://")), text_parts(".csv", _write))
+    return FolderSink(request.location, ".csv", _write)
 
 
 def _write(table: pa.Table, file: IO[bytes]) -> None:

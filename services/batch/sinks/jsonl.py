@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from services.batch.base import SinkRequest
 from services.batch.folder import FolderSink
-from services.batch.partitions import text_parts
 from services.batch.values import as_json
 
 if TYPE_CHECKING:
@@ -19,7 +17,7 @@ _BATCH_ROWS = 2_000
 
 def open_sink(request: SinkRequest) -> FolderSink:
     """The folder at `request.location`."""
-    return FolderSink(Path(request.location.removeprefix("file://")), text_parts(".jsonl", _write))
+    return FolderSink(request.location, ".jsonl", _write)
 
 
 def _write(table: pa.Table, file: IO[bytes]) -> None:

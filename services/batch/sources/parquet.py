@@ -1,15 +1,16 @@
-"""Rows of Parquet: a file, a folder, a glob, a dataset partitioned in the way of Hive, a URL."""
+"""Rows of Parquet: a file, a folder, a glob, a Hive-partitioned dataset, a URL."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import re
 import threading
 from bisect import bisect_right
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -32,7 +33,7 @@ _NULL = "__HIVE_DEFAULT_PARTITION__"
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """A file with its rows counted; `row_groups` are the rows of each."""
+    """A file, and the rows of each of its row groups."""
 
     file: InputFile
     schema: pa.Schema
@@ -44,7 +45,7 @@ class _Planned:
 
 
 class ParquetSource:
-    """The files of `request`; a unit is consecutive rows of one file, whatever its row groups."""
+    """The files of `request`. A unit is consecutive rows of one file, across row groups."""
 
     def __init__(self, request: SourceRequest) -> None:
         self.name = request.location
@@ -58,7 +59,7 @@ class ParquetSource:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """The columns of the first file, and those that the folders' names are."""
+        """The columns of the first file and of the folders' names."""
         import pyarrow as pa
 
         schema = _plan(self._files[0]).schema
@@ -97,7 +98,7 @@ class ParquetSource:
             self._close()
 
     def read(self, unit: Unit, columns: Sequence[str]) -> Chunk:
-        """Goes on where this thread's last unit ended, if this one is the next."""
+        """Return the rows of `unit`; continues where this thread's last unit ended if it can."""
         cursor: _Cursor | None = getattr(self._local, "cursor", None)
         if cursor is None or not cursor.serves(unit, columns):
             self._close()
@@ -107,14 +108,14 @@ class ParquetSource:
         return Chunk(unit, self._with_keys(table, unit.origin, columns))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Other processes can be sent it, but no open file."""
+        """Pickle everything but the open file."""
         return {name: value for name, value in vars(self).items() if name != "_local"}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         vars(self).update(state, _local=threading.local())
 
     def _close(self) -> None:
-        """Close the file that this thread has open."""
+        """Close this thread's open file."""
         cursor: _Cursor | None = getattr(self._local, "cursor", None)
         if cursor is not None:
             cursor.close()
@@ -129,7 +130,7 @@ class ParquetSource:
         return {planned.file.name: planned for planned in self._plans}
 
     def check(self, columns: Sequence[str]) -> None:
-        """Every file has the columns, in the same types: told before the first row is read."""
+        """Raise INVALID_INPUT unless each file has the columns with the same types."""
         for planned in self._plans:
             for name in columns:
                 wanted = self.schema.field(name).type
@@ -162,7 +163,7 @@ open_source = ParquetSource
 
 
 class _Cursor:
-    """A place in an open file, which moves forward row by row."""
+    """A position in an open file, which moves forward row by row."""
 
     def __init__(self, planned: _Planned, columns: tuple[str, ...], batch_rows: int) -> None:
         self._planned = planned
@@ -181,7 +182,7 @@ class _Cursor:
         self._stack.close()
 
     def take(self, start: int, rows: int) -> pa.Table:
-        """Rows `start` to `start + rows`; INVALID_INPUT if the file is not what it was."""
+        """Return rows `start` to `start + rows`; INVALID_INPUT if the file changed."""
         with told(self._planned.file):
             if self._position != start:
                 self._seek(start)
@@ -190,7 +191,7 @@ class _Cursor:
     def _seek(self, start: int) -> None:
         """Open the file at the row group that has row `start`, and skip to that row."""
         self._stack.close()
-        file = self._stack.enter_context(_opened(self._planned.file, len(self._names)))
+        file = self._stack.enter_context(_opened(self._planned.file, self._names))
         ends = list(accumulate(self._planned.row_groups))
         first = bisect_right(ends, start)
         before = ends[first - 1] if first else 0
@@ -204,7 +205,7 @@ class _Cursor:
         import pyarrow as pa
 
         self._position += rows
-        if not self._names:  # nothing but the folders' names is asked for
+        if not self._names:  # only columns of the folders' names
             return pa.table({"": pa.nulls(rows)})
         parts, missing = [], rows
         while missing:
@@ -212,18 +213,54 @@ class _Cursor:
             parts.append(batch.slice(0, missing))
             self._rest = batch.slice(missing) if batch.num_rows > missing else None
             missing -= parts[-1].num_rows
-        return pa.Table.from_batches(parts)
+        table = pa.Table.from_batches(parts)
+        schema = pa.schema(map(self._planned.schema.field, table.column_names))
+        return table if table.schema.types == schema.types else table.cast(schema)
 
 
 @contextlib.contextmanager
-def _opened(file: InputFile, columns: int = 1) -> Iterator[Any]:
+def _opened(file: InputFile, columns: Sequence[str] = ()) -> Iterator[Any]:
+    """Open `file` to read `columns`; lists of a fixed size come as plain lists if some are null."""
     from pyarrow import parquet
 
-    size = max(_COLUMN_BYTES, min(1 << 20, _READ_BYTES // max(1, columns)))
+    size = max(_COLUMN_BYTES, min(1 << 20, _READ_BYTES // max(1, len(columns))))
     with contextlib.ExitStack() as stack:
         place = file.path if file.system is None else stack.enter_context(file.open())
         # Not buffered ahead: memory would follow the size of the file.
-        yield stack.enter_context(parquet.ParquetFile(place, buffer_size=size, pre_buffer=False))
+        read = partial(parquet.ParquetFile, place, buffer_size=size, pre_buffer=False)
+        found = stack.enter_context(read())
+        if any(_has_null_lists(found, name) for name in columns):
+            found = stack.enter_context(read(metadata=_without_arrow_types(found.metadata)))
+        yield found
+
+
+def _has_null_lists(file: Any, name: str) -> bool:
+    """Return whether a column may have null lists of a fixed size, which pyarrow 25 cannot read."""
+    if not _has_fixed_lists(file.schema_arrow.field(name).type):
+        return False
+    groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
+    chunks = (group.column(index) for group in groups for index in range(group.num_columns))
+    statistics = (c.statistics for c in chunks if c.path_in_schema.startswith(f"{name}."))
+    return any(each is None or not each.has_null_count or each.null_count for each in statistics)
+
+
+def _has_fixed_lists(kind: Any) -> bool:
+    import pyarrow as pa
+
+    if isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    inner = (kind.field(index).type for index in range(kind.num_fields))
+    return pa.types.is_fixed_size_list(kind) or any(map(_has_fixed_lists, inner))
+
+
+def _without_arrow_types(metadata: Any) -> Any:
+    """Rename the footer's entry with Arrow's types, so that columns are read as Parquet's own."""
+    from pyarrow import parquet
+
+    footer = io.BytesIO()
+    metadata.write_metadata_file(footer)
+    renamed = footer.getvalue().replace(b"ARROW:schema", b"arrow:schema")
+    return parquet.read_metadata(io.BytesIO(renamed))
 
 
 def _plan(file: InputFile) -> _Planned:
@@ -241,7 +278,7 @@ def _keys_of(name: str) -> Iterator[tuple[str, str]]:
 
 
 def _partition_keys(files: Sequence[InputFile]) -> dict[str, bool]:
-    """The columns that are in folders' names, and whether each holds whole numbers only."""
+    """Return the columns of the folders' names, and whether each has whole numbers only."""
     found: dict[str, bool] = {}
     for file in files:
         for key, value in _keys_of(file.name):

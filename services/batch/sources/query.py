@@ -1,9 +1,9 @@
-"""Rows of a query of PostgreSQL, SQLite or DuckDB, in the order of a key."""
+"""Rows of a query on PostgreSQL, SQLite or DuckDB, in the order of a key."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlencode
@@ -19,10 +19,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+_INDEX_CHARS = 8
+
+
 class QuerySource:
     """`SCHEME://...?table=NAME&key=ID`, or `--option query=SELECT...` instead of a table.
 
     The key, one or more columns, must tell rows apart: it gives them the same place in each run.
+    A unit's id has a digest of its keys, so that a unit with other rows is never taken as done.
     """
 
     def __init__(self, request: SourceRequest) -> None:
@@ -57,9 +61,10 @@ class QuerySource:
     def total_rows(self) -> int | None:
         return int(self._identity["rows"])
 
-    def scan(self, columns: Sequence[str], done: Container[str]) -> Iterator[Chunk]:
+    def scan(self, columns: Sequence[str], done: Collection[str]) -> Iterator[Chunk]:
         names = [*dict.fromkeys((*self._key, *columns))]
-        order = column_list(self._key)
+        order, width = column_list(self._key), len(self._key)
+        known = {unit[:_INDEX_CHARS]: unit for unit in done}
         sql = f"SELECT {column_list(names)} FROM ({self._query}) AS q ORDER BY {order}"
         with open_reader(self._url) as reader:
             if self._measured(reader) != self._identity:
@@ -70,8 +75,16 @@ class QuerySource:
             start = 0
             for index, rows in enumerate(reader.rows(sql, self._unit_rows)):
                 last = self._check_keys(rows, last)
-                unit = Unit(f"{index:08}", self.name, start, len(rows))
+                number = f"{index:0{_INDEX_CHARS}}"
+                unit = Unit(f"{number}-{_digest(rows, width)}", self.name, start, len(rows))
                 start += len(rows)
+                if known.get(number, unit.id) != unit.id:
+                    raise MlctlError(
+                        ErrorCode.JOB_CHANGED,
+                        f"the rows of {self.name} changed since the start: rows were added or "
+                        f"removed before {', '.join(map(str, last))} in the order of "
+                        f"{', '.join(self._key)}",
+                    )
                 if unit.id not in done:
                     wanted = [names.index(name) for name in columns]
                     schema = self.schema
@@ -80,12 +93,12 @@ class QuerySource:
 
     @cached_property
     def _identity(self) -> dict[str, str]:
-        self.schema  # noqa: B018  # it is told first that a key is no column
+        self.schema  # noqa: B018  # reports a key that is no column first
         with open_reader(self._url) as reader:
             return self._measured(reader)
 
     def _measured(self, reader: Reader) -> dict[str, str]:
-        """What rows that were added or removed since would change; others cannot be seen."""
+        """Return values that added or removed rows usually change."""
         key = column_list(self._key[:1])
         count, first, last = reader.row(
             f"SELECT count(*), min({key}), max({key}) FROM ({self._query}) AS q"
@@ -101,7 +114,7 @@ class QuerySource:
     def _check_keys(
         self, rows: Sequence[tuple[Any, ...]], last: tuple[Any, ...] | None
     ) -> tuple[Any, ...]:
-        """The last key; INVALID_INPUT where keys do not tell rows apart."""
+        """Return the last key; INVALID_INPUT if a key is null or not unique."""
         width = len(self._key)
         for row in rows:
             key = row[:width]
@@ -120,8 +133,14 @@ class QuerySource:
 open_source = QuerySource
 
 
+def _digest(rows: Sequence[tuple[Any, ...]], width: int) -> str:
+    """Return a digest of the rows' keys: their first `width` values."""
+    keys = repr([row[:width] for row in rows]).encode()
+    return hashlib.blake2b(keys, digest_size=8).hexdigest()
+
+
 def _chunk(unit: Unit, columns: list[list[Any]], kinds: Sequence[tuple[str, Any]]) -> Chunk:
-    """The rows as a table; those with a value that is not of its column's type are bad."""
+    """Return the rows as a table; rows with a value of another type than the column's are bad."""
     import pyarrow as pa
 
     problems: dict[int, str] = {}
@@ -165,7 +184,7 @@ def _column(values: list[Any], kind: Any) -> tuple[Any, list[int]]:
 
 
 def _fitted(value: Any, kind: Any) -> Any:
-    """A value of the type; numbers of any length become floats, the unknown becomes text."""
+    """Convert a value to the type: numbers to floats, values of unknown types to text."""
     import pyarrow as pa
     from pyarrow import types
 

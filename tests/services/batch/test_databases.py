@@ -7,16 +7,13 @@ import errno
 import itertools
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import duckdb
-import psycopg
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
@@ -26,74 +23,22 @@ from bundle.verify import verify
 from services.batch.base import (
     BadRow,
     Job,
-    QuarantineSink,
     SinkRequest,
     SourceRequest,
     Totals,
     Unit,
     UnitResult,
 )
-from services.batch.database import DatabaseSink
 from services.batch.engine import Event, Phase
 from services.batch.job import Control, Wanted, local_executor, run_job
 from services.batch.limits import ErrorLimit
 from services.batch.sinks import open_sink
 from services.batch.sources import open_source
+from tests.services.batch.conftest import Place
 from tests.support import tables
 from tests.support.bundles import make_bundle
 from tests.support.postgres import PostgresServer
-
-SCHEMA = pa.schema([("id", pa.int64()), ("y", pa.list_(pa.float32(), 2))])
-JOB = Job({"input": "a"}, SCHEMA, SCHEMA, {"bento": "b"})
-_numbers = itertools.count()
-
-
-Place = Callable[..., str]
-
-
-@pytest.fixture(params=["postgresql", "sqlite", "duckdb"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    """Makes locations of a table that nobody has used, with the given parameters."""
-    table = f"scores{next(_numbers)}"
-    if request.param == "postgresql":
-        base = f"{request.getfixturevalue('server').url}&"
-    else:
-        base = f"{request.param}://{tmp_path}/out.db?"
-
-    def make(**parameters: str) -> str:
-        return base + "&".join(f"{k}={v}" for k, v in {"table": table, **parameters}.items())
-
-    return make
-
-
-def sink_at(location: str) -> DatabaseSink:
-    sink = open_sink(SinkRequest(location))
-    assert isinstance(sink, DatabaseSink)
-    assert isinstance(sink, QuarantineSink)
-    return sink
-
-
-def query(location: str, sql: str) -> list[tuple[Any, ...]]:
-    """The rows of a statement, where $T stands for the table of `location`."""
-    base, _, parameters = location.partition("?")
-    table = next(p for p in parameters.split("&") if p.startswith("table=")).partition("=")[2]
-    statement, path = sql.replace("$T", table), base.partition("://")[2]
-    if base.startswith("sqlite"):
-        connection: Any = sqlite3.connect(path)
-    elif base.startswith("duckdb"):
-        connection = duckdb.connect(path)
-    else:
-        connection = psycopg.connect(location.partition("&")[0], autocommit=True)
-    found = connection.execute(statement)
-    rows = found.fetchall() if found.description else []
-    connection.close()
-    return [tuple(row) for row in rows]
-
-
-def result(index: int, bad: tuple[BadRow, ...] = (), value: float = 0.5) -> UnitResult:
-    ids = range(index * 10, index * 10 + 10 - len(bad))
-    table = pa.table([list(ids), [[value, float(i)] for i in ids]], schema=SCHEMA)
-    return UnitResult(Unit(f"{index:08}", "f", index * 10, 10), table, bad)
+from tests.support.table_jobs import JOB, SCHEMA, query, result, sink_at
 
 
 def test_answers_bad_rows_and_ledger_come_together(place: Place) -> None:
@@ -140,10 +85,12 @@ def test_rows_with_the_same_key_replace_each_other(place: Place) -> None:
         with pytest.raises(MlctlError, match=r"the key id is not unique .* 10 comes twice"):
             sink.commit([replace(result(1), unit=Unit(f"{i}", "g", 0, 10)) for i in (3, 4)])
         assert len(sink.stored()[1].done) == 3
-        with pytest.raises(MlctlError, match="has 20 rows after 30 answers: the key id is not"):
+        with sink._db.transaction():  # rows of others make up for none of the job's
+            sink._db.run(f"INSERT INTO {sink._table} (id) VALUES (1000)")
+        with pytest.raises(MlctlError, match="has 20 rows of the job after 30 answers: the key id"):
             sink.finish({})
         assert not sink.stored()[1].finished
-    assert query(location, "SELECT count(*), count(DISTINCT id) FROM $T") == [(20, 20)]
+    assert query(location, "SELECT count(*), count(DISTINCT id) FROM $T") == [(21, 21)]
 
 
 def test_another_job_is_refused_and_restart_removes_the_old_answers(place: Place) -> None:
@@ -159,19 +106,13 @@ def test_another_job_is_refused_and_restart_removes_the_old_answers(place: Place
     assert query(location, "SELECT count(*) FROM $T") == [(0,)]
 
 
-def test_rows_that_were_there_before_are_never_removed(place: Place) -> None:
-    location = place(create="yes")
-    with sink_at(location) as sink:
+def test_table__commit_of_more_units_than_a_database_has_parameters__works(place: Place) -> None:
+    ids = [f"{index:08}" for index in range(70_000)]
+    with sink_at(place(create="yes")) as sink:
         sink.begin(JOB)
-        sink.commit([result(0)])
-    for name in ("facts", "units", "quarantine"):
-        query(location, f"DROP TABLE $T_mlctl_{name}")
-    with sink_at(location) as sink:
-        sink.begin(JOB)
-        sink.commit([result(1)])
-        with pytest.raises(MlctlError, match="had rows before the job"):
-            sink.begin(replace(JOB, fingerprint={"input": "b"}), restart=True)
-    assert query(location, "SELECT count(*) FROM $T") == [(20,)]
+        sink.commit([result(0), result(69_999)])
+        with sink._db.transaction():
+            assert sink._known(ids) == {"00000000", "00069999"}
 
 
 @pytest.mark.parametrize("place", ["postgresql", "sqlite"], indirect=True)
@@ -231,6 +172,8 @@ def test_all_kinds_of_values_arrive(place: Place) -> None:
             "l": pa.array([[1.5, None], None, []], pa.list_(pa.float64())),
             "w": pa.array([["a"], None, ["b", "c"]]),
             "at": pa.array([at, None, at], pa.timestamp("us", "UTC")),
+            "mlctl_digest": pa.array(["abc"] * 3),
+            "mlctl_scored_at": pa.array([at] * 3, pa.timestamp("us", "UTC")),
         }
     )
     location = place(create="yes")

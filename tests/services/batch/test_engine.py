@@ -86,11 +86,12 @@ def run_with(
 
 
 FULL = OSError(errno.ENOSPC, "no space left on device")
+LIMITED = OSError(errno.EFBIG, "file too large")
 GONE = MlctlError(ErrorCode.SINK_UNAVAILABLE, "the connection to the database was lost")
 STORE_FULL = MlctlError(ErrorCode.DISK_FULL, "there is no space left for precomputed answers")
 
 
-@pytest.mark.parametrize("problem", [FULL, GONE, STORE_FULL])
+@pytest.mark.parametrize("problem", [FULL, LIMITED, GONE, STORE_FULL])
 def test_a_full_disk_or_a_lost_connection_is_waited_for(problem: Exception) -> None:
     sink = MemorySink([problem, problem])
     run, waits, events = run_with(sink)
@@ -206,6 +207,30 @@ def test_a_stop_ends_the_wait_for_a_source() -> None:
         run.read(Away([4, 0]), ["id"], LocalExecutor(score, 2))
     assert caught.value.code is ErrorCode.INTERRUPTED
     assert sink.ids() == list(range(40))
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_run__ends_before_the_source__source_is_closed_in_the_reading_thread(
+    *, stops: bool
+) -> None:
+    readers, closers = set[str](), set[str]()
+
+    def endless() -> Generator[Chunk, None, None]:
+        try:
+            for chunk in chunks(1000):
+                readers.add(threading.current_thread().name)
+                yield chunk
+        finally:
+            closers.add(threading.current_thread().name)
+
+    def fail(_chunk: Chunk) -> UnitResult:
+        raise MlctlError(ErrorCode.PROVIDER_UNAVAILABLE, "the device is gone")
+
+    run, waits, _events = run_with(MemorySink())
+    run.watch = lambda event: waits.set() if event.totals.units else None
+    with pytest.raises(MlctlError):
+        run.go(endless(), LocalExecutor(score if stops else fail, 2))
+    assert closers == readers
 
 
 def test_bad_rows_are_judged_after_each_commit() -> None:

@@ -154,6 +154,38 @@ def test_bad_rows_are_told_with_their_place_and_values(
     np.testing.assert_allclose(tables.matrix(found["y"]), expected(x[good]), rtol=1e-4, atol=1e-5)
 
 
+def test_parquet__null_list_of_fixed_size__is_a_bad_row(
+    bundle: VerifiedBundle, tmp_path: Path
+) -> None:
+    x = tables.inputs(2000)
+    empty = {3, 999, 1000, 1777}
+    rows = pa.table(
+        {
+            "x": pa.array(
+                [None if row in empty else each for row, each in enumerate(x.tolist())],
+                pa.list_(pa.float32(), tables.FEATURES),
+            ),
+            "id": range(2000),
+            # Types that Parquet itself does not have.
+            "name": pa.array([f"n{row % 7}" for row in range(2000)]).dictionary_encode(),
+            "text": pa.array(["a"] * 2000, pa.large_string()),
+            "at": pa.array(range(2000), pa.timestamp("us", "Europe/Berlin")),
+        }
+    )
+    parquet.write_table(rows, tmp_path / "in.parquet", row_group_size=300)
+    wanted = Wanted(keep=("id", "name", "text", "at"), unit_rows=130)
+    sink = sink_at(tmp_path / "out")
+    report = tables.score(bundle, tmp_path / "in.parquet", sink, wanted=wanted)
+    lines = (tmp_path / "out" / "_mlctl" / "quarantine.jsonl").read_text().splitlines()
+    reasons = [(each["row"], each["reason"]) for each in map(json.loads, lines)]
+    assert reasons == [(row, "column 'x' is null") for row in sorted(empty)]
+    assert report.totals.rows == 1996
+    found = tables.answers(tmp_path / "out")
+    good = [row for row in range(2000) if row not in empty]
+    assert found.select(wanted.keep).to_pylist() == rows.select(wanted.keep).take(good).to_pylist()
+    np.testing.assert_allclose(tables.matrix(found["y"]), expected(x[good]), rtol=1e-4, atol=1e-5)
+
+
 def test_too_many_bad_rows_stop_the_job(bundle: VerifiedBundle, tmp_path: Path) -> None:
     x = tables.inputs(4000)
     x[1000:1100] = np.nan

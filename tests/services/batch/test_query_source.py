@@ -13,8 +13,13 @@ import pyarrow as pa
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from services.batch.base import Source, SourceRequest
+from services.batch.base import SinkRequest, Source, SourceRequest
+from services.batch.engine import Event
+from services.batch.job import Control, Report, Wanted, local_executor, run_job
+from services.batch.sinks import open_sink
 from services.batch.sources import open_source
+from tests.support import tables
+from tests.support.bundles import make_bundle
 
 ROWS = [(row, row / 4, f"name {row}" if row % 3 else None) for row in range(250)]
 
@@ -92,6 +97,68 @@ def test_added_rows_change_the_identity_and_stop_a_scan(database: Database) -> N
     assert caught.value.code is ErrorCode.JOB_CHANGED
     assert "geheim" not in str(before)
     assert "geheim" not in source.name
+
+
+def swap(database: Database, removed: int, added: int) -> None:
+    """Remove a row and add another: number, smallest and largest key of the rows stay."""
+    database.connection.execute(f"DELETE FROM people WHERE id = {removed}")
+    database.add([(added, 0.0, "new")])
+
+
+@pytest.mark.parametrize("database", ["postgresql", "sqlite"], indirect=True)
+def test_query_source__rows_moved_between_scans__done_units_are_not_taken_for_others(
+    database: Database,
+) -> None:
+    database.connection.execute("DELETE FROM people WHERE id = 220")
+    database.add([(1000, 0.0, "last")])
+    source = database.source()
+    first, second, third = (chunk.unit.id for chunk in source.scan(["id"], ()))
+    swap(database, 3, 220)  # each unit now begins one row later
+    again = database.source()
+    assert again.identity() == source.identity()
+    for done in ({first}, {second}, {first, second}):
+        with pytest.raises(MlctlError, match="rows were added or removed") as caught:
+            list(again.scan(["id"], done))
+        assert caught.value.code is ErrorCode.JOB_CHANGED
+    swap(database, 220, 3)
+    assert [chunk.unit.id for chunk in database.source().scan(["id"], {first, second})] == [third]
+    swap(database, 210, 220)  # within the unit that is left
+    (chunk,) = database.source().scan(["id"], {first, second})
+    assert 220 in chunk.table["id"].to_pylist()
+
+
+def test_query_source__rows_moved_between_runs__job_ends_without_success(tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / "in.db")
+    connection.execute("CREATE TABLE people (id INTEGER, x_0, x_1, x_2, x_3)")
+    rows = [(2 * row, *values) for row, values in enumerate(tables.inputs(150).tolist())]
+    connection.executemany("INSERT INTO people VALUES (?,?,?,?,?)", rows)
+    connection.commit()
+    bundle, out = make_bundle(tmp_path / "tiny"), tmp_path / "out"
+    location = f"sqlite://{tmp_path}/in.db?table=people&key=id"
+
+    def score(control: Control) -> Report:
+        sink = open_sink(SinkRequest(str(out)))
+        sink.commit_rows = 10
+        wanted, source = Wanted(keep=("id",)), open_source(SourceRequest(location, 10))
+        return run_job(bundle, "tiny", source, sink, wanted, local_executor(1), control)
+
+    def stop_after_ten_units(event: Event) -> None:
+        if event.totals.units == 10:
+            stopped.stop.set()
+
+    stopped = Control(watch=stop_after_ten_units)
+    with pytest.raises(MlctlError, match="stopped after"):
+        score(stopped)
+    connection.execute("DELETE FROM people WHERE id = 10")
+    connection.execute("INSERT INTO people SELECT 281, x_0, x_1, x_2, x_3 FROM people WHERE id = 0")
+    connection.commit()
+    connection.close()
+    with pytest.raises(MlctlError, match="rows were added or removed") as caught:
+        score(Control())
+    assert caught.value.code is ErrorCode.JOB_CHANGED
+    assert not (out / "_SUCCESS").exists()
+    assert score(Control(restart=True)).totals.rows == 150
+    assert tables.answers(out)["id"].to_pylist() == sorted({*range(0, 300, 2), 281} - {10})
 
 
 @pytest.mark.parametrize("database", ["postgresql", "sqlite"], indirect=True)
