@@ -102,7 +102,7 @@ _OPTIONS = (
         help="Seconds to wait for a broker or a model that is away.",
     ),
     click.option("--max-messages", type=click.IntRange(1), help="End after so many."),
-    click.option("--until-empty", is_flag=True, help="End when nothing is left."),
+    click.option("--until-empty", is_flag=True, help="End when the group has nothing left."),
     click.option(
         "--metrics-port",
         type=click.IntRange(0, 65_535),

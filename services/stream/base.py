@@ -181,6 +181,14 @@ class Link(Protocol):
         """By partition of this consumer, how many messages are behind the last commit."""
         ...
 
+    def group_lag(self) -> int:
+        """Return how many messages the group has not committed, over all partitions.
+
+        It also counts partitions that other members hold or that no member holds, so 0 means
+        that the whole group has nothing left.
+        """
+        ...
+
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *exc_info: object) -> None:
@@ -198,6 +206,8 @@ class Consumer(Protocol):
         ...
 
     def lag(self) -> Mapping[str, int]: ...
+
+    def group_lag(self) -> int: ...
 
     def __enter__(self) -> Self: ...
 

@@ -85,6 +85,9 @@ class Bridge:
     def lag(self) -> Mapping[str, int]:
         return self._consumer.lag()
 
+    def group_lag(self) -> int:
+        return self._consumer.group_lag()
+
 
 def connect(request: LinkRequest) -> Link:
     """The link of `request`, whose places may be at different brokers.

@@ -33,8 +33,6 @@ from services.stream.transports.lines import from_line
 REDRIVE_GROUP = "mlctl-redrive"
 _BATCH = 1000
 _WAIT_SECONDS = 0.2
-# So long a group may take until its lag is known.
-_PATIENCE_POLLS = 150
 # With a rate, so many batches in a second.
 _STEPS = 20
 _SHOWN_BYTES = 2000
@@ -98,22 +96,18 @@ def redrive(letters: Place, target: Place, stop: threading.Event, told: Told) ->
     Their own key, value and headers; of ours only the count of attempts. What dies again
     meanwhile is left for the next time.
     """
-    request = LinkRequest(letters, REDRIVE_GROUP, target)
-    sent, left, patience = 0, None, _PATIENCE_POLLS
+    request, sent = LinkRequest(letters, REDRIVE_GROUP, target), 0
     with connect(request) as link:
-        while not stop.is_set() and patience:
-            found = link.poll(_BATCH if left is None else min(_BATCH, left), _WAIT_SECONDS)
-            patience -= left is None
-            if left is None and (lag := link.lag()):
-                # Nothing is committed yet, so what was polled is part of it.
-                left = max(len(found), sum(lag.values()))
-            if found:
+        left = link.group_lag()
+        while left > 0 and not stop.is_set():
+            if found := link.poll(min(_BATCH, left), _WAIT_SECONDS):
                 link.commit(Commit(found, [_again(message, letters) for message in found]))
+                left -= len(found)
                 sent += len(found)
-                left = None if left is None else left - len(found)
                 told(sent)
-            if left is not None and left <= 0:
-                break
+            else:
+                # Another process may have sent some.
+                left = min(left, link.group_lag())
     return sent
 
 

@@ -95,6 +95,9 @@ class NatsLink:
         info = self._session.run(asked)
         return {self._stream: (info.num_pending or 0) + (info.num_ack_pending or 0)}
 
+    def group_lag(self) -> int:
+        return sum(self.lag().values())  # A durable consumer is the whole group's.
+
     async def _prepare(self, client: Client) -> None:
         js, request = self._session.jetstream(client), self._request
         self._stream = (await stream_of(js, request.source)).name or ""

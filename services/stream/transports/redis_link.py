@@ -21,7 +21,7 @@ from services.stream.base import (
     Outgoing,
 )
 from services.stream.transports import redis_scripts as scripts
-from services.stream.transports.redis_client import connect, told
+from services.stream.transports.redis_client import connect, missing, told
 from services.stream.transports.redis_entries import VALUE, FieldWriter, read_entries
 
 _IDLE_SECONDS = 15.0
@@ -127,8 +127,14 @@ class RedisLink:
         self.commit(Commit(done))
 
     def lag(self) -> Mapping[str, int]:
+        return {self._topic: self.group_lag()}
+
+    def group_lag(self) -> int:
+        """Return what no member has committed; NOT_FOUND if the group was deleted."""
         reply = self._run("LAG", (self._topic,), (self._request.group,), named=False)
-        return {self._topic: int(reply[0])} if reply else {}
+        if not reply:
+            raise missing(self._request.source)
+        return int(reply[0])
 
     def _poll(self, limit: int, wait_s: float) -> list[Message]:
         if self._trims and time.monotonic() >= self._next_trim:

@@ -122,6 +122,19 @@ class SqliteLink:
                 for part, committed in self._group.committed().items()
             }
 
+    def group_lag(self) -> int:
+        with told():
+            committed = self._group.committed_by_all()
+            return sum(
+                self._log.end(self._topic, part) - committed.get(part, self._begin(part))
+                for part in range(self._topic.partitions)
+            )
+
+    def _begin(self, part: int) -> int:
+        """Return where a new group starts in a partition that no member took yet."""
+        latest = self._request.start == "latest"
+        return (self._log.end if latest else self._log.begin)(self._topic, part)
+
     def _beat(self) -> None:
         changes = self._group.beat()
         self._drop(changes.lost)

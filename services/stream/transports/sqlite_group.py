@@ -109,6 +109,14 @@ class Membership:
         )
         return {part: offset for part, offset in found if part in self.held}
 
+    def committed_by_all(self) -> dict[int, int]:
+        """Return the committed offset of each partition that a member of the group ever held."""
+        found = self._log.db.execute(
+            "SELECT part, committed FROM positions WHERE topic = ? AND team = ?",
+            (self._topic.id, self._team),
+        )
+        return dict(found.fetchall())
+
     def _members(self, now: float) -> list[str]:
         """Those that live, in the order in which they came; the others are removed."""
         db = self._log.db

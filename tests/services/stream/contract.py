@@ -27,7 +27,7 @@ from services.stream.base import (
     Place,
 )
 from services.stream.transports import transport_of
-from tests.support.wait import PATIENCE_SECONDS
+from tests.support.wait import PATIENCE_SECONDS, wait_until
 
 _NUMBER = itertools.count()
 
@@ -215,6 +215,21 @@ class TransportContract:
             while sum(link.lag().values()):
                 assert time.monotonic() < deadline
                 link.poll(0, 0.05)
+
+    def test_group_lag__one_member_holds_all_messages__the_other_sees_them_too(
+        self, broker: Broker, places: Places
+    ) -> None:
+        send(places.source, numbered(0, 40))
+        with open_link(places, broker) as link:
+            found = take(link, 40)
+            assert link.group_lag() == 40
+            answer(link, found[:30])
+            wait_until(lambda: link.group_lag() == 10)
+            if broker.shares:
+                with open_link(places, broker) as idle:
+                    assert idle.group_lag() == 10
+            send(places.source, numbered(40, 43))
+            assert link.group_lag() == 13
 
     def test_groups_read_apart(self, broker: Broker, places: Places) -> None:
         if not broker.groups:

@@ -268,6 +268,22 @@ def test_what_a_lost_member_held_comes_again(kafka: MockKafka, places: Places) -
         assert sum(link.lag().values()) == 0
 
 
+def test_group_lag__transaction_marks_at_the_end__are_committed_for_the_other_members(
+    kafka: MockKafka,
+) -> None:
+    source = places_of(kafka, partitions=1)("in")
+    send(source, numbered(0, 5))
+    with transport.open_consumer(LinkRequest(source, "g")) as reader:
+        found = take(reader, 5)  # type: ignore[arg-type]
+        # The mock writes no marks: as if two of them followed the messages.
+        reader._ends["0"] = (5, 7)
+        assert reader.group_lag() == 5, "messages are left, and the marks are not committed"
+        reader.acknowledge(found)
+        assert reader.group_lag() == 0
+        (committed,) = reader._consumer.committed([reader._topic_partition(0)], timeout=20)
+        assert committed.offset == 7
+
+
 def test_what_is_too_large_is_no_obstacle(places: Places) -> None:
     send(places.source, numbered(0, 3))
     small = replace(places.source, options={**places.source.options, "message.max.bytes": "2000"})
