@@ -251,6 +251,23 @@ def test_an_aborted_transaction_is_begun_again(kafka: MockKafka, places: Places)
     assert numbers(read(places.dead)) == numbers(found[:1])
 
 
+def test_transaction__refused_before_its_delivery_report__the_next_one_commits(
+    kafka: MockKafka, places: Places
+) -> None:
+    send(places.source, numbered(0, 20))
+    with link_of(places, exactly_once=True) as link:
+        found = take(link, 20)
+        # The broker refuses the first of them while the others are still handed to the client.
+        many = [Outgoing(b"x" * 1000)] * 30_000
+        kafka.refuse(Api.PRODUCE, *[Refusal.MESSAGE_TOO_LARGE] * 10)
+        with pytest.raises(MlctlError) as refused:
+            link.commit(Commit(found, [*answered(found), *many]))
+        assert refused.value.code is ErrorCode.PAYLOAD_TOO_LARGE
+        kafka.obey(Api.PRODUCE)
+        link.commit(Commit(found, answered(found)))
+    assert numbers(read(places.answers)) == [*range(20)]
+
+
 def test_what_a_lost_member_held_comes_again(kafka: MockKafka, places: Places) -> None:
     send(places.source, numbered(0, 30))
     with link_of(places) as link:
