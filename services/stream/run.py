@@ -18,8 +18,7 @@ from services.batch.model import Scorable, check_batched, open_scorable
 from services.stream.base import Guarantee, Link, LinkRequest, Payload, Place
 from services.stream.bridge import connect, same_broker
 from services.stream.engine import Pump, Report, RunSettings
-from services.stream.events import Event, Phase, Totals
-from services.stream.handover import take_over
+from services.stream.events import Event
 from services.stream.payloads import PayloadRequest, open_payload
 from services.stream.scoring import MessageScorer
 from services.stream.stamps import Stamp
@@ -39,15 +38,11 @@ _YOUNG = 200_000
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a user asked for: where from, where to, in which form.
-
-    `take_over` is the process of a run that is to end when this one is ready to begin.
-    """
+    """What a user asked for: where from, where to, in which form."""
 
     link: LinkRequest
     payload: PayloadRequest = field(default_factory=PayloadRequest)
     settings: RunSettings = field(default_factory=RunSettings)
-    take_over: int | None = None
 
 
 def dead_place(source: Place) -> Place:
@@ -138,11 +133,6 @@ def run_stream(
     link = connect(wanted.link)
     scorer = MessageScorer(open_scorable(model), payload)
     stamp = Stamp(wanted.link.source, model.name, model.digest, origin(wanted.link))
-    pid = wanted.take_over
-    followed = pid is not None and take_over(pid, wanted.settings.patience)
     with link, seldom_collected():
         begin(link)
-        if pid is not None:
-            how = f"process {pid} has ended" if followed else f"there was no process {pid} to end"
-            watch(Event(Phase.HANDOVER, Totals(), 0.0, detail=how))
         return Pump(link, scorer, stamp, wanted.settings, watch, stop).run()
