@@ -309,6 +309,20 @@ class Examined:
     remarks: tuple[str, ...] = ()
 
 
+def no_group(group: str) -> MlctlError:
+    """NOT_FOUND for a group without a position."""
+    return MlctlError(ErrorCode.NOT_FOUND, f"there is no group {group!r}")
+
+
+def group_in_use(group: str) -> MlctlError:
+    """JOB_RUNNING for a group with a member, which is not to be forgotten."""
+    return MlctlError(
+        ErrorCode.JOB_RUNNING,
+        f"group {group!r} has a running consumer",
+        "Stop its runs first; a killed one counts until its lease or idle time is over.",
+    )
+
+
 class Transport(Protocol):
     """One kind of broker."""
 
@@ -335,6 +349,18 @@ class Browsable(Protocol):
 
     def examine(self, place: Place, group: str) -> Examined:
         """What the broker says of `place`; BROKER_UNAVAILABLE, NOT_FOUND."""
+        ...
+
+
+@runtime_checkable
+class Forgetting(Protocol):
+    """A transport that keeps messages for a group until it is told to forget that group."""
+
+    def forget(self, place: Place, group: str) -> None:
+        """Delete the position of `group`: nothing is kept for it any more.
+
+        NOT_FOUND if there is no such group; JOB_RUNNING if it has a member.
+        """
         ...
 
 

@@ -18,6 +18,7 @@ from bundle.errors import ErrorCode, MlctlError
 from services.stream.base import (
     Browsable,
     Commit,
+    Forgetting,
     Headers,
     LinkRequest,
     Message,
@@ -109,6 +110,21 @@ def redrive(letters: Place, target: Place, stop: threading.Event, told: Told) ->
                 # Another process may have sent some.
                 left = min(left, link.group_lag())
     return sent
+
+
+def forget(place: Place, group: str) -> None:
+    """Delete the position of `group`, so that retention no longer keeps messages for it.
+
+    INVALID_INPUT where the broker keeps nothing for a group, as Kafka.
+    """
+    transport = transport_of(place)
+    if not isinstance(transport, Forgetting):
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"retention of {place.scheme} does not wait for groups",
+            "Nothing has to be forgotten.",
+        )
+    transport.forget(place, group)
 
 
 def as_document(message: Message) -> dict[str, Any]:

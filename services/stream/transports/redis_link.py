@@ -19,6 +19,7 @@ from services.stream.base import (
     LostPartitionsError,
     Message,
     Outgoing,
+    Place,
 )
 from services.stream.transports import redis_scripts as scripts
 from services.stream.transports.redis_client import connect, missing, told
@@ -51,7 +52,7 @@ class RedisLink:
         self._db = connect(request.source)
         self._lasting = "consumer" in options
         self._me = options.get("consumer") or _made_up_name()
-        self._idle_ms = max(1, int(request.source.number("idle_s", _IDLE_SECONDS) * 1000))
+        self._idle_ms = idle_ms(request.source)
         self._field = options.get("field", "").encode() or VALUE
         self._trims = options.get("trim") == "acknowledged"
         self._topic = request.source.topic
@@ -230,7 +231,7 @@ class RedisLink:
         return (self._topic, answers, dead, self._lease()), arguments
 
     def _lease(self) -> str:
-        return f"{self._topic}:mlctl:{self._request.group}:alone"
+        return lease_key(self._topic, self._request.group)
 
     def _run(
         self, name: str, keys: Sequence[str], arguments: Sequence[Any], *, named: bool = True
@@ -242,6 +243,16 @@ class RedisLink:
         except MlctlError:
             self._cursor = b"0"  # as in poll()
             raise
+
+
+def lease_key(topic: str, group: str) -> str:
+    """The key of the lease by which one consumer of `group` reads in order."""
+    return f"{topic}:mlctl:{group}:alone"
+
+
+def idle_ms(place: Place) -> int:
+    """Milliseconds of silence after which a consumer is given up."""
+    return max(1, int(place.number("idle_s", _IDLE_SECONDS) * 1000))
 
 
 def _topic_of(place: Any, messages: Sequence[Outgoing], source: str) -> str:

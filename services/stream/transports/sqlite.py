@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -268,6 +269,15 @@ class SqliteTransport:
         finally:
             log.close()
 
+    def forget(self, place: Place, group: str) -> None:
+        log = Log(_path(place), create=False)
+        try:
+            topic = log.topic(place.topic, create=False)
+            lease = place.number("lease", _LEASE_SECONDS)
+            Membership(log, topic, group, "earliest", lease, SystemClock()).forget()
+        finally:
+            log.close()
+
 
 class _Retention:
     """Removes what is older than a place's option `retention` says, now and then."""
@@ -294,6 +304,15 @@ def _examined(log: Log, topic: Topic, group: str) -> Examined:
     remarks = [f"{topic.partitions} partitions, {members} members of group {group!r}"]
     if not committed:
         remarks.append(f"group {group!r} has not begun")
+    query = "SELECT team, part, committed FROM positions WHERE topic = ? AND team <> ?"
+    behind: Counter[str] = Counter()
+    for other, part, offset in log.db.execute(query, (topic.id, group)):
+        behind[other] += ends[part] - offset
+    remarks += [
+        f"retention waits for group {other!r} ({count:,} behind)"
+        for other, count in sorted(behind.items())
+        if count
+    ]
     return Examined(
         Guarantee.EXACTLY_ONCE,
         f"SQLite {sqlite3.sqlite_version}",
