@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import pytest
 
@@ -20,6 +20,7 @@ from bundle.errors import ErrorCode, MlctlError
 from services.stream.base import (
     Commit,
     Guarantee,
+    Link,
     LinkRequest,
     LostPartitionsError,
     Message,
@@ -30,6 +31,7 @@ from services.stream.base import (
 from services.stream.transports import kafka_sender
 from services.stream.transports.kafka import KafkaLink, KafkaTransport, transport
 from services.stream.transports.kafka_client import properties
+from services.stream.transports.kafka_reader import GroupReader
 from tests.services.stream.contract import (
     Broker,
     Places,
@@ -290,8 +292,8 @@ def test_group_lag__transaction_marks_at_the_end__are_committed_for_the_other_me
 ) -> None:
     source = places_of(kafka, partitions=1)("in")
     send(source, numbered(0, 5))
-    with transport.open_consumer(LinkRequest(source, "g")) as reader:
-        found = take(reader, 5)  # type: ignore[arg-type]
+    with GroupReader(LinkRequest(source, "g")) as reader:
+        found = take(cast("Link", reader), 5)
         # The mock writes no marks: as if two of them followed the messages.
         reader._ends["0"] = (5, 7)
         assert reader.group_lag() == 5, "messages are left, and the marks are not committed"
