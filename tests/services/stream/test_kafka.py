@@ -30,7 +30,6 @@ from services.stream.base import (
 )
 from services.stream.transports import kafka_sender
 from services.stream.transports.kafka import KafkaLink, KafkaTransport, transport
-from services.stream.transports.kafka_client import properties
 from services.stream.transports.kafka_reader import GroupReader
 from tests.services.stream.contract import (
     Broker,
@@ -242,7 +241,7 @@ def test_an_aborted_transaction_is_begun_again(kafka: MockKafka, places: Places)
     with link_of(places, exactly_once=True) as link:
         assert link.guarantee is Guarantee.EXACTLY_ONCE
         found = take(link, 20)
-        batch = Commit(found[1:], answered(found[1:]), [Outgoing(found[0].value, None, (), "dead")])
+        batch = Commit(found[1:], answered(found[1:]), [Outgoing(found[0].value)])
         kafka.refuse(Api.PRODUCE, *[Refusal.MESSAGE_TOO_LARGE] * 10)
         with pytest.raises(MlctlError) as refused:
             link.commit(batch)
@@ -389,42 +388,3 @@ def test_another_goes_on_after_a_kill(kafka: MockKafka) -> None:
     with transport.open_link(LinkRequest(source, "g", answers)) as link:
         answer(link, take(link, 25))
     assert numbers(read(answers)) == [*range(30)]
-
-
-def test_a_paused_link_gives_nothing_and_forgets_nothing(places: Places) -> None:
-    send(places.source, numbered(0, 20))
-    with link_of(places) as link:
-        found = [*link.poll(5, 5.0)]
-        link.pause()
-        for _ in range(5):
-            assert [*link.poll(0, 0.0)] == []
-        link.resume()
-        found += take(link, 20 - len(found))
-    assert numbers(found) == [*range(20)]
-
-
-@pytest.mark.parametrize(
-    ("text", "code", "word"),
-    [
-        ("kafka://me:secret@host:9092#t", ErrorCode.INVALID_INPUT, "SASL_PASSWORD"),
-        ("kafka://host:9092", ErrorCode.INVALID_INPUT, "#TOPIC"),
-        ("kafka://host:9092?acks=0#t", ErrorCode.INVALID_INPUT, "acks"),
-        ("kafka://host:9092?no.such=1#t", ErrorCode.INVALID_INPUT, "no.such"),
-        ("kafka://{address}#no-such-topic", ErrorCode.NOT_FOUND, "--create"),
-    ],
-)
-def test_places_that_are_none(kafka: MockKafka, text: str, code: ErrorCode, word: str) -> None:
-    place = Place.parse(text.format(address=kafka.address))
-    with pytest.raises(MlctlError) as refused, transport.open_consumer(LinkRequest(place, "g")):
-        pass
-    assert refused.value.code is code
-    assert word in f"{refused.value.message} {refused.value.hint}"
-    assert "secret" not in f"{refused.value.message} {refused.value.hint}"
-
-
-def test_secrets_come_from_the_environment() -> None:
-    place = Place.parse("kafka://host:9092?sasl.username=me#t")
-    found = properties(place, {"MLCTL_KAFKA_SASL_PASSWORD": "secret", "MLCTL_KAFKA": "other"})
-    assert found["sasl.password"] == "secret"
-    assert found["sasl.username"] == "me"
-    assert "secret" not in place.shown()
