@@ -22,14 +22,9 @@ _WITHOUT_USERS = frozenset({"file", "sqlite", "hybrid"})
 
 
 class Guarantee(StrEnum):
-    """What a killed, cut off or restarted consumer can do to the answers.
-
-    Whatever it says, no message is lost. `DEDUPLICATED`: an answer may be sent twice, and the
-    broker drops the second one while it remembers the first.
-    """
+    """What a killed, cut off or restarted consumer can do to the answers; no message is lost."""
 
     EXACTLY_ONCE = "exactly once"
-    DEDUPLICATED = "at least once, duplicates dropped by the broker"
     AT_LEAST_ONCE = "at least once"
 
 
@@ -112,12 +107,11 @@ class Message(NamedTuple):
 
 
 class Outgoing(NamedTuple):
-    """A message to send. `identity` is the same each time that it is made of the same source."""
+    """A message to send."""
 
     value: bytes
     key: bytes | None = None
     headers: Headers = ()
-    identity: str = ""
 
 
 @dataclass(frozen=True, slots=True)

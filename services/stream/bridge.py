@@ -109,8 +109,7 @@ def connect(request: LinkRequest) -> Link:
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
             "exactly once needs all places at one broker",
-            "Leave --exactly-once out: answers have identities, by which readers can drop a "
-            "second one.",
+            "Leave --exactly-once out: readers drop a second answer by its mlctl-source header.",
         )
     half = replace(request, answers=None, dead=None)
     return Bridge(

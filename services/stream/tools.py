@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +65,7 @@ def send(
     messages a second. INVALID_INPUT for a line without the key; what came before it was sent.
     """
     clock = clock or SystemClock()
-    run, sent, began = uuid.uuid4().hex, 0, clock.monotonic()
+    sent, began = 0, clock.monotonic()
     most = _BATCH if rate is None else max(1, min(_BATCH, int(rate / _STEPS)))
     file = 0 if source is None else _opened(source)
     try:
@@ -78,7 +76,7 @@ def send(
                 batch: list[Outgoing] = []
                 try:
                     for _turn, _offset, line in found:
-                        batch.append(_outgoing(line, key, f"{run}-{sent + len(batch)}"))
+                        batch.append(_outgoing(line, key))
                 finally:
                     producer.publish(batch)
                     sent += len(batch)
@@ -102,7 +100,7 @@ def redrive(letters: Place, target: Place, stop: threading.Event, told: Told) ->
         left = link.group_lag()
         while left > 0 and not stop.is_set():
             if found := link.poll(min(_BATCH, left), _WAIT_SECONDS):
-                link.commit(Commit(found, [_again(message, letters) for message in found]))
+                link.commit(Commit(found, [*map(_again, found)]))
                 left -= len(found)
                 sent += len(found)
                 told(sent)
@@ -165,10 +163,10 @@ def _opened(source: Path) -> int:
         ) from error
 
 
-def _outgoing(line: bytes, key: str | None, identity: str) -> Outgoing:
+def _outgoing(line: bytes, key: str | None) -> Outgoing:
     said = from_line(line)
     found = said.key if key is None else _key(said.value, key)
-    return Outgoing(said.value, found, said.headers, identity)
+    return Outgoing(said.value, found, said.headers)
 
 
 def _key(value: bytes, field: str) -> bytes:
@@ -182,14 +180,11 @@ def _key(value: bytes, field: str) -> bytes:
     return found.encode() if isinstance(found, str) else orjson.dumps(found)
 
 
-def _again(letter: Message, letters: Place) -> Outgoing:
+def _again(letter: Message) -> Outgoing:
     kept: Headers = tuple(
         header for header in letter.headers if not header[0].startswith(OURS)
     ) + tuple(header for header in letter.headers if header[0] == ATTEMPTS)
-    # Letters of several places may go to one, which drops what has an identity that it knows.
-    place = sha256(letters.shown().encode()).hexdigest()[:16]
-    identity = f"redrive-{place}-{letter.partition}-{letter.offset}"
-    return Outgoing(letter.value, letter.key, kept, identity)
+    return Outgoing(letter.value, letter.key, kept)
 
 
 def _text(content: bytes) -> str:

@@ -122,7 +122,7 @@ class Sender:
 
     def _put(self, topic: str, messages: Sequence[Outgoing]) -> None:
         produce = self._producer.produce
-        for value, key, headers, _identity in messages:
+        for value, key, headers in messages:
             try:
                 produce(topic, value, key, headers=list(headers))
             except BufferError:

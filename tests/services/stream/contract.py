@@ -78,7 +78,7 @@ def send(place: Place, messages: Sequence[Outgoing]) -> None:
 
 def numbered(first: int, last: int) -> list[Outgoing]:
     """Messages whose values are the numbers first, ..., last - 1."""
-    return [Outgoing(b"%d" % n, b"k%d" % (n % 7), identity=f"n{n}") for n in range(first, last)]
+    return [Outgoing(b"%d" % n, b"k%d" % (n % 7)) for n in range(first, last)]
 
 
 def read(place: Place, last: int | None = None) -> list[Message]:
@@ -109,10 +109,8 @@ def take(link: Link, count: int, limit: int = 1000) -> list[Message]:
 def answered(messages: Sequence[Message]) -> list[Outgoing]:
     """An answer to each message, as the engine makes it."""
     return [
-        Outgoing(m.value, m.key, (("source", b"%s" % str(m.offset).encode()),),
-                 f"{m.partition}-{m.offset}")
-        for m in messages
-    ]  # fmt: skip
+        Outgoing(m.value, m.key, (("source", b"%s" % str(m.offset).encode()),)) for m in messages
+    ]
 
 
 def answer(link: Link, messages: Sequence[Message]) -> None:
@@ -158,7 +156,7 @@ class TransportContract:
         with open_link(places, broker) as link:
             assert link.guarantee is broker.guarantee
             found = take(link, 20)
-            dead = [Outgoing(found[3].value, found[3].key, (("why", b"broken"),), "dead-3")]
+            dead = [Outgoing(found[3].value, found[3].key, (("why", b"broken"),))]
             link.commit(Commit(found, answered(found[:3] + found[4:]), dead))
         kept = [int(each.value) for each in found[:3] + found[4:]]
         assert numbers(read(places.answers)) == sorted(kept)
