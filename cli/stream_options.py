@@ -40,12 +40,6 @@ _OPTIONS = (
         is_flag=True,
         help="Read what the group reads, as GROUP.shadow; dead letters go beside --out.",
     ),
-    click.option(
-        "--take-over",
-        type=click.IntRange(1),
-        metavar="PID",
-        help="When ready, end the run of that process and go on where it ended.",
-    ),
     click.option("--payload", default="json", show_default=True, help="What messages are made of."),
     click.option(
         "--keep", multiple=True, metavar="FIELD[,FIELD...]", help="Fields that answers keep."
@@ -102,7 +96,7 @@ _OPTIONS = (
         help="Seconds to wait for a broker or a model that is away.",
     ),
     click.option("--max-messages", type=click.IntRange(1), help="End after so many."),
-    click.option("--until-empty", is_flag=True, help="End when nothing is left."),
+    click.option("--until-empty", is_flag=True, help="End when the group has nothing left."),
     click.option(
         "--metrics-port",
         type=click.IntRange(0, 65_535),
@@ -151,7 +145,6 @@ def wanted_run(given: Mapping[str, Any], *, as_json: bool) -> Wanted:
             max_messages=given["max_messages"],
             until_empty=given["until_empty"],
         ),
-        given["take_over"],
     )
 
 

@@ -1,4 +1,4 @@
-"""`mlctl stream send`, `peek`, `tail`, `lag` and `redrive`: a stream by hand."""
+"""`mlctl stream send`, `peek`, `tail`, `lag`, `forget` and `redrive`: a stream by hand."""
 
 from __future__ import annotations
 
@@ -111,6 +111,26 @@ def lag(output: Output, /, place: str, group: str) -> None:
 
 
 @click.command()
+@click.argument("place")
+@click.option("--group", required=True, help="The group that no run uses any more.")
+@reporting
+def forget(output: Output, /, place: str, group: str) -> None:
+    """Delete the position of a group, so that retention no longer keeps messages for it.
+
+    A later run with that --group is a new group. It is rejected while the group has a consumer.
+    """
+    from services.stream.base import Place
+    from services.stream.tools import forget as forget_group
+
+    where = Place.parse(place)
+    forget_group(where, group)
+    if output.as_json:
+        output.document({"place": where.shown(), "forgotten": group})
+    else:
+        output.line(f"group {group!r} of {where.shown()} is forgotten")
+
+
+@click.command()
 @click.argument("letters", metavar="PLACE")
 @click.option("--to", "target", required=True, help="The stream that they came from.")
 @reporting
@@ -141,6 +161,3 @@ def _show(output: Output, messages: Iterable[Message]) -> None:
             continue
         for line in as_lines(message):
             output.line(line)
-
-
-COMMANDS: tuple[click.Command, ...] = (send, peek, tail, lag, redrive)

@@ -43,7 +43,7 @@ def watching(output: Output) -> Iterator[Shown]:
 
         def watch(event: Event) -> None:
             show(told(event))
-            if not output.live or event.phase == "handover":
+            if not output.live:
                 note(event)
 
         yield Shown(output, watch)

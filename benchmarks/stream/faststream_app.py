@@ -11,18 +11,14 @@ import sys
 import time
 from typing import Any
 
-# What it sends over Redis is in a form of its own, which a message of others is not.
-SERVED = ("kafka", "nats")
-
 
 def main() -> None:
     """Answer `count` messages, and print what it took from the first one on."""
-    scheme, address, source, answers, group, model, payload, count = sys.argv[1:]
-    asyncio.run(serve(scheme, address, source, answers, group, model, payload, int(count)))
+    address, source, answers, group, model, payload, count = sys.argv[1:]
+    asyncio.run(serve(address, source, answers, group, model, payload, int(count)))
 
 
 async def serve(
-    scheme: str,
     address: str,
     source: str,
     answers: str,
@@ -39,7 +35,7 @@ async def serve(
     options = runtime.SessionOptions()
     options.intra_op_num_threads = 1
     session = runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    broker, subscriber = opened(scheme, address, source, group)
+    broker, subscriber = opened(address, source, group)
     marks: list[tuple[float, float]] = []
     enough = asyncio.Event()
 
@@ -63,24 +59,18 @@ async def serve(
     print(json.dumps({"messages": len(marks) - 1, "seconds": seconds, "cpu": cpu}))
 
 
-def opened(scheme: str, address: str, source: str, group: str) -> tuple[Any, Any]:
+def opened(address: str, source: str, group: str) -> tuple[Any, Any]:
     """The broker, and the subscriber of `source`; bytes are given as they come."""
 
     async def plain(message: Any) -> bytes:
         body: bytes = message.body
         return body
 
-    if scheme == "kafka":
-        from faststream.confluent import KafkaBroker  # type: ignore[import-not-found]
+    from faststream.confluent import KafkaBroker  # type: ignore[import-not-found]
 
-        kafka = KafkaBroker(address, logger=None, allow_auto_create_topics=False)
-        asked = {"group_id": group, "auto_offset_reset": "earliest", "decoder": plain}
-        return kafka, kafka.subscriber(source, **asked)
-    from faststream.nats import NatsBroker  # type: ignore[import-not-found]
-
-    nats = NatsBroker(f"nats://{address}", logger=None)
-    asked = {"stream": source, "durable": group, "pull_sub": True, "decoder": plain}
-    return nats, nats.subscriber(source, **asked)
+    kafka = KafkaBroker(address, logger=None, allow_auto_create_topics=False)
+    asked = {"group_id": group, "auto_offset_reset": "earliest", "decoder": plain}
+    return kafka, kafka.subscriber(source, **asked)
 
 
 if __name__ == "__main__":

@@ -16,9 +16,8 @@ import orjson
 from services.stream.base import LinkRequest, Outgoing, Place
 from services.stream.transports import transport_of
 from tests.services.hybrid.servers import redis_server
-from tests.support.brokers import nats_server
 
-SCHEMES = ("sqlite", "kafka", "nats", "redis")
+SCHEMES = ("sqlite", "kafka", "redis")
 # The mock brokers keep 5 MB of each partition.
 PARTITIONS = 16
 WIDTH = 64
@@ -39,8 +38,6 @@ class Stream:
         number = next(_NUMBER)
         if self.scheme == "sqlite":
             base = Place.parse(f"sqlite://{self.folder / f'{number}.db'}#x")
-        elif self.scheme == "nats":
-            base = Place.parse(f"nats://{self.address}?create=yes#x")
         elif self.scheme == "kafka":
             # The mock answers a fetch that found nothing after this time, whatever comes meanwhile.
             base = Place.parse(f"kafka://{self.address}?fetch.wait.max.ms=5#x")
@@ -62,9 +59,6 @@ def broker(scheme: str, folder: Path) -> Iterator[Stream]:
     elif scheme == "redis":
         with redis_server(folder) as redis:
             yield Stream(scheme, f"127.0.0.1:{redis.port}/0", folder)
-    elif scheme == "nats":
-        with nats_server(folder) as nats:
-            yield Stream(scheme, nats.address, folder)
     else:
         command = [sys.executable, "-m", "benchmarks.stream.mock_kafka"]
         with subprocess.Popen(

@@ -6,7 +6,6 @@ that neither the start of the process nor the joining of the group counts.
 
 from __future__ import annotations
 
-import asyncio
 import http.client
 import sys
 import threading
@@ -160,39 +159,6 @@ def redis(spec: Spec, meter: Meter) -> None:
         meter.done(done)
 
 
-def nats(spec: Spec, meter: Meter) -> None:
-    """nats-py alone: fetch, publish and wait for all, acknowledge."""
-    asyncio.run(_nats(spec, meter))
-
-
-async def _nats(spec: Spec, meter: Meter) -> None:
-    import nats as client
-
-    request = spec.request()
-    connection = await client.connect(f"nats://{request.source.address}")
-    stream: Any = connection.jetstream(publish_async_max_pending=4000)
-    pull = await stream.pull_subscribe(request.source.topic, spec.group)
-    assert request.answers is not None
-    done = 0
-    shared = {name: value.decode() for name, value in _SHARED}
-    while done < spec.count:
-        # The server lets 1,000 be on their way to a consumer unless it is told otherwise.
-        found = await pull.fetch(min(spec.batch, 1000), timeout=5)
-        sent = []
-        for each in found:
-            source = f"bench:in/0/{each.metadata.sequence.stream}"
-            headers = {**shared, SOURCE: source, "Nats-Msg-Id": source, "mlctl-key": "k"}
-            topic = request.answers.topic
-            sent.append(await stream.publish_async(topic, each.data[:4], headers=headers))
-        await asyncio.gather(*sent)
-        for each in found:
-            await each.ack()
-        await connection.flush()
-        done += len(found)
-        meter.done(done)
-    await connection.close()
-
-
 def one_by_one(spec: Spec, meter: Meter) -> None:
     """Each message is a request to a server, answered and committed before the next one."""
     from services.stream.bridge import connect
@@ -218,7 +184,6 @@ WAYS: Mapping[str, Callable[[Spec, Meter], None]] = {
     "link": link,
     "kafka": kafka,
     "redis": redis,
-    "nats": nats,
     "one by one": one_by_one,
 }
 

@@ -12,7 +12,7 @@ from cli.batches import stopping
 from cli.output import Output, reporting
 from cli.stream_compare import compare
 from cli.stream_options import run_options, wanted_run
-from cli.stream_tools import lag, peek, redrive, send, tail
+from cli.stream_tools import forget, lag, peek, redrive, send, tail
 from cli.streams import serving_line, show_report, watching
 
 
@@ -88,5 +88,5 @@ def doctor(output: Output, /, place: str, group: str) -> None:
         output.marked("-", "dim", "", remark)
 
 
-for _command in (send, peek, tail, lag, redrive, compare):
+for _command in (send, peek, tail, lag, forget, redrive, compare):
     stream.add_command(_command)

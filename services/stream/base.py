@@ -22,14 +22,9 @@ _WITHOUT_USERS = frozenset({"file", "sqlite", "hybrid"})
 
 
 class Guarantee(StrEnum):
-    """What a killed, cut off or restarted consumer can do to the answers.
-
-    Whatever it says, no message is lost. `DEDUPLICATED`: an answer may be sent twice, and the
-    broker drops the second one while it remembers the first.
-    """
+    """What a killed, cut off or restarted consumer can do to the answers; no message is lost."""
 
     EXACTLY_ONCE = "exactly once"
-    DEDUPLICATED = "at least once, duplicates dropped by the broker"
     AT_LEAST_ONCE = "at least once"
 
 
@@ -112,12 +107,11 @@ class Message(NamedTuple):
 
 
 class Outgoing(NamedTuple):
-    """A message to send. `identity` is the same each time that it is made of the same source."""
+    """A message to send."""
 
     value: bytes
     key: bytes | None = None
     headers: Headers = ()
-    identity: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +175,14 @@ class Link(Protocol):
         """By partition of this consumer, how many messages are behind the last commit."""
         ...
 
+    def group_lag(self) -> int:
+        """Return how many messages the group has not committed, over all partitions.
+
+        It also counts partitions that other members hold or that no member holds, so 0 means
+        that the whole group has nothing left.
+        """
+        ...
+
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *exc_info: object) -> None:
@@ -198,6 +200,8 @@ class Consumer(Protocol):
         ...
 
     def lag(self) -> Mapping[str, int]: ...
+
+    def group_lag(self) -> int: ...
 
     def __enter__(self) -> Self: ...
 
@@ -299,6 +303,20 @@ class Examined:
     remarks: tuple[str, ...] = ()
 
 
+def no_group(group: str) -> MlctlError:
+    """NOT_FOUND for a group without a position."""
+    return MlctlError(ErrorCode.NOT_FOUND, f"there is no group {group!r}")
+
+
+def group_in_use(group: str) -> MlctlError:
+    """JOB_RUNNING for a group with a member, which is not to be forgotten."""
+    return MlctlError(
+        ErrorCode.JOB_RUNNING,
+        f"group {group!r} has a running consumer",
+        "Stop its runs first; a killed one counts until its lease or idle time is over.",
+    )
+
+
 class Transport(Protocol):
     """One kind of broker."""
 
@@ -325,6 +343,18 @@ class Browsable(Protocol):
 
     def examine(self, place: Place, group: str) -> Examined:
         """What the broker says of `place`; BROKER_UNAVAILABLE, NOT_FOUND."""
+        ...
+
+
+@runtime_checkable
+class Forgetting(Protocol):
+    """A transport that keeps messages for a group until it is told to forget that group."""
+
+    def forget(self, place: Place, group: str) -> None:
+        """Delete the position of `group`: nothing is kept for it any more.
+
+        NOT_FOUND if there is no such group; JOB_RUNNING if it has a member.
+        """
         ...
 
 

@@ -85,6 +85,9 @@ class Bridge:
     def lag(self) -> Mapping[str, int]:
         return self._consumer.lag()
 
+    def group_lag(self) -> int:
+        return self._consumer.group_lag()
+
 
 def connect(request: LinkRequest) -> Link:
     """The link of `request`, whose places may be at different brokers.
@@ -106,8 +109,7 @@ def connect(request: LinkRequest) -> Link:
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
             "exactly once needs all places at one broker",
-            "Leave --exactly-once out: answers have identities, by which readers can drop a "
-            "second one.",
+            "Leave --exactly-once out: readers drop a second answer by its mlctl-source header.",
         )
     half = replace(request, answers=None, dead=None)
     return Bridge(

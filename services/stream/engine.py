@@ -36,10 +36,9 @@ _IDLE_WAIT = 0.25
 # How long the pump looks away from the broker while the model works.
 _GLANCE = 0.002
 _LAG_SECONDS = 1.0
-# A member that has no partition sees no lag of 0. It may yet get those of one that was killed: this
-# is longer than any transport waits, by default, before it gives such a member up. Where the user
-# chose a longer time it is that and half of it: brokers look now and then only.
-_QUIET_SECONDS, _QUIET_FACTOR = 45.0, 1.5
+# With --until-empty: a killed member's partitions move after the transport's takeover time. Brokers
+# check for dead members only now and then, so half of it is added.
+_TAKEOVER_FACTOR = 1.5
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
 
 
@@ -48,7 +47,7 @@ class RunSettings:
     """`dead_share` of the newest messages may be dead letters. Others are seconds and counts.
 
     `patience` is for a broker or a model that is away, `revoke_s` for a batch whose partitions
-    another consumer waits for. With `until_empty` a run ends when nothing is left.
+    another consumer waits for. With `until_empty` a run ends when the group's lag is 0.
     """
 
     goals: Goals = field(default_factory=Goals)
@@ -89,6 +88,8 @@ class Pump:
     _heard: float = field(init=False)
     _lag: Mapping[str, int] | None = field(init=False, default=None)
     _lag_at: float = field(init=False, default=float("-inf"))
+    _group_lag: int | None = field(init=False, default=None)
+    _group_lag_at: float = field(init=False, default=float("-inf"))
     _rebalances: int = field(init=False, default=0)
     _paused: bool = field(init=False, default=False)
 
@@ -316,27 +317,36 @@ class Pump:
             return False
         if self._last_ones:
             return True
-        if not self.settings.until_empty:
+        return self.settings.until_empty and self._group_is_done()
+
+    def _group_is_done(self) -> bool:
+        """Return whether no partition of the source has a message that the group has to commit.
+
+        A member without partitions waits here until the others have committed theirs, or until
+        it takes over the partitions of one that was killed. BROKER_UNAVAILABLE if the group's
+        lag has not changed for `patience`, and for longer than a takeover takes.
+        """
+        now = self.clock.monotonic()
+        if now - self._heard < _IDLE_WAIT or now - self._group_lag_at < _LAG_SECONDS:
             return False
-        quiet = self.clock.monotonic() - self._heard
-        if quiet < _IDLE_WAIT:
-            return False
-        lag = self._lag = self._patiently(self.link.lag)
-        left = sum(lag.values())
-        enough = self._quiet_enough
-        if left and quiet >= max(enough, self.settings.patience):
+        lag = self._patiently(self.link.group_lag)
+        now = self.clock.monotonic()
+        if lag != self._group_lag:
+            self._group_lag, self._heard = lag, now
+        self._group_lag_at = now
+        if not lag:
+            self._lag = self._patiently(self.link.lag)
+            return True
+        takeover = self.link.takeover_s if isinstance(self.link, TakingOver) else 0.0
+        quiet = now - self._heard
+        if quiet >= max(self.settings.patience, _TAKEOVER_FACTOR * takeover):
             raise MlctlError(
                 ErrorCode.BROKER_UNAVAILABLE,
-                f"{left} messages are left, and none of them came for {quiet:.0f} s",
-                "Another consumer may hold them; when it has ended, run the same command again.",
+                f"the group has {lag} messages left, and committed none of them for {quiet:.0f} s",
+                "Another consumer of the group holds them; when it has ended, run the same "
+                "command again.",
             )
-        return not left if lag else quiet >= enough
-
-    @property
-    def _quiet_enough(self) -> float:
-        """Seconds without a message after which a killed member's would have come to us."""
-        takeover = self.link.takeover_s if isinstance(self.link, TakingOver) else 0.0
-        return max(_QUIET_SECONDS, _QUIET_FACTOR * takeover)
+        return False
 
     def _refresh_lag(self) -> bool:
         """Ask for the lag if the last one is old; whether it was asked for."""

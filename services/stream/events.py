@@ -10,8 +10,6 @@ from enum import StrEnum
 class Phase(StrEnum):
     """What an event tells of."""
 
-    # Another run was to end first; `detail` says whether there was one.
-    HANDOVER = "handover"
     STARTED = "started"
     COMMITTED = "committed"
     # Nothing came for a moment: the lag is fresh, the totals are as before.

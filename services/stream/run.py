@@ -7,47 +7,34 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from hashlib import sha256
-from pathlib import Path
-from socket import gethostname
-from uuid import uuid4
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Signature
 from services.batch.model import Scorable, check_batched, open_scorable
 from services.stream.base import Guarantee, Link, LinkRequest, Payload, Place
-from services.stream.bridge import connect, same_broker
+from services.stream.bridge import connect
 from services.stream.engine import Pump, Report, RunSettings
-from services.stream.events import Event, Phase, Totals
-from services.stream.handover import take_over
+from services.stream.events import Event
 from services.stream.payloads import PayloadRequest, open_payload
 from services.stream.scoring import MessageScorer
 from services.stream.stamps import Stamp
 
 _SENTENCES = {
     Guarantee.EXACTLY_ONCE: "each message is answered exactly once, whatever is killed",
-    Guarantee.DEDUPLICATED: "no message is lost; an answer that is sent again after a kill is "
-    "dropped by the broker, as long as it remembers the first one",
     Guarantee.AT_LEAST_ONCE: "no message is lost; after a kill some are answered again, with the "
     "same mlctl-source header",
 }
-# Where a place is a file of this machine.
-_LOCAL = frozenset({"file", "sqlite"})
 # So many more objects than before, and the newest are looked at: several batches of messages.
 _YOUNG = 200_000
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a user asked for: where from, where to, in which form.
-
-    `take_over` is the process of a run that is to end when this one is ready to begin.
-    """
+    """What a user asked for: where from, where to, in which form."""
 
     link: LinkRequest
     payload: PayloadRequest = field(default_factory=PayloadRequest)
     settings: RunSettings = field(default_factory=RunSettings)
-    take_over: int | None = None
 
 
 def dead_place(source: Place) -> Place:
@@ -76,24 +63,6 @@ def promise(link: Link, source: Place) -> str:
     if source.scheme == "-":
         return "A pipe is read once: what was read and not answered yet is lost with this process"
     return f"{link.guarantee.value.capitalize()}: {_SENTENCES[link.guarantee]}"
-
-
-def origin(request: LinkRequest) -> str:
-    """What tells this source from those of other brokers, machines and pipes; see Stamp.
-
-    Nothing where all places are at one broker: its own names differ, and members of a group may
-    call it by different addresses.
-    """
-    source = request.source
-    if source.scheme == "-":
-        return uuid4().hex
-    places = [place for place in (request.answers, request.dead) if place is not None]
-    if all(same_broker(source, place) for place in places):
-        return ""
-    where = source.shown()
-    if source.scheme in _LOCAL:
-        where = f"{gethostname()}:{Path(source.address).resolve()}"
-    return sha256(where.encode()).hexdigest()[:16]
 
 
 def _payload(wanted: Wanted, signature: Signature) -> Payload:
@@ -137,12 +106,7 @@ def run_stream(
     payload = _payload(wanted, model.signature)
     link = connect(wanted.link)
     scorer = MessageScorer(open_scorable(model), payload)
-    stamp = Stamp(wanted.link.source, model.name, model.digest, origin(wanted.link))
-    pid = wanted.take_over
-    followed = pid is not None and take_over(pid, wanted.settings.patience)
+    stamp = Stamp(wanted.link.source, model.name, model.digest)
     with link, seldom_collected():
         begin(link)
-        if pid is not None:
-            how = f"process {pid} has ended" if followed else f"there was no process {pid} to end"
-            watch(Event(Phase.HANDOVER, Totals(), 0.0, detail=how))
         return Pump(link, scorer, stamp, wanted.settings, watch, stop).run()

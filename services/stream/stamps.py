@@ -1,4 +1,4 @@
-"""What answers and dead letters say of their source: headers, and identities. Pure."""
+"""What answers and dead letters say of their source: their headers. Pure."""
 
 from __future__ import annotations
 
@@ -14,17 +14,12 @@ _REASON_BYTES = 2000
 
 
 class Stamp:
-    """Makes the messages that go out, for one source and one model.
+    """Makes the messages that go out, for one source and one model."""
 
-    `origin` is in the identities: it tells sources apart whose topics and positions are called
-    the same, and whose answers meet at one broker.
-    """
-
-    def __init__(self, source: Place, model: str, digest: str, origin: str = "") -> None:
+    def __init__(self, source: Place, model: str, digest: str) -> None:
         name = source.topic or source.address.rpartition("/")[2]
         self._name = f"{source.scheme}:{name}"
         self._model: Headers = ((DIGEST, digest.encode()), (MODEL, model.encode()))
-        self._suffix = f"@{digest[:16]}{'@' if origin else ''}{origin}"
 
     def answers(self, messages: Sequence[Message], found: Answers) -> list[Outgoing]:
         """An answer for each message that has one. `mlctl-stages` are milliseconds of the batch."""
@@ -33,9 +28,9 @@ class Stamp:
             f"encode={1e3 * found.encode_s:.2f} messages={len(messages)}"
         )
         shared: Headers = (*self._model, (STAGES, stages.encode()))
-        suffix, sources = self._suffix, self._sources(messages)
+        sources = self._sources(messages)
         return [
-            Outgoing(value, message.key, (*shared, (SOURCE, source.encode())), source + suffix)
+            Outgoing(value, message.key, (*shared, (SOURCE, source.encode())))
             for message, source, value in zip(messages, sources, found.values, strict=True)
             if value is not None
         ]
@@ -49,7 +44,6 @@ class Stamp:
                 messages[index].value,
                 messages[index].key,
                 (*_foreign(messages[index].headers), *_why(messages[index], faults[index], source)),
-                source + self._suffix,
             )
             for index, source in zip(order, sources, strict=True)
         ]

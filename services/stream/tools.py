@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from bundle.errors import ErrorCode, MlctlError
 from services.stream.base import (
     Browsable,
     Commit,
+    Forgetting,
     Headers,
     LinkRequest,
     Message,
@@ -33,8 +32,6 @@ from services.stream.transports.lines import from_line
 REDRIVE_GROUP = "mlctl-redrive"
 _BATCH = 1000
 _WAIT_SECONDS = 0.2
-# So long a group may take until its lag is known.
-_PATIENCE_POLLS = 150
 # With a rate, so many batches in a second.
 _STEPS = 20
 _SHOWN_BYTES = 2000
@@ -68,7 +65,7 @@ def send(
     messages a second. INVALID_INPUT for a line without the key; what came before it was sent.
     """
     clock = clock or SystemClock()
-    run, sent, began = uuid.uuid4().hex, 0, clock.monotonic()
+    sent, began = 0, clock.monotonic()
     most = _BATCH if rate is None else max(1, min(_BATCH, int(rate / _STEPS)))
     file = 0 if source is None else _opened(source)
     try:
@@ -79,7 +76,7 @@ def send(
                 batch: list[Outgoing] = []
                 try:
                     for _turn, _offset, line in found:
-                        batch.append(_outgoing(line, key, f"{run}-{sent + len(batch)}"))
+                        batch.append(_outgoing(line, key))
                 finally:
                     producer.publish(batch)
                     sent += len(batch)
@@ -98,23 +95,34 @@ def redrive(letters: Place, target: Place, stop: threading.Event, told: Told) ->
     Their own key, value and headers; of ours only the count of attempts. What dies again
     meanwhile is left for the next time.
     """
-    request = LinkRequest(letters, REDRIVE_GROUP, target)
-    sent, left, patience = 0, None, _PATIENCE_POLLS
+    request, sent = LinkRequest(letters, REDRIVE_GROUP, target), 0
     with connect(request) as link:
-        while not stop.is_set() and patience:
-            found = link.poll(_BATCH if left is None else min(_BATCH, left), _WAIT_SECONDS)
-            patience -= left is None
-            if left is None and (lag := link.lag()):
-                # Nothing is committed yet, so what was polled is part of it.
-                left = max(len(found), sum(lag.values()))
-            if found:
-                link.commit(Commit(found, [_again(message, letters) for message in found]))
+        left = link.group_lag()
+        while left > 0 and not stop.is_set():
+            if found := link.poll(min(_BATCH, left), _WAIT_SECONDS):
+                link.commit(Commit(found, [*map(_again, found)]))
+                left -= len(found)
                 sent += len(found)
-                left = None if left is None else left - len(found)
                 told(sent)
-            if left is not None and left <= 0:
-                break
+            else:
+                # Another process may have sent some.
+                left = min(left, link.group_lag())
     return sent
+
+
+def forget(place: Place, group: str) -> None:
+    """Delete the position of `group`, so that retention no longer keeps messages for it.
+
+    INVALID_INPUT where the broker keeps nothing for a group, as Kafka.
+    """
+    transport = transport_of(place)
+    if not isinstance(transport, Forgetting):
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"retention of {place.scheme} does not wait for groups",
+            "Nothing has to be forgotten.",
+        )
+    transport.forget(place, group)
 
 
 def as_document(message: Message) -> dict[str, Any]:
@@ -155,10 +163,10 @@ def _opened(source: Path) -> int:
         ) from error
 
 
-def _outgoing(line: bytes, key: str | None, identity: str) -> Outgoing:
+def _outgoing(line: bytes, key: str | None) -> Outgoing:
     said = from_line(line)
     found = said.key if key is None else _key(said.value, key)
-    return Outgoing(said.value, found, said.headers, identity)
+    return Outgoing(said.value, found, said.headers)
 
 
 def _key(value: bytes, field: str) -> bytes:
@@ -172,14 +180,11 @@ def _key(value: bytes, field: str) -> bytes:
     return found.encode() if isinstance(found, str) else orjson.dumps(found)
 
 
-def _again(letter: Message, letters: Place) -> Outgoing:
+def _again(letter: Message) -> Outgoing:
     kept: Headers = tuple(
         header for header in letter.headers if not header[0].startswith(OURS)
     ) + tuple(header for header in letter.headers if header[0] == ATTEMPTS)
-    # Letters of several places may go to one, which drops what has an identity that it knows.
-    place = sha256(letters.shown().encode()).hexdigest()[:16]
-    identity = f"redrive-{place}-{letter.partition}-{letter.offset}"
-    return Outgoing(letter.value, letter.key, kept, identity)
+    return Outgoing(letter.value, letter.key, kept)
 
 
 def _text(content: bytes) -> str:

@@ -59,6 +59,14 @@ def test_a_minute_with_the_embedded_log(mlctl: Mlctl, monkeypatch: pytest.Monkey
         again = _run("redrive", "sqlite://e.db#in.dead", "--to", "sqlite://e.db#in", "--json")
         assert json.loads(again.stdout)["sent"] == sent
     assert json.loads(_run(*lag).stdout)["total"] == 1
+    waited = "retention waits for group 'mlctl' (1 behind)"
+    assert waited in _run("doctor", "sqlite://e.db#in", "--group", "other").stdout
+    _run("forget", "sqlite://e.db#in", "--group", "mlctl")
+    assert waited not in _run("doctor", "sqlite://e.db#in", "--group", "other").stdout
+    kafka = ["stream", "forget", "kafka://localhost:9#in", "--group", "mlctl"]
+    refused = CliRunner().invoke(cli, kafka)
+    assert refused.exit_code == 2
+    assert "does not wait for groups" in refused.output
 
 
 def test_pipes_carry_answers_and_nothing_else(mlctl: Mlctl) -> None:

@@ -1,4 +1,4 @@
-"""SIGKILL at each step of a commit on NATS and Redis, and brokers that are restarted under load."""
+"""SIGKILL at each step of a commit on Redis, and a server that is restarted under load."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from services.stream.transports import transport_of
 from tests.services.hybrid.servers import redis_server
 from tests.services.stream.contract import numbered, numbers, read, send
 from tests.support.broker_kill import Install, Member, Steps, answers_to
-from tests.support.broker_steps import NATS_STEPS, REDIS_STEPS, install_nats, install_redis
-from tests.support.brokers import nats_server
+from tests.support.broker_steps import REDIS_STEPS, install_redis
 from tests.support.wait import PATIENCE_SECONDS, wait_until
 
 T = TypeVar("T")
@@ -35,7 +34,7 @@ def request_of(place: Callable[[str], Place]) -> LinkRequest:
 
 
 def check(request: LinkRequest, sent: int) -> None:
-    """Nothing is lost and nothing came twice: also NATS dropped what was sent twice."""
+    """Nothing is lost and nothing came twice."""
     assert request.answers is not None
     assert request.dead is not None
     assert numbers(read(request.answers)) == [n for n in range(sent) if n % 10 != 3]
@@ -69,16 +68,6 @@ def test_kills_on_redis_lose_and_double_nothing(tmp_path: Path) -> None:
         assert harass(request, install_redis, REDIS_STEPS) >= 30
 
 
-def test_kills_on_nats_lose_nothing_and_duplicates_are_dropped(tmp_path: Path) -> None:
-    with nats_server(tmp_path) as server:
-        options = "create=yes&ack_wait_s=0.3"
-        request = request_of(lambda name: Place.parse(f"nats://{server.address}?{options}#{name}"))
-        for place in (request.answers, request.dead):
-            assert place is not None
-            send(place, [])
-        assert harass(request, install_nats, NATS_STEPS) >= 30
-
-
 class Restarted:
     """A broker that is killed and started again, on the same port with the same files."""
 
@@ -104,22 +93,11 @@ def start_redis(folder: Path, port: int) -> ExitStack:
     return stack
 
 
-def start_nats(folder: Path, port: int) -> ExitStack:
-    stack = ExitStack()
-    stack.enter_context(nats_server(folder, port))
-    return stack
-
-
-@pytest.fixture(params=["redis", "nats"])
-def restarted(
-    request: pytest.FixtureRequest, tmp_path: Path
-) -> Iterator[tuple[Restarted, LinkRequest]]:
+@pytest.fixture
+def restarted(tmp_path: Path) -> Iterator[tuple[Restarted, LinkRequest]]:
     (port,) = free_ports(1)
-    start, address = {
-        "redis": (start_redis, f"redis://127.0.0.1:{port}/0?idle_s=1"),
-        "nats": (start_nats, f"nats://127.0.0.1:{port}?create=yes&ack_wait_s=1"),
-    }[request.param]
-    broker = Restarted(lambda: start(tmp_path, port))
+    broker = Restarted(lambda: start_redis(tmp_path, port))
+    address = f"redis://127.0.0.1:{port}/0?idle_s=1"
     try:
         yield broker, request_of(lambda name: Place.parse(f"{address}#{name}"))
     finally:

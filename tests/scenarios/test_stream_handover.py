@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import signal
 import subprocess
 import sys
@@ -74,6 +75,11 @@ class World:
     def read(self) -> list[Message]:
         return [*transport.browse(self.answers)]
 
+    def members(self) -> int:
+        """How many consumers are in the group."""
+        (remark, *_) = transport.examine(self.source, "mlctl").remarks
+        return int(re.search(r"(\d+) members", remark)[1])  # type: ignore[index]
+
     def by(self, model: str) -> int:
         """How many answers are this model's."""
         digest = self.digests[model].encode()
@@ -96,20 +102,20 @@ def ending(*processes: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_a_model_takes_over_at_the_position_where_the_other_ended(world: World) -> None:
+def test_a_model_goes_on_in_the_group_at_the_position_where_the_other_ended(world: World) -> None:
     with transport.open_producer(world.answers), Load(world.source) as load:
         blue = world.run("blue")
         with ending(blue):
             wait_until(lambda: world.by("blue") > 200)
-            green = world.run("green", "--take-over", str(blue.pid))
+            green = world.run("green")
             with ending(green):
-                wait_until(lambda: world.by("green") > 200)
+                wait_until(lambda: world.members() == 2, what="green has joined the group")
+                blue.send_signal(signal.SIGTERM)
                 assert blue.wait(PATIENCE_SECONDS) == 0, "it ended in order"
-                # Meanwhile the next one has loaded its model; whom it takes over from is gone.
-                next_one = world.run(
-                    "blue", "--take-over", str(green.pid), "--max-latency-ms", "50"
-                )
+                wait_until(lambda: world.by("green") > 200)
+                next_one = world.run("blue", "--max-latency-ms", "50")
                 with ending(next_one):
+                    wait_until(lambda: world.members() == 2, what="the next one has joined")
                     green.kill()
                     green.wait(PATIENCE_SECONDS)
                     before = world.by("blue")

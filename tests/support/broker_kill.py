@@ -19,7 +19,6 @@ from tests.support.wait import PATIENCE_SECONDS
 
 _BATCH = 6
 _PRELOADED = [
-    "services.stream.transports.nats",
     "services.stream.transports.redis",
     "tests.support.broker_kill",
     "tests.support.broker_steps",
@@ -51,10 +50,7 @@ def is_poison(message: Message) -> bool:
 
 def answers_to(messages: Sequence[Message]) -> Commit:
     """Answers, and a dead letter for each tenth message."""
-    made = [
-        Outgoing(m.value, m.key, (("mlctl-model", b"tiny"),), f"{m.partition}/{m.offset}")
-        for m in messages
-    ]
+    made = [Outgoing(m.value, m.key, (("mlctl-model", b"tiny"),)) for m in messages]
     dead = [each for each, m in zip(made, messages, strict=True) if is_poison(m)]
     alive = [each for each, m in zip(made, messages, strict=True) if not is_poison(m)]
     return Commit(messages, alive, dead)

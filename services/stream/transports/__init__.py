@@ -14,7 +14,6 @@ BY_SCHEME: Mapping[str, str] = MappingProxyType(
     {
         "sqlite": "services.stream.transports.sqlite",
         "kafka": "services.stream.transports.kafka",
-        "nats": "services.stream.transports.nats",
         "redis": "services.stream.transports.redis",
         "rediss": "services.stream.transports.redis",
         "file": "services.stream.transports.jsonl",

@@ -133,6 +133,9 @@ class LinesLink:
     def lag(self) -> Mapping[str, int]:
         return {"0": self._lines.ahead() + self._uncommitted}
 
+    def group_lag(self) -> int:
+        return sum(self.lag().values())
+
     def _files(self) -> list[FileSink]:
         return [sink for sink in self._sinks.values() if isinstance(sink, FileSink)]
 

@@ -45,6 +45,7 @@ class KafkaLink:
         # Called for each batch, and nothing to add.
         self.poll = self._reader.poll
         self.lag = self._reader.lag
+        self.group_lag = self._reader.group_lag
         self.pause = self._reader.pause
         self.resume = self._reader.resume
 

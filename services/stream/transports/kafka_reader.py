@@ -235,7 +235,46 @@ class GroupReader:
             if unknown := [name for name in self._owned if name not in self._committed]:
                 asked = [self._topic_partition(int(name)) for name in unknown]
                 self.moved(self._consumer.committed(asked, timeout=_LOOK_S))
+            self._commit_ends()
             return {name: self._behind_by(name) for name in sorted(self._owned, key=int)}
+
+    def group_lag(self) -> int:
+        self.lag()  # It commits the ends of our own partitions.
+        numbers = partitions_of(self._consumer, self._place, self._health)
+        with telling(self._place.shown()):
+            asked = [self._topic_partition(number) for number in numbers]
+            return sum(map(self._left, self._consumer.committed(asked, timeout=PATIENCE_S)))
+
+    def _left(self, committed: TopicPartition) -> int:
+        """Return how many offsets of a partition follow the group's commit."""
+        if committed.error is not None:
+            raise translated(committed.error, self._place.shown())
+        low, high = self._consumer.get_watermark_offsets(committed, timeout=_LOOK_S)
+        return int(max(high - max(committed.offset, low), 0))
+
+    def _commit_ends(self) -> None:
+        """Commit the offsets of transaction marks and compacted messages at a partition's end.
+
+        No message follows them, so no commit of messages covers them. Without this the group's
+        lag would never be 0 for members that do not hold the partition.
+        """
+        ends = [
+            self._topic_partition(int(name), end)
+            for name, (at, end) in self._ends.items()
+            if name in self._owned
+            and at <= self._committed[name]
+            and max(self._committed[name], 0) < end
+        ]
+        if not ends or self._behind:
+            return
+        try:
+            self._consumer.commit(offsets=ends, asynchronous=False)
+        except self._driver.KafkaException as error:
+            # A rebalance is under way: the next owner of the partitions finds their ends itself.
+            if error.args[0].name() not in LOST:
+                raise
+        else:
+            self.moved(ends)
 
     def _behind_by(self, name: str) -> int:
         partition = self._topic_partition(int(name))

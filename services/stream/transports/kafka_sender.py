@@ -122,7 +122,7 @@ class Sender:
 
     def _put(self, topic: str, messages: Sequence[Outgoing]) -> None:
         produce = self._producer.produce
-        for value, key, headers, _identity in messages:
+        for value, key, headers in messages:
             try:
                 produce(topic, value, key, headers=list(headers))
             except BufferError:
@@ -208,8 +208,11 @@ class TransactionalSender(Sender):
             reader.moved(positions)
         except self._driver.KafkaException as error:
             self._failed_with(error.args[0], reader)
-        except BaseException:
-            self._abort_or_leave()
+        except BaseException as error:
+            refused = self._abort_or_leave()
+            if refused is not None and isinstance(error, MlctlError):
+                # After a refusal the client takes no more: it only says "erroneous state".
+                raise self._told(refused) from error
             raise
 
     def _decide(self, mark: object, reader: GroupReader) -> bool:
@@ -236,11 +239,21 @@ class TransactionalSender(Sender):
         self._steadily(lambda: self._producer.commit_transaction(PATIENCE_S))
         self._open_transaction, self._under_way = False, None
 
-    def _abort(self) -> None:
+    def _abort(self) -> KafkaError | None:
+        """Abort the open transaction; return the first error of a message that was refused.
+
+        A refused message leaves a gap in the producer's sequence numbers, which would also fail
+        the next transaction: so the producer is replaced. The delivery report that says so may
+        come as late as in the abort.
+        """
+        refused = None
         if self._open_transaction and self._under_way is None:
             self._steadily(lambda: self._producer.abort_transaction(PATIENCE_S))
             self._open_transaction = False
-            self._failed.clear()
+            if self._failed:
+                refused = self._failed[0]
+                self._renew()
+        return refused
 
     def _steadily(self, act: Callable[[], object]) -> None:
         deadline = time.monotonic() + PATIENCE_S
@@ -254,31 +267,30 @@ class TransactionalSender(Sender):
                 return
 
     def _failed_with(self, error: KafkaError, reader: GroupReader) -> None:
-        refused, self._failed = self._failed[:1], []
         if error.fatal():
             if self._named and error.name() in {"_FENCED", "PRODUCER_FENCED"}:
                 raise self._told(error)
             self._renew()
             raise reader.lost()
+        refused = None
         if error.txn_requires_abort():
             self._under_way = None
-            self._abort_or_leave()
-            if refused:
-                self._renew()  # What was refused left a gap in its numbers.
+            refused = self._abort_or_leave()
             if error.name() in LOST:
                 raise reader.lost()
-        raise self._told(refused[0] if refused else error)
+        raise self._told(refused or error)
 
-    def _abort_or_leave(self) -> None:
+    def _abort_or_leave(self) -> KafkaError | None:
+        """Abort as `_abort`; if that fails the transaction stays open and is ended later."""
         try:
-            self._abort()
+            return self._abort()
         except self._driver.KafkaException as error:
-            # Otherwise it stays open, and is ended before the next one begins.
             if error.args[0].fatal():
                 self._renew()
+            return self._failed[0] if self._failed else None
 
     def _renew(self) -> None:
-        """Another producer of the same id: its first step ends whatever this one left open."""
+        """Replace the producer by one of the same id: its first step ends an open transaction."""
         self._started = self._open_transaction = False
-        self._under_way = None
+        self._under_way, self._failed = None, []
         self._open()

@@ -20,11 +20,13 @@ from services.stream.base import (
     Outgoing,
     Place,
     Producer,
+    group_in_use,
+    no_group,
 )
 from services.stream.transports import redis_scripts as scripts
 from services.stream.transports.redis_client import connect, told
 from services.stream.transports.redis_entries import VALUE, FieldWriter, read_entries
-from services.stream.transports.redis_link import RedisLink
+from services.stream.transports.redis_link import RedisLink, idle_ms, lease_key
 
 _PAGE = 1000
 
@@ -116,7 +118,7 @@ class RedisTransport:
                     "Send it a message, or start a consumer.",
                 )
             lag = db.register_script(scripts.LAG)((place.topic,), (group,))
-            remarks = [_durability(kept)]
+            remarks = [_durability(kept), *_waited_for(db, place, group)]
             if lag and not lag[1]:
                 remarks.append("the lag is more than what is shown: it was not counted to its end")
             return Examined(
@@ -126,6 +128,16 @@ class RedisTransport:
                 {place.topic: int(lag[0])} if lag else None,
                 tuple(remarks),
             )
+
+    def forget(self, place: Place, group: str) -> None:
+        """Delete `group`; NOT_FOUND, or JOB_RUNNING if one of its consumers is not idle."""
+        with told(place), connect(place) as db:
+            keys = (place.topic, lease_key(place.topic, group))
+            found = db.register_script(scripts.FORGET)(keys, (group, idle_ms(place)))
+        if found == 0:
+            raise no_group(group)
+        if found < 0:
+            raise group_in_use(group)
 
 
 def _field(place: Place) -> bytes:
@@ -137,6 +149,17 @@ def _newest(db: Any, place: Place) -> bytes:
     with told(place):
         rows = db.execute_command("XREVRANGE", place.topic, "+", "-", "COUNT", 1)
     return bytes(rows[0][0]) if rows else b"0-0"
+
+
+def _waited_for(db: Any, place: Place, group: str) -> list[str]:
+    """Say which other groups have not committed all: `trim=acknowledged` keeps that for them."""
+    found = []
+    newest = _newest(db, place)
+    for each in db.xinfo_groups(place.topic):
+        name = each["name"].decode()
+        if name != group and (each["pending"] or each["last-delivered-id"] != newest):
+            found.append(f"group {name!r} has not committed all: trimming waits for it")
+    return found
 
 
 def _durability(kept: dict[str, Any]) -> str:

@@ -107,17 +107,22 @@ def told(place: Place) -> Iterator[None]:
         raise _meant(place, f"{type(error).__name__} {error}") from error
 
 
+def missing(place: Place) -> MlctlError:
+    """NOT_FOUND for a stream or a group that someone deleted."""
+    return MlctlError(
+        ErrorCode.NOT_FOUND,
+        f"{place.shown()} or its group does not exist",
+        "If it was deleted while a stream ran, start that run again: it begins as a new group.",
+    )
+
+
 def _meant(place: Place, text: str) -> MlctlError:
     if any(word in text for word in _PASSING) or "OutOfMemory" in text or "ReadOnly" in text:
         return MlctlError(
             ErrorCode.BROKER_UNAVAILABLE, f"{place.shown()} takes nothing now: {text}"
         )
     if "NOGROUP" in text or "no such key" in text:
-        return MlctlError(
-            ErrorCode.NOT_FOUND,
-            f"{place.shown()} or its group is not there",
-            "If it was deleted while a stream ran, start that again: it begins anew.",
-        )
+        return missing(place)
     if "NoPermission" in text or "NOPERM" in text:
         return MlctlError(ErrorCode.NOT_PERMITTED, f"{place.shown()}: {text}")
     if "WRONGTYPE" in text:

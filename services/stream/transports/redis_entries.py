@@ -70,7 +70,7 @@ class FieldWriter:
         flat: list[Any] = [len(messages)]
         last: Headers = ()
         shared: list[bytes] = []
-        for value, key, all_headers, _identity in messages:
+        for value, key, all_headers in messages:
             wide = len(all_headers) > MOST_HEADERS
             headers = _bounded(all_headers) if wide else all_headers
             if headers is not last:

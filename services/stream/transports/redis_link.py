@@ -19,9 +19,10 @@ from services.stream.base import (
     LostPartitionsError,
     Message,
     Outgoing,
+    Place,
 )
 from services.stream.transports import redis_scripts as scripts
-from services.stream.transports.redis_client import connect, told
+from services.stream.transports.redis_client import connect, missing, told
 from services.stream.transports.redis_entries import VALUE, FieldWriter, read_entries
 
 _IDLE_SECONDS = 15.0
@@ -51,7 +52,7 @@ class RedisLink:
         self._db = connect(request.source)
         self._lasting = "consumer" in options
         self._me = options.get("consumer") or _made_up_name()
-        self._idle_ms = max(1, int(request.source.number("idle_s", _IDLE_SECONDS) * 1000))
+        self._idle_ms = idle_ms(request.source)
         self._field = options.get("field", "").encode() or VALUE
         self._trims = options.get("trim") == "acknowledged"
         self._topic = request.source.topic
@@ -127,8 +128,14 @@ class RedisLink:
         self.commit(Commit(done))
 
     def lag(self) -> Mapping[str, int]:
+        return {self._topic: self.group_lag()}
+
+    def group_lag(self) -> int:
+        """Return what no member has committed; NOT_FOUND if the group was deleted."""
         reply = self._run("LAG", (self._topic,), (self._request.group,), named=False)
-        return {self._topic: int(reply[0])} if reply else {}
+        if not reply:
+            raise missing(self._request.source)
+        return int(reply[0])
 
     def _poll(self, limit: int, wait_s: float) -> list[Message]:
         if self._trims and time.monotonic() >= self._next_trim:
@@ -224,7 +231,7 @@ class RedisLink:
         return (self._topic, answers, dead, self._lease()), arguments
 
     def _lease(self) -> str:
-        return f"{self._topic}:mlctl:{self._request.group}:alone"
+        return lease_key(self._topic, self._request.group)
 
     def _run(
         self, name: str, keys: Sequence[str], arguments: Sequence[Any], *, named: bool = True
@@ -236,6 +243,16 @@ class RedisLink:
         except MlctlError:
             self._cursor = b"0"  # as in poll()
             raise
+
+
+def lease_key(topic: str, group: str) -> str:
+    """The key of the lease by which one consumer of `group` reads in order."""
+    return f"{topic}:mlctl:{group}:alone"
+
+
+def idle_ms(place: Place) -> int:
+    """Milliseconds of silence after which a consumer is given up."""
+    return max(1, int(place.number("idle_s", _IDLE_SECONDS) * 1000))
 
 
 def _topic_of(place: Any, messages: Sequence[Outgoing], source: str) -> str:

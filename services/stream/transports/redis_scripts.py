@@ -186,3 +186,22 @@ end
 if least then return redis.call('XTRIM', KEYS[1], 'MINID', least) end
 return 0
 """
+
+# Deletes a group that no consumer has used for ARGV[2] milliseconds: 1; 0 if there is none, -1 if
+# it is in use. KEYS[2] is the lease.
+FORGET = f"""
+if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
+local found = 0
+for _, flat in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
+  if flat[2] == ARGV[1] then found = 1 end
+end
+if found == 0 then return 0 end
+for _, flat in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
+  local one = {{}}
+  for at = 1, #flat, 2 do one[flat[at]] = flat[at + 1] end
+  if one.name ~= '{LEFT}' and one.idle < tonumber(ARGV[2]) then return -1 end
+end
+redis.call('XGROUP', 'DESTROY', KEYS[1], ARGV[1])
+redis.call('DEL', KEYS[2])
+return 1
+"""

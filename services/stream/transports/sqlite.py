@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -121,6 +122,19 @@ class SqliteLink:
                 str(part): self._log.end(self._topic, part) - committed
                 for part, committed in self._group.committed().items()
             }
+
+    def group_lag(self) -> int:
+        with told():
+            committed = self._group.committed_by_all()
+            return sum(
+                self._log.end(self._topic, part) - committed.get(part, self._begin(part))
+                for part in range(self._topic.partitions)
+            )
+
+    def _begin(self, part: int) -> int:
+        """Return where a new group starts in a partition that no member took yet."""
+        latest = self._request.start == "latest"
+        return (self._log.end if latest else self._log.begin)(self._topic, part)
 
     def _beat(self) -> None:
         changes = self._group.beat()
@@ -255,6 +269,15 @@ class SqliteTransport:
         finally:
             log.close()
 
+    def forget(self, place: Place, group: str) -> None:
+        log = Log(_path(place), create=False)
+        try:
+            topic = log.topic(place.topic, create=False)
+            lease = place.number("lease", _LEASE_SECONDS)
+            Membership(log, topic, group, "earliest", lease, SystemClock()).forget()
+        finally:
+            log.close()
+
 
 class _Retention:
     """Removes what is older than a place's option `retention` says, now and then."""
@@ -281,6 +304,15 @@ def _examined(log: Log, topic: Topic, group: str) -> Examined:
     remarks = [f"{topic.partitions} partitions, {members} members of group {group!r}"]
     if not committed:
         remarks.append(f"group {group!r} has not begun")
+    query = "SELECT team, part, committed FROM positions WHERE topic = ? AND team <> ?"
+    behind: Counter[str] = Counter()
+    for other, part, offset in log.db.execute(query, (topic.id, group)):
+        behind[other] += ends[part] - offset
+    remarks += [
+        f"retention waits for group {other!r} ({count:,} behind)"
+        for other, count in sorted(behind.items())
+        if count
+    ]
     return Examined(
         Guarantee.EXACTLY_ONCE,
         f"SQLite {sqlite3.sqlite_version}",

@@ -13,7 +13,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from bundle.clock import Clock
-from services.stream.base import LostPartitionsError
+from services.stream.base import LostPartitionsError, group_in_use, no_group
 from services.stream.transports.sqlite_log import Log, Topic
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -88,6 +88,19 @@ class Membership:
         with self._log.transaction() as db:
             db.execute("DELETE FROM members WHERE name = ?", (self.me,))
 
+    def forget(self) -> None:
+        """Delete the group's position; NOT_FOUND if it has none, JOB_RUNNING if it has a member."""
+        key = (self._topic.id, self._team)
+        now = self._clock.monotonic()
+        with self._log.transaction() as db:
+            self._remove_dead(now)
+            query = "SELECT count(*) FROM members WHERE topic = ? AND team = ?"
+            if db.execute(query, key).fetchone()[0]:
+                raise group_in_use(self._team)
+            gone = db.execute("DELETE FROM positions WHERE topic = ? AND team = ?", key)
+            if not gone.rowcount:
+                raise no_group(self._team)
+
     def advance(self, last: Mapping[int, int]) -> None:
         """Set the committed offsets; inside of the transaction of a commit.
 
@@ -109,6 +122,14 @@ class Membership:
         )
         return {part: offset for part, offset in found if part in self.held}
 
+    def committed_by_all(self) -> dict[int, int]:
+        """Return the committed offset of each partition that a member of the group ever held."""
+        found = self._log.db.execute(
+            "SELECT part, committed FROM positions WHERE topic = ? AND team = ?",
+            (self._topic.id, self._team),
+        )
+        return dict(found.fetchall())
+
     def _members(self, now: float) -> list[str]:
         """Those that live, in the order in which they came; the others are removed."""
         db = self._log.db
@@ -118,12 +139,15 @@ class Membership:
             "ON CONFLICT DO UPDATE SET beat = excluded.beat, boot = excluded.boot",
             (*key, self.me, self._boot, now),
         )
-        db.execute(
-            "DELETE FROM members WHERE topic = ? AND team = ? AND (boot <> ? OR abs(beat - ?) > ?)",
-            (*key, self._boot, now, self._lease),
-        )
+        self._remove_dead(now)
         query = "SELECT name FROM members WHERE topic = ? AND team = ? ORDER BY id"
         return [name for (name,) in db.execute(query, key)]
+
+    def _remove_dead(self, now: float) -> None:
+        self._log.db.execute(
+            "DELETE FROM members WHERE topic = ? AND team = ? AND (boot <> ? OR abs(beat - ?) > ?)",
+            (self._topic.id, self._team, self._boot, now, self._lease),
+        )
 
     def _owners(self) -> dict[int, tuple[str | None, int]]:
         """By partition its owner and epoch; a new group's positions are made."""

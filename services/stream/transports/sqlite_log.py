@@ -140,7 +140,7 @@ class Log:
             insert = f"INSERT INTO {topic.table(part)} VALUES (?, ?, ?, ?, ?, ?)"
             last = self.end(topic, part)
             for piece in _pieces(those):
-                values, keys, headers, _ = zip(*piece, strict=True)
+                values, keys, headers = zip(*piece, strict=True)
                 last += len(piece)
                 row = (pack(values), pack_keys(keys), pack_headers(headers))
                 self.db.execute(insert, (last, len(piece), now, *row))

@@ -27,7 +27,7 @@ from services.stream.base import (
     Place,
 )
 from services.stream.transports import transport_of
-from tests.support.wait import PATIENCE_SECONDS
+from tests.support.wait import PATIENCE_SECONDS, wait_until
 
 _NUMBER = itertools.count()
 
@@ -78,7 +78,7 @@ def send(place: Place, messages: Sequence[Outgoing]) -> None:
 
 def numbered(first: int, last: int) -> list[Outgoing]:
     """Messages whose values are the numbers first, ..., last - 1."""
-    return [Outgoing(b"%d" % n, b"k%d" % (n % 7), identity=f"n{n}") for n in range(first, last)]
+    return [Outgoing(b"%d" % n, b"k%d" % (n % 7)) for n in range(first, last)]
 
 
 def read(place: Place, last: int | None = None) -> list[Message]:
@@ -109,10 +109,8 @@ def take(link: Link, count: int, limit: int = 1000) -> list[Message]:
 def answered(messages: Sequence[Message]) -> list[Outgoing]:
     """An answer to each message, as the engine makes it."""
     return [
-        Outgoing(m.value, m.key, (("source", b"%s" % str(m.offset).encode()),),
-                 f"{m.partition}-{m.offset}")
-        for m in messages
-    ]  # fmt: skip
+        Outgoing(m.value, m.key, (("source", b"%s" % str(m.offset).encode()),)) for m in messages
+    ]
 
 
 def answer(link: Link, messages: Sequence[Message]) -> None:
@@ -158,7 +156,7 @@ class TransportContract:
         with open_link(places, broker) as link:
             assert link.guarantee is broker.guarantee
             found = take(link, 20)
-            dead = [Outgoing(found[3].value, found[3].key, (("why", b"broken"),), "dead-3")]
+            dead = [Outgoing(found[3].value, found[3].key, (("why", b"broken"),))]
             link.commit(Commit(found, answered(found[:3] + found[4:]), dead))
         kept = [int(each.value) for each in found[:3] + found[4:]]
         assert numbers(read(places.answers)) == sorted(kept)
@@ -215,6 +213,21 @@ class TransportContract:
             while sum(link.lag().values()):
                 assert time.monotonic() < deadline
                 link.poll(0, 0.05)
+
+    def test_group_lag__one_member_holds_all_messages__the_other_sees_them_too(
+        self, broker: Broker, places: Places
+    ) -> None:
+        send(places.source, numbered(0, 40))
+        with open_link(places, broker) as link:
+            found = take(link, 40)
+            assert link.group_lag() == 40
+            answer(link, found[:30])
+            wait_until(lambda: link.group_lag() == 10)
+            if broker.shares:
+                with open_link(places, broker) as idle:
+                    assert idle.group_lag() == 10
+            send(places.source, numbered(40, 43))
+            assert link.group_lag() == 13
 
     def test_groups_read_apart(self, broker: Broker, places: Places) -> None:
         if not broker.groups:

@@ -10,9 +10,6 @@ import pytest
 from bundle.errors import ErrorCode, MlctlError
 from services.stream.base import Commit, Guarantee, LinkRequest, Message, Place
 from services.stream.bridge import Bridge, connect
-from services.stream.run import origin
-from services.stream.scoring import Answers
-from services.stream.stamps import Stamp
 from services.stream.transports.sqlite import SqliteLink, SqliteProducer
 from tests.services.stream.contract import answered, numbered, numbers, read, send, take
 
@@ -79,27 +76,10 @@ def test_a_stream_does_not_feed_itself(tmp_path: Path, which: str) -> None:
         connect(LinkRequest(source, "g", answers, dead))
 
 
-def test_sources_of_one_name_have_identities_of_their_own(tmp_path: Path) -> None:
-    """Or a broker that drops duplicates would drop the answers of the second one."""
-    first, second = place(tmp_path, "a.db", "in"), place(tmp_path, "b.db", "in")
-    target, pipe = Place.parse("nats://localhost#out"), Place("-")
-    assert origin(LinkRequest(first, "g", target)) == origin(LinkRequest(first, "h", target))
-    assert origin(LinkRequest(first, "g", target)) != origin(LinkRequest(second, "g", target))
-    assert origin(LinkRequest(pipe, "g", target)) != origin(LinkRequest(pipe, "g", target))
-    assert origin(LinkRequest(first, "g", first.named("out"))) == ""
-    stamps = [Stamp(pipe, "tiny", "d" * 64, each) for each in ("one", "two")]
-    found = [Answers([b"1"]) for _ in stamps]
-    message = Message("0", 0, b"1")
-    made = [stamp.answers([message], each)[0] for stamp, each in zip(stamps, found, strict=True)]
-    assert made[0].identity != made[1].identity
-
-
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("nats://TOKEN@h:4222#x", "nats://@h:4222#x"),
-        ("nats://TOKEN@h1,TOKEN@h2:4222#x", "nats://@h2:4222#x"),
-        ("nats://TOKEN@h1:4222,TOKEN@h2#x", "nats://@h2#x"),
+        ("redis://TOKEN@h:4222#x", "redis://@h:4222#x"),
         ("redis://me:pa,ss@h/0#x", "redis://me@h/0#x"),
     ],
 )
@@ -114,7 +94,6 @@ def test_a_place_is_shown_without_passwords_and_tokens(text: str, shown: str) ->
         "redis://me:12#secret@h/0#x",
         "redis://:secret?secret@h/0#x",
         "kafka://me:secret?secret=secret@h:9092#x",
-        "nats://secret#secret@h:4222#x",
     ],
 )
 def test_no_half_of_a_password_is_shown(text: str) -> None:
@@ -135,7 +114,6 @@ def test_an_at_sign_of_a_topic_or_an_option_is_written_otherwise() -> None:
     [
         "redis://u:secret@localhost:abc#x",
         "redis://localhost?idle_s=soon#x",
-        "nats://localhost?ack_wait_s=soon#x",
         "kafka://localhost?message.max.bytes=many#x",
     ],
 )

@@ -78,6 +78,9 @@ class MemoryLink:
     def lag(self) -> Mapping[str, int]:
         return {"0": len(self.source)}
 
+    def group_lag(self) -> int:
+        return len(self.source)
+
     def values(self) -> list[int]:
         return [int(each.value) for batch in self.committed for each in batch.answers]
 

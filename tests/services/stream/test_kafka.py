@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import pytest
 
@@ -20,6 +20,7 @@ from bundle.errors import ErrorCode, MlctlError
 from services.stream.base import (
     Commit,
     Guarantee,
+    Link,
     LinkRequest,
     LostPartitionsError,
     Message,
@@ -29,7 +30,7 @@ from services.stream.base import (
 )
 from services.stream.transports import kafka_sender
 from services.stream.transports.kafka import KafkaLink, KafkaTransport, transport
-from services.stream.transports.kafka_client import properties
+from services.stream.transports.kafka_reader import GroupReader
 from tests.services.stream.contract import (
     Broker,
     Places,
@@ -240,7 +241,7 @@ def test_an_aborted_transaction_is_begun_again(kafka: MockKafka, places: Places)
     with link_of(places, exactly_once=True) as link:
         assert link.guarantee is Guarantee.EXACTLY_ONCE
         found = take(link, 20)
-        batch = Commit(found[1:], answered(found[1:]), [Outgoing(found[0].value, None, (), "dead")])
+        batch = Commit(found[1:], answered(found[1:]), [Outgoing(found[0].value)])
         kafka.refuse(Api.PRODUCE, *[Refusal.MESSAGE_TOO_LARGE] * 10)
         with pytest.raises(MlctlError) as refused:
             link.commit(batch)
@@ -249,6 +250,23 @@ def test_an_aborted_transaction_is_begun_again(kafka: MockKafka, places: Places)
         link.commit(batch)
     assert numbers(read(places.answers)) == numbers(found[1:])
     assert numbers(read(places.dead)) == numbers(found[:1])
+
+
+def test_transaction__refused_before_its_delivery_report__the_next_one_commits(
+    kafka: MockKafka, places: Places
+) -> None:
+    send(places.source, numbered(0, 20))
+    with link_of(places, exactly_once=True) as link:
+        found = take(link, 20)
+        # The broker refuses the first of them while the others are still handed to the client.
+        many = [Outgoing(b"x" * 1000)] * 30_000
+        kafka.refuse(Api.PRODUCE, *[Refusal.MESSAGE_TOO_LARGE] * 10)
+        with pytest.raises(MlctlError) as refused:
+            link.commit(Commit(found, [*answered(found), *many]))
+        assert refused.value.code is ErrorCode.PAYLOAD_TOO_LARGE
+        kafka.obey(Api.PRODUCE)
+        link.commit(Commit(found, answered(found)))
+    assert numbers(read(places.answers)) == [*range(20)]
 
 
 def test_what_a_lost_member_held_comes_again(kafka: MockKafka, places: Places) -> None:
@@ -266,6 +284,22 @@ def test_what_a_lost_member_held_comes_again(kafka: MockKafka, places: Places) -
         assert numbers([*first, *rest]) == [*range(30)]
         answer(link, rest)
         assert sum(link.lag().values()) == 0
+
+
+def test_group_lag__transaction_marks_at_the_end__are_committed_for_the_other_members(
+    kafka: MockKafka,
+) -> None:
+    source = places_of(kafka, partitions=1)("in")
+    send(source, numbered(0, 5))
+    with GroupReader(LinkRequest(source, "g")) as reader:
+        found = take(cast("Link", reader), 5)
+        # The mock writes no marks: as if two of them followed the messages.
+        reader._ends["0"] = (5, 7)
+        assert reader.group_lag() == 5, "messages are left, and the marks are not committed"
+        reader.acknowledge(found)
+        assert reader.group_lag() == 0
+        (committed,) = reader._consumer.committed([reader._topic_partition(0)], timeout=20)
+        assert committed.offset == 7
 
 
 def test_what_is_too_large_is_no_obstacle(places: Places) -> None:
@@ -354,42 +388,3 @@ def test_another_goes_on_after_a_kill(kafka: MockKafka) -> None:
     with transport.open_link(LinkRequest(source, "g", answers)) as link:
         answer(link, take(link, 25))
     assert numbers(read(answers)) == [*range(30)]
-
-
-def test_a_paused_link_gives_nothing_and_forgets_nothing(places: Places) -> None:
-    send(places.source, numbered(0, 20))
-    with link_of(places) as link:
-        found = [*link.poll(5, 5.0)]
-        link.pause()
-        for _ in range(5):
-            assert [*link.poll(0, 0.0)] == []
-        link.resume()
-        found += take(link, 20 - len(found))
-    assert numbers(found) == [*range(20)]
-
-
-@pytest.mark.parametrize(
-    ("text", "code", "word"),
-    [
-        ("kafka://me:secret@host:9092#t", ErrorCode.INVALID_INPUT, "SASL_PASSWORD"),
-        ("kafka://host:9092", ErrorCode.INVALID_INPUT, "#TOPIC"),
-        ("kafka://host:9092?acks=0#t", ErrorCode.INVALID_INPUT, "acks"),
-        ("kafka://host:9092?no.such=1#t", ErrorCode.INVALID_INPUT, "no.such"),
-        ("kafka://{address}#no-such-topic", ErrorCode.NOT_FOUND, "--create"),
-    ],
-)
-def test_places_that_are_none(kafka: MockKafka, text: str, code: ErrorCode, word: str) -> None:
-    place = Place.parse(text.format(address=kafka.address))
-    with pytest.raises(MlctlError) as refused, transport.open_consumer(LinkRequest(place, "g")):
-        pass
-    assert refused.value.code is code
-    assert word in f"{refused.value.message} {refused.value.hint}"
-    assert "secret" not in f"{refused.value.message} {refused.value.hint}"
-
-
-def test_secrets_come_from_the_environment() -> None:
-    place = Place.parse("kafka://host:9092?sasl.username=me#t")
-    found = properties(place, {"MLCTL_KAFKA_SASL_PASSWORD": "secret", "MLCTL_KAFKA": "other"})
-    assert found["sasl.password"] == "secret"
-    assert found["sasl.username"] == "me"
-    assert "secret" not in place.shown()

@@ -195,6 +195,32 @@ def test_only_what_all_groups_committed_is_trimmed(server: RedisServer) -> None:
         assert numbers(read(source)) == [*range(5, 20)]
 
 
+def test_trim__abandoned_group_is_forgotten__its_entries_are_removed(server: RedisServer) -> None:
+    source = place(server, "abandoned", "trim=acknowledged&idle_s=600")
+    send(source, numbered(0, 20))
+    with transport.open_consumer(LinkRequest(source, "once")) as once:
+        once.acknowledge(once.poll(5, 1.0))
+        with pytest.raises(MlctlError) as refused:
+            transport.forget(source, "once")
+        assert refused.value.code is ErrorCode.JOB_RUNNING
+    with transport.open_consumer(LinkRequest(source, "g")) as link:
+        link.acknowledge(link.poll(20, 1.0))
+
+    def trimmed() -> list[int]:
+        with transport.open_consumer(LinkRequest(source, "g")) as link:
+            link.poll(0, 0.0)
+        return numbers(read(source))
+
+    assert trimmed() == [*range(4, 20)], "the other group's are kept"
+    remark = "group 'once' has not committed all: trimming waits for it"
+    assert remark in transport.examine(source, "g").remarks
+    transport.forget(source, "once")
+    assert trimmed() == [19]
+    with pytest.raises(MlctlError) as refused:
+        transport.forget(source, "once")
+    assert refused.value.code is ErrorCode.NOT_FOUND
+
+
 def test_entries_of_others_are_messages(server: RedisServer) -> None:
     source = place(server, "foreign", "field=body")
     with redis.Redis.from_url(server.url) as other:

@@ -175,6 +175,34 @@ def test_old_messages_go_once_every_group_has_committed_them(
     assert read(source)[-1].offset == 3000, "offsets go on where they were"
 
 
+def test_retention__abandoned_group_is_forgotten__its_messages_are_removed(
+    source: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.stream.transports.sqlite_log._ROW_MESSAGES", 10)
+    send(source, numbered(0, 30))
+    clock = ManualClock()
+    with SqliteLink(LinkRequest(source, "once")) as abandoned:
+        abandoned.acknowledge(take(abandoned, 10))
+        with pytest.raises(MlctlError) as refused:
+            transport.forget(source, "once")
+        assert refused.value.code is ErrorCode.JOB_RUNNING
+    kept = Place(source.scheme, source.address, "in", {"retention": "0.000001"})
+    with link_of(kept, clock) as link:
+        answer(link, take(link, 30))
+        clock.advance(6.0)
+        link.poll(0, 0.0)
+        assert numbers(read(source)) == [*range(10, 30)], "the other group's are kept"
+        remarks = transport.examine(source, "g").remarks
+        assert "retention waits for group 'once' (20 behind)" in remarks
+        transport.forget(source, "once")
+        clock.advance(6.0)
+        link.poll(0, 0.0)
+        assert numbers(read(source)) == [*range(20, 30)]
+    with pytest.raises(MlctlError) as refused:
+        transport.forget(source, "once")
+    assert refused.value.code is ErrorCode.NOT_FOUND
+
+
 def test_large_messages_and_many_of_them(source: Place) -> None:
     values = [b"x" * (700_000 + index) for index in range(5)] + [b"%d" % n for n in range(5000)]
     send(source, [Outgoing(value) for value in values])

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
 
-from bundle.clock import ManualClock
+from bundle.clock import ManualClock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
-from services.stream.base import LinkRequest, Message, Place, TakingOver
+from services.stream.base import Commit, LinkRequest, Message, Outgoing, Place, TakingOver
 from services.stream.bridge import connect
-from services.stream.engine import Report
+from services.stream.engine import Pump, Report, RunSettings
 from services.stream.events import Phase
+from services.stream.scoring import MessageScorer
+from services.stream.stamps import Stamp
+from tests.services.hybrid.servers import redis_server
+from tests.services.stream.contract import numbers, read, send, take
 from tests.services.stream.test_engine import AWAY, Hasty, MemoryLink, plain, pump_of, stream_of
+from tests.services.stream.test_scoring import Doubling, Numbers
+from tests.support.kafka import MockKafka
 
 
 @dataclass
@@ -26,6 +38,8 @@ class SilentLink(MemoryLink):
     has_partitions: bool = True
     takeover_s: float = 0.0
     step_s: float = 0.3
+    # What the first calls of group_lag() return.
+    groups_lag: deque[int] = field(default_factory=deque)
 
     def poll(self, limit: int, wait_s: float) -> Sequence[Message]:
         if limit and self.clock.monotonic() < self.silent_s:
@@ -38,6 +52,9 @@ class SilentLink(MemoryLink):
 
     def lag(self) -> Mapping[str, int]:
         return MemoryLink.lag(self) if self.has_partitions else {}
+
+    def group_lag(self) -> int:
+        return self.groups_lag.popleft() if self.groups_lag else MemoryLink.group_lag(self)
 
 
 def ran_silently(link: SilentLink, **settings: object) -> Report:
@@ -55,7 +72,7 @@ def test_the_end_is_not_there_while_a_killed_member_holds_messages() -> None:
 
 
 def test_the_end_tells_what_is_left_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    left = iter([4])  # when it is first asked, and nothing later
+    left = iter([4])  # 4 for the first call, then 0
     link = SilentLink(stream_of(plain(6)), step_s=0.1)
     monkeypatch.setattr(SilentLink, "lag", lambda _link: {"0": next(left, 0)})
     pump, events = pump_of(link)
@@ -67,27 +84,37 @@ def test_the_end_tells_what_is_left_then(monkeypatch: pytest.MonkeyPatch) -> Non
     assert told[-1] == (Phase.FINISHED, {"0": 0})
 
 
-def test_messages_that_nobody_gives_are_no_end() -> None:
-    with pytest.raises(MlctlError, match="5 messages are left") as caught:
-        ran_silently(SilentLink(stream_of(plain(5)), silent_s=1e9), patience=60.0)
+def test_until_empty__messages_left_and_no_commit__ends_with_an_error() -> None:
+    link = SilentLink(stream_of(plain(5)), silent_s=1e9, has_partitions=False)
+    with pytest.raises(MlctlError, match="5 messages left") as caught:
+        ran_silently(link, patience=60.0)
     assert caught.value.code is ErrorCode.BROKER_UNAVAILABLE
+    assert 60.0 <= link.clock.monotonic() < 70.0
 
 
-def test_a_member_without_partitions_ends_but_not_for_a_broker_that_was_away() -> None:
+def test_until_empty__others_commit_slowly__waits_without_an_error() -> None:
     link = SilentLink(stream_of(()), has_partitions=False, silent_s=1e9)
-    report = ran_silently(link)
-    assert report.complete
-    assert 45.0 <= report.seconds < 60.0
+    link.groups_lag.extend(left for left in range(20, 0, -1) for _ in range(30))
+    report = ran_silently(link, patience=60.0)
+    assert (report.totals.messages, report.complete) == (0, True)
+    assert link.clock.monotonic() > 550.0
 
+
+def test_until_empty__no_partition_and_nothing_left__ends_at_once() -> None:
+    report = ran_silently(SilentLink(stream_of(()), has_partitions=False))
+    assert report.complete
+    assert report.seconds < 2.0
+
+
+def test_until_empty__broker_was_away__its_absence_is_not_counted() -> None:
     def away(each: MemoryLink) -> None:
         assert isinstance(each, SilentLink)
-        each.clock.advance(100.0)
+        each.clock.advance(50.0)
         raise AWAY
 
-    link = SilentLink(stream_of(plain(5)), has_partitions=False, silent_s=140.0, step_s=3.0)
+    link = SilentLink(stream_of(plain(5)), has_partitions=False, silent_s=100.0, step_s=3.0)
     link.before_poll.extend([None, away])
-    report = ran_silently(link)
-    assert report.totals.answers == 5
+    assert ran_silently(link, patience=60.0).totals.answers == 5
 
 
 @pytest.mark.parametrize("has_partitions", [True, False])
@@ -96,8 +123,6 @@ def test_a_longer_time_until_others_take_over_is_waited_for(*, has_partitions: b
     link.takeover_s, link.step_s = 180.0, 10.0
     report = ran_silently(link, patience=60.0)
     assert (report.totals.answers, report.complete) == (5, True)
-    # Without partitions it ends once nothing came for as long.
-    assert has_partitions or 270.0 <= report.seconds - link.silent_s < 310.0
 
 
 @pytest.mark.parametrize(
@@ -114,3 +139,101 @@ def test_links_say_when_others_take_over(tmp_path: Path, text: str, seconds: flo
         link = connect(LinkRequest(source, "g", target))
         assert isinstance(link, TakingOver)
         assert link.takeover_s == seconds
+
+
+class FastClock(SystemClock):
+    """A clock on which minutes pass in a second: what waits for a time waits for little of it."""
+
+    def monotonic(self) -> float:
+        return 300.0 * super().monotonic()
+
+
+def run_until_empty(source: Place, answers: Place) -> Report:
+    """Run over a real link, on a clock that would long have lost its patience with silence."""
+    request = LinkRequest(source, "g", answers)
+    scorer = MessageScorer(Doubling(), Numbers())
+    settings = RunSettings(until_empty=True, patience=1e9)
+    with connect(request) as link:
+        stamp = Stamp(source, "tiny", "d" * 64)
+        return Pump(link, scorer, stamp, settings, lambda _event: None, clock=FastClock()).run()
+
+
+@pytest.fixture(params=["sqlite", "kafka", "redis"])
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    """A stream of one partition at a real broker, whose members are given up after a while."""
+    if request.param == "sqlite":
+        yield Place.parse(f"sqlite://{tmp_path / 'events.db'}?lease=0.6#in")
+    elif request.param == "redis":
+        with redis_server(tmp_path) as server:
+            yield Place.parse(f"{server.url}?idle_s=0.6#in")
+    else:
+        cluster = MockKafka()
+        for topic in ("in", "out"):
+            cluster.create(topic, 1)
+        options = "session.timeout.ms=1400&heartbeat.interval.ms=50&fetch.wait.max.ms=20"
+        yield Place.parse(f"kafka://{cluster.address}?{options}#in")
+        cluster.close()
+
+
+def check_answers(answers: Place, count: int) -> None:
+    assert numbers(read(answers)) == sorted(2 * int(each) for each in plain(count))
+
+
+@pytest.mark.parametrize("source", ["sqlite", "redis"], indirect=True)
+def test_until_empty__peer_holds_the_only_partition__waits_for_its_commit(source: Place) -> None:
+    source = replace(source, options={})  # Nobody is given up.
+    answers = source.named("out")
+    send(source, [Outgoing(each) for each in plain(30)])
+    request = LinkRequest(source, "g", answers)
+    with connect(request) as peer, ThreadPoolExecutor() as pool:
+        held = take(peer, 30)
+        idle = pool.submit(run_until_empty, source, answers)
+        # Many times as long as the member without messages waited before.
+        deadline = time.monotonic() + 1.5
+        while time.monotonic() < deadline:
+            assert not idle.done(), "it ended, and the peer's messages were left"
+            assert not peer.poll(0, 0.02)
+        peer.commit(Commit(held, [Outgoing(b"%d" % (2 * int(each.value))) for each in held]))
+        while not idle.done():
+            peer.poll(0, 0.02)
+        report = idle.result()
+    assert (report.totals.messages, report.complete) == (0, True)
+    check_answers(answers, 30)
+
+
+_VICTIM = """
+import sys, time
+from services.stream.base import Commit, LinkRequest, Outgoing, Place
+from services.stream.bridge import connect
+from tests.services.stream.contract import take
+
+source, answers = map(Place.parse, sys.argv[1:])
+with connect(LinkRequest(source, "g", answers)) as link:
+    done = take(link, 30)[:5]
+    link.commit(Commit(done, [Outgoing(b"%d" % (2 * int(each.value))) for each in done]))
+    print("ready", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_until_empty__peer_is_killed__takes_its_messages_over(source: Place) -> None:
+    answers = source.named("out")
+    send(source, [Outgoing(each) for each in plain(30)])
+    texts = [
+        f"{each.scheme}://{each.address}?{urlencode(each.options)}#{each.topic}"
+        for each in (source, answers)
+    ]
+    command = [sys.executable, "-c", _VICTIM, *texts]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE) as victim,
+        ThreadPoolExecutor() as pool,
+    ):
+        try:
+            assert victim.stdout is not None
+            assert victim.stdout.readline() == b"ready\n"
+            idle = pool.submit(run_until_empty, source, answers)
+        finally:
+            victim.kill()
+        report = idle.result()
+    assert (report.totals.answers, report.complete) == (25, True)
+    check_answers(answers, 30)
