@@ -36,10 +36,10 @@ from services.v2.header import Header
 from services.v2.wire import InferRequest
 
 _MEDIA_TYPES = frozenset({b"", b"application/json", b"application/octet-stream"})
-# What is larger is decoded on another thread: a millisecond's work on the event loop. What is
-# packed may become large.
+# Larger JSON is decoded on another thread: it takes a millisecond of the event loop. A compressed
+# body may become large.
 _HEAVY_JSON = 64 << 10
-# The codes of what is no request yet, by the HTTP status of the answer.
+# Error codes of bytes that never became a request, by the HTTP status of the answer.
 _PROTOCOL_CODES = {
     400: ErrorCode.INVALID_INPUT,
     408: ErrorCode.DEADLINE_EXCEEDED,
@@ -50,11 +50,11 @@ logger = logging.getLogger("mlctl.http")
 
 
 class Head(NamedTuple):
-    """What an infer request's headers say.
+    """The headers of an infer request.
 
-    `json_length` is that of the body's JSON part in bytes, `priority` wins over the body's,
-    both None if not given; `coding` is the body's content coding, `accept` the header
-    Accept-Encoding, `seen` what observers know of the request, if there are any.
+    `json_length` is the size of the body's JSON part in bytes, `priority` overrides the body's;
+    both are None if not given. `coding` is the body's content coding, `accept` the header
+    Accept-Encoding, `seen` the observability record of the request, or None.
 
     A tuple, as one is made for every request and a frozen dataclass takes three times as long.
     """
@@ -69,7 +69,7 @@ class Head(NamedTuple):
 
 @dataclass(slots=True)
 class Asked:
-    """A request that is with the model; `request` is there at the latest with the answer."""
+    """A request that waits for the model; `request` is set before the answer is."""
 
     head: Head
     request: InferRequest = field(init=False)
@@ -79,7 +79,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class AskedStream:
-    """A request that was decoded, and the pieces of its answer."""
+    """A decoded request, and the parts of its streamed answer."""
 
     request: InferRequest
     pieces: AnswerStream
@@ -108,24 +108,24 @@ class Inference:
 
     @property
     def targets(self) -> frozenset[bytes]:
-        """The request targets that certainly mean this model's infer, as clients send them."""
+        """The request targets of this model's infer endpoint, as clients spell them."""
         path = f"/v2/models/{quote(self._host.name, safe='')}"
         version = f"{path}/versions/{self._host.digest}"
         return frozenset({f"{path}/infer".encode(), f"{version}/infer".encode()})
 
     @property
     def seconds(self) -> float:
-        """The longest that a request may take, from its headers to its answer."""
+        """The maximum time of a request from its headers to its answer, in seconds."""
         return self._host.settings.deadline_ms / 1000
 
     def request_id(self, headers: Mapping[bytes, bytes]) -> bytes:
-        """The caller's X-Request-Id if it can be sent back, else one of our own."""
+        """Return the caller's X-Request-Id if it can be echoed, else a new id."""
         return self._ids.of(headers.get(b"x-request-id"))
 
     def watch(
         self, headers: Mapping[bytes, bytes], request_id: bytes, client: object = None
     ) -> Seen | None:
-        """The request as observers are to know it; None if none of them wants to."""
+        """Return the observability record of this request, or None if nothing is enabled."""
         observer = self._host.observer
         if observer is None:
             return None
@@ -133,7 +133,7 @@ class Inference:
         return observer.begin(HTTP, request_id, traceparent, client, tracestate)
 
     def admit(self, headers: Mapping[bytes, bytes]) -> None:
-        """UNAUTHENTICATED unless the headers show a token, where one is asked for."""
+        """Raise UNAUTHENTICATED if the server requires a token and the headers have none."""
         self._host.access.require(headers.get(b"authorization"))
 
     def lasting(self, content: bytes) -> Header | None:
@@ -180,20 +180,20 @@ class Inference:
         return self._codec.decode(body, head.json_length)
 
     def encode(self, request: InferRequest, outputs: Arrays) -> Encoded:
-        """An answer's body."""
+        """Encode an answer's body."""
         return self._codec.encode(request, outputs)
 
     def answered(
         self, count: int, parse: float, queue: float, infer: float, serialize: float
     ) -> None:
-        """Count `count` answers, each of which spent so many seconds in each stage."""
+        """Count `count` answers and the seconds that each of them spent in each stage."""
         self._host.stages(parse, queue, infer, serialize, count)
         self._host.count(HTTP, None, count)
 
     def open(
         self, headers: Mapping[bytes, bytes], request_id: bytes, seen: Seen | None = None
     ) -> Head:
-        """Check the headers, before anything of the body is read.
+        """Check the headers before the body is read.
 
         Raises UNSUPPORTED_MEDIA_TYPE, INVALID_INPUT, PAYLOAD_TOO_LARGE.
         """
@@ -223,7 +223,7 @@ class Inference:
         return Hold(self._host.inflight)
 
     def check_size(self, size: int) -> None:
-        """PAYLOAD_TOO_LARGE for a body of `size` bytes that is above the limit."""
+        """Raise PAYLOAD_TOO_LARGE for a body of `size` bytes above the limit."""
         if size > self._host.settings.max_body_bytes:
             raise too_large(self._host.settings.max_body_bytes)
 
@@ -247,7 +247,7 @@ class Inference:
         return asked
 
     async def ask_stream(self, head: Head, body: bytes, hold: Hold) -> AskedStream:
-        """Decode the body and ask for an answer in pieces, which are sent as JSON.
+        """Decode the body and ask the model for a streamed answer, sent as JSON.
 
         `hold` is that of `ask`.
         """
@@ -267,16 +267,16 @@ class Inference:
         return AskedStream(request, self._host.stream(request.inputs, request.timeout, priority))
 
     def encode_piece(self, asked: AskedStream, piece: Answer) -> bytes:
-        """One piece as the JSON of a response, in one line."""
+        """Encode one part of a streamed answer as one line of JSON."""
         return self._codec.encode(asked.request, piece.outputs).body
 
     def encode_end(self, asked: AskedStream) -> bytes:
-        """The response that says that no piece follows, counted: the answer is whole."""
+        """Encode the response that ends a streamed answer, and count the request."""
         self._host.count("http", None)
         return self._codec.encode_final(asked.request)
 
     def answer(self, asked: Asked, answer: Answer) -> Response:
-        """The answer to what was asked, counted; raises if it cannot be encoded as requested."""
+        """Make and count the response; raises if it cannot be encoded as requested."""
         start = perf_counter()
         encoded = self._codec.encode(asked.request, answer.outputs, answer.parameters)
         queue, infer = answer.queue_seconds, answer.infer_seconds
@@ -295,7 +295,7 @@ class Inference:
         return response
 
     def refuse(self, error: BaseException, request_id: bytes, seen: Seen | None = None) -> Response:
-        """The answer to a request that failed, counted; an unexpected error shows nothing."""
+        """Make and count the response to a failed request; an unexpected error shows no details."""
         if not is_public(error):
             logger.error("infer request %s failed", request_id.decode(), exc_info=error)
             error = failed()
@@ -304,17 +304,17 @@ class Inference:
         return error_response(error, [(b"x-request-id", request_id)])
 
     def failed(self, error: BaseException, count: int = 1) -> None:
-        """Count `count` requests that failed and that nobody observes."""
+        """Count `count` failed requests that have no observability record."""
         self._host.count(HTTP, error, count)
 
     def refused(self, status: int, client: object = None) -> None:
-        """Count what the HTTP protocol itself answered with `status`, before it was a request."""
+        """Count a connection that the protocol rejected with `status` before any request."""
         error = MlctlError(_PROTOCOL_CODES[status], "the connection was refused")
         self._host.count(HTTP, error)
         self.ended(self.watch({}, self.request_id({}), client), error, status)
 
     def gone(self, seen: Seen | None = None) -> None:
-        """Count a request whose caller left."""
+        """Count a request whose client disconnected."""
         error = asyncio.CancelledError()
         self._host.count("http", error)
         self.ended(seen, error)
@@ -322,7 +322,7 @@ class Inference:
     def ended(
         self, seen: Seen | None, error: BaseException | None = None, told: int | None = None
     ) -> None:
-        """Tell observers of a request without an answer of its own: a failure, or a stream."""
+        """Report a failed or streamed request to the observers."""
         if seen is not None and self._host.observer is not None:
             self._host.observer.ended(seen, error, told)
 
@@ -359,12 +359,12 @@ def _is_heavy(head: Head, body: bytes) -> bool:
 
 
 def timing(queue: float, infer: float) -> bytes:
-    """The header Server-Timing of an answer that waited and ran for so many seconds."""
+    """Return the Server-Timing header of an answer; both times in seconds."""
     return b"queue;dur=%.3f, infer;dur=%.3f" % (queue * 1e3, infer * 1e3)
 
 
 def too_large(limit: int) -> MlctlError:
-    """The error of a body that is longer than `limit` bytes."""
+    """Return the error of a body above `limit` bytes."""
     return MlctlError(
         ErrorCode.PAYLOAD_TOO_LARGE, f"the body is larger than the limit of {limit} bytes"
     )

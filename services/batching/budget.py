@@ -12,12 +12,12 @@ from typing import Self
 from bundle.errors import ErrorCode, MlctlError
 from services.batching.admission import QueueFullError
 
-# What is in flight is answered within about this time, or at least some of it.
+# Some of the requests in flight are answered within about this time.
 _RETRY_SECONDS = 1.0
 
 
 class BusyError(QueueFullError):
-    """QUEUE_FULL, because of what is held and not of what waits; says when to try again."""
+    """QUEUE_FULL because of the memory budget or another limit; says when to retry."""
 
     def __init__(self, reason: str) -> None:
         MlctlError.__init__(self, ErrorCode.QUEUE_FULL, reason)
@@ -25,7 +25,7 @@ class BusyError(QueueFullError):
 
 
 class Inflight:
-    """The bytes of one worker's bodies: at most `limit` of them. Belongs to one event loop."""
+    """The memory budget: at most `limit` bytes are charged. Belongs to one event loop."""
 
     __slots__ = ("limit", "used")
 
@@ -34,7 +34,7 @@ class Inflight:
         self.used = 0
 
     def take(self, size: int) -> bool:
-        """Hold `size` bytes more, if there is room; whoever asks subtracts them from `used`."""
+        """Charge `size` bytes if they fit; the caller later subtracts them from `used`."""
         if self.used + size > self.limit:
             return False
         self.used += size
@@ -42,7 +42,7 @@ class Inflight:
 
 
 class Hold:
-    """One request's share of what is in flight; `release` it when the request is over."""
+    """One request's share of the memory budget; `release` it when the request is over."""
 
     __slots__ = ("_inflight", "size")
 
@@ -57,7 +57,7 @@ class Hold:
         self.release()
 
     def grow(self, size: int) -> None:
-        """Hold `size` bytes, if it is not so many already; BusyError if they are too many."""
+        """Charge up to `size` bytes in total; raise BusyError if they do not fit."""
         more = size - self.size
         if more <= 0:
             return
@@ -70,6 +70,6 @@ class Hold:
         self.size = size
 
     def release(self) -> None:
-        """Hold nothing any more; more than once is once."""
+        """Release the whole share; a second call does nothing."""
         self._inflight.used -= self.size
         self.size = 0

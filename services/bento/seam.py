@@ -42,10 +42,10 @@ from services.secure.gate import TokenGate
 from services.settings import Settings
 from services.workers import forget_dead_workers, note_failure, prepare_server, supervisor
 
-# What the model was asked is answered within its deadline first; this is for calls of
-# other kinds, and for bodies that are still on their way.
+# For calls that do not ask the model, and for bodies that are still arriving: the model's requests
+# are answered within their deadlines before.
 _GRPC_GRACE_SECONDS = 5.0
-# Most clients leave at once. One that does not is told a second time within this.
+# Most clients leave at once; the others get a second GOAWAY within this time.
 _GRPC_FAREWELL_SECONDS = 1.5
 logger = logging.getLogger("mlctl.service")
 
@@ -92,7 +92,7 @@ class MlctlService(bentoml.Service[Any]):
 
 
 def gated(app: App, inference: Inference, host: Serving) -> App:
-    """`app` behind the token check, if tokens are asked for."""
+    """Put `app` behind the token check if the server requires tokens."""
     if not host.access.required:
         return app
 
@@ -119,7 +119,7 @@ def serve_http(settings: Settings, inference: Inference, *others: Inference) -> 
 
 
 def build_service(found: VerifiedBundle | Packed, settings: Settings) -> MlctlService:
-    """The service of one bundle, or of several. Nothing is loaded before a worker starts it."""
+    """Return the service of one bundle or several; a worker loads the models when it starts."""
     settings.check()
     packed = found if isinstance(found, Packed) else Packed((found,))
     host = serving_of(packed, settings)
@@ -217,7 +217,7 @@ def _share_log() -> None:
 
 
 def _hide_tracebacks() -> None:
-    """In a worker: uvicorn would log, and twice, where an error was raised that says enough."""
+    """In a worker: keep uvicorn from logging the traceback of an error that is explained."""
     if is_worker():
         log = logging.getLogger("uvicorn.error")
         log.addFilter(lambda record: not str(record.msg).startswith("Traceback"))

@@ -43,17 +43,17 @@ __all__ = [
 ]
 
 App = Callable[[Message, Receive, Send], Awaitable[None]]
-# The second is what other servers of the protocol call the same.
+# Other servers of the protocol use the second name.
 _STREAMS = frozenset({"infer_stream", "generate_stream"})
-# What comes after a path of so many parts, /v2/models/NAME, is asked of the model.
+# The number of parts of /v2/models/NAME; longer paths name an operation of the model.
 _NAMED = 3
 _MODEL_PATHS: tuple[list[str], ...] = ([], ["ready"], ["config"], ["stats"])
 
 
 class V2App:
-    """Answers every path under /v2: for one model, or for several with an inference for each.
+    """Answers every path under /v2, for one model or for several with an `Inference` each.
 
-    The first of them also answers for what is no model's.
+    The first one also counts requests that name no model.
     """
 
     def __init__(self, host: Serving, inference: Inference, *others: Inference) -> None:
@@ -81,7 +81,7 @@ class V2App:
         except MlctlError as error:
             await send_error(send, error)
         except GoneError:
-            return  # there is nobody to answer
+            return  # the client disconnected
 
     def _describe(self, parts: list[str]) -> tuple[int, Mapping[str, Any]]:
         match parts[1:]:
@@ -125,7 +125,7 @@ class V2App:
         raise _no_such_path()
 
     def _meant(self, parts: list[str]) -> Inference:
-        """That of the model that the path names; the first one's if there is no such model."""
+        """Return the inference of the model that the path names, else the first one."""
         return self._inferences.get(parts[2] if len(parts) > 2 else "", self._inference)
 
     async def _reject_infer(self, scope: Message, parts: list[str], send: Send) -> None:
@@ -199,7 +199,7 @@ async def _stream(
 async def _read_in_time(
     receive: Receive, inference: Inference, hold: Hold, deadline: float
 ) -> bytes:
-    """The whole body; DEADLINE_EXCEEDED if it is not there at the loop's time `deadline`."""
+    """Read the complete body; raise DEADLINE_EXCEEDED at the loop's time `deadline`."""
     try:
         async with asyncio.timeout_at(deadline):
             return await _read_body(receive, inference, hold)
@@ -208,7 +208,7 @@ async def _read_in_time(
 
 
 async def _read_body(receive: Receive, inference: Inference, hold: Hold) -> bytes:
-    """The whole body; PAYLOAD_TOO_LARGE or BusyError as soon as it is too much."""
+    """Read the complete body; raise PAYLOAD_TOO_LARGE or BusyError as soon as it is too much."""
     body = bytearray()
     while True:
         message = await receive()
@@ -231,9 +231,9 @@ def _no_such_path() -> MlctlError:
 
 
 def close_if_expecting(headers: Mapping[bytes, bytes], response: Response) -> None:
-    """Let a refusal end the connection of a client that waits to be asked for its body.
+    """Make a rejection end the connection of a client that expects 100 Continue.
 
-    It may never send the body, for which its next request would be taken.
+    The client may never send the body, and the server would take its next request for it.
     """
     if b"expect" in headers:
         response.headers.append((b"connection", b"close"))
@@ -242,7 +242,7 @@ def close_if_expecting(headers: Mapping[bytes, bytes], response: Response) -> No
 async def send_error(
     send: Send, error: MlctlError, asked: Mapping[bytes, bytes] = MappingProxyType({})
 ) -> None:
-    """Answer a request whose headers are `asked` with the error table's status and headers."""
+    """Answer a request with the headers `asked` with the error table's status and headers."""
     response = error_response(error)
     close_if_expecting(asked, response)
     await _send(send, response)

@@ -47,7 +47,7 @@ class BodyLimit:
 
 
 class _Guard:
-    """One request: counts its body, and answers for the application if there is too much."""
+    """Counts one request's body, and answers in place of the application if it is too large."""
 
     def __init__(
         self, app: App, receive: Receive, send: Send, hold: Hold, limit: int, values: int
@@ -63,7 +63,7 @@ class _Guard:
         self._refusal: MlctlError | None = None
 
     async def run(self, scope: Message) -> None:
-        # The application may turn the interruption into an answer of its own: see `_forward`.
+        # The application may answer the interruption itself: `_forward` drops that answer.
         with contextlib.suppress(CutOffError):
             await self._app(scope, self._counted, self._forward)
         if self._refusal is not None and not self._started:

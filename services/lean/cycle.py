@@ -21,7 +21,7 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class LeanCycle:
-    """One request and its answer; has what uvicorn's protocol looks for in a cycle.
+    """One request and its answer, with the attributes that uvicorn's protocol reads of a cycle.
 
     A pipelined request `waits` until `begin`: it keeps what arrives and answers nothing.
     `expects` is whether the client waits for 100 Continue before it sends the body.
@@ -130,7 +130,7 @@ class LeanCycle:
         asked.future.add_done_callback(self._on_answer)
 
     def leave(self) -> None:
-        """The client is gone: withdraw what was asked."""
+        """Withdraw the request: its client disconnected."""
         if self.response_complete:
             return
         self.disconnected = True
@@ -143,7 +143,7 @@ class LeanCycle:
     def _on_answer(self, future: asyncio.Future[Answer]) -> None:
         if self.response_complete or self.asked is None:
             if not future.cancelled():
-                future.exception()  # nobody else will look at it
+                future.exception()  # retrieved, or asyncio logs it
             return
         try:
             response = self._inference.answer(self.asked, future.result())

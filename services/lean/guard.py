@@ -1,4 +1,4 @@
-"""uvicorn's protocol with limits on what a slow, endless or impolite client can hold.
+"""uvicorn's HTTP protocol with limits on slow, endless and malformed requests.
 
 A head has a size, a number of headers and a time; an answer that nobody reads, and the
 rest of a body that was rejected, have a time as well. A client that ends its sending half of the
@@ -30,15 +30,15 @@ class GuardedProtocol(HttpToolsProtocol):
     max_head_bytes = 64 << 10
     max_headers = 128
     max_connections = 4096
-    # How long a connection is kept between requests; None is what uvicorn was told.
+    # The keep-alive time between requests; None takes uvicorn's setting.
     idle_seconds: int | None = None
     head_seconds = 10.0
     drain_seconds = 10.0
-    # How long a refused connection is kept, so that its client can read why.
+    # A rejected connection stays open for this time, so that its client can read the answer.
     refusal_seconds = 1.0
-    # An idle connection that is told to end is given the time of a request on its way.
+    # At shutdown an idle connection stays open for this time, for a request that is in transit.
     farewell_seconds = 0.5
-    # A client must take this much in this time while an answer waits to be sent.
+    # A client must read `stall_bytes` in each `stall_seconds` while an answer waits to be sent.
     stall_seconds = 10.0
     stall_bytes = 4 << 10
 
@@ -47,10 +47,10 @@ class GuardedProtocol(HttpToolsProtocol):
     _in_body = False
     _broken = False
     _refused_head: tuple[int, str] | None = None
-    # The bytes of all reads since the head began.
+    # The number of bytes read since the head began.
     _read_bytes = 0
-    # Whether the last bytes brought a head's beginning or end or a part of a body, and how
-    # many came since any did: the parser keeps unfinished headers, trailers' as well.
+    # Whether the last read began or ended a head or had a part of a body, and the number of bytes
+    # since a read did: the parser keeps unfinished headers and trailers in memory.
     _progress = False
     _unfinished_bytes = 0
     _head_timer: asyncio.TimerHandle | None = None
@@ -58,7 +58,7 @@ class GuardedProtocol(HttpToolsProtocol):
     _stall_timer: asyncio.TimerHandle | None = None
     _leave_timer: asyncio.TimerHandle | None = None
     _leaving = False
-    # What the application works on: `cycle` is the last one, which may wait behind it.
+    # The request that is being answered: `cycle` is the last one, which may wait behind it.
     _started: RequestResponseCycle | None = None
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -102,16 +102,16 @@ class GuardedProtocol(HttpToolsProtocol):
             elif self._in_head:
                 self._arm_head()
         elif not self._in_body and self.timeout_keep_alive_task is None and not self.answering:
-            self._arm_head()  # only blank lines came: they must not hold the connection either
+            self._arm_head()  # blank lines alone must not hold the connection either
 
     def on_message_begin(self) -> None:
         self._in_head = self._progress = True
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        # Not by the inherited one: each header of each request comes here.
+        # Does not call the inherited method, to save time: this runs for each header.
         if not self._in_head:
-            return  # trailers mean nothing here
+            return  # trailers are ignored
         if len(self.headers) >= self.max_headers:
             self._refuse_head(431, "The request has too many headers.")
         name = name.lower()
@@ -122,7 +122,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._check_head()
         super().on_headers_complete()
-        self._end_head()  # not before: it may refuse the target
+        self._end_head()  # not before: uvicorn may reject the target
         if self._leaving and self.cycle is not None:
             self.cycle.keep_alive = False
 
@@ -146,9 +146,9 @@ class GuardedProtocol(HttpToolsProtocol):
             self._drain()
 
     def shutdown(self) -> None:
-        """End the connection after the answer to what is asked, or is on its way to be.
+        """End the connection after the answer to its request, or to one that is in transit.
 
-        To close an idle one at once would lose the request that its client just sent.
+        Closing an idle connection at once would lose a request that its client just sent.
         """
         if self.answering or self._broken:
             super().shutdown()
@@ -192,7 +192,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._fail(400, msg)
 
     def note_refusal(self, status: int) -> None:
-        """What is no request yet is answered with `status`; for a subclass that keeps count."""
+        """Called when a connection is answered `status` before a request; a subclass counts it."""
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._started = cycle
@@ -237,7 +237,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._close()
 
     def _fail(self, status: int, message: str) -> None:
-        """Answer `status` once and close, after the answers that are still to come."""
+        """Answer `status` once and close, after the answers to earlier requests."""
         if self._broken:
             return
         self._broken = True
@@ -263,7 +263,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._drain()
 
     def _refuse_connection(self) -> None:
-        """Answer what was not asked yet. Not one of the connections: it makes no room, either."""
+        """Send 503 before reading anything. The connection does not count toward the limit."""
         self._broken = True
         self.connections.discard(self)
         self.note_refusal(503)
@@ -283,7 +283,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._fail(400, "The body's chunks are mostly framing.")
 
     def _abandon(self) -> None:
-        """Whoever works on the open request need not answer: its client had an error already."""
+        """Withdraw the open request: its client has already received an error."""
         self.cycle.disconnected = True
         self.cycle.message_event.set()
 
@@ -292,12 +292,12 @@ class GuardedProtocol(HttpToolsProtocol):
         self._watch_close()
 
     def _drain(self) -> None:
-        """Take what still comes: closing would reset the connection before the answer is read."""
+        """Read and discard the rest: a close would reset the connection before the answer."""
         if self._drain_timer is None:
             self._drain_timer = self.loop.call_later(self.drain_seconds, self.transport.abort)
 
     def _watch_close(self) -> None:
-        """A closing connection waits for its client to take what is left, but not for ever."""
+        """Limit the time for which a closing connection waits for its client to read the rest."""
         if self.transport.is_closing() and self._stall_timer is None:
             self._watch_stall(self.transport.get_write_buffer_size())
 

@@ -22,7 +22,7 @@ from services.lean.guard import GuardedProtocol
 from services.lean.known import Known, Memory
 from services.lean.repeat import RepeatCycle
 
-# So many requests in a row that repeat nothing, and a connection's are not looked at any more.
+# After this many requests in a row without a repetition, a connection stops looking for one.
 _MOST_LESSONS = 8
 
 
@@ -41,7 +41,7 @@ class DefaultHeaders:
 
 
 class Route(NamedTuple):
-    """What answers the requests to one model."""
+    """The objects that answer the requests to one model."""
 
     inference: Inference
     desk: RepeatDesk
@@ -51,8 +51,8 @@ class Route(NamedTuple):
 class LeanProtocol(GuardedProtocol):
     """One connection; see `lean_protocol`.
 
-    `inference`, `desk` and `memory` are those of the model that was asked last, of the first
-    one before that.
+    `inference`, `desk` and `memory` belong to the model of the last request, or to the first
+    model before any request.
     """
 
     routes: ClassVar[Mapping[bytes, Route]]
@@ -62,15 +62,15 @@ class LeanProtocol(GuardedProtocol):
     cycle: Any
     _started: Any = None
     pipeline: deque[tuple[Any, Any]]
-    # What the next request may be a repetition of, and how often that was sought in vain.
+    # The template that the next request may repeat, and the number of searches without a match.
     _known: Known | None = None
     _lessons = 0
-    # When it was answered, on the loop's clock.
+    # The time of the last answer, on the loop's clock.
     _rested = 0.0
     default_headers: ClassVar[DefaultHeaders]
 
     def on_message_begin(self) -> None:
-        # No scope yet: the requests that are answered here need none.
+        # No ASGI scope yet: infer requests need none.
         self._in_head = self._progress = True
         self.url = b""
         self.headers = []
@@ -143,7 +143,7 @@ class LeanProtocol(GuardedProtocol):
         self._begin_waiting()
 
     def send(self, response: Response, *, close: bool) -> None:
-        """Write the whole answer to the open request, and go on or close."""
+        """Write the complete answer to the open request; then continue or close the connection."""
         if self.transport.is_closing():
             return
         self.transport.write(to_wire(response, self.server_headers(), close=close))
@@ -152,7 +152,7 @@ class LeanProtocol(GuardedProtocol):
         self.on_response_complete()
 
     def send_content(self, content: bytes) -> None:
-        """Write the whole answer to the open request, of a connection that goes on."""
+        """Write the complete answer to the open request of a connection that stays open."""
         if self.transport.is_closing():
             return
         self.transport.write(content)
@@ -164,7 +164,7 @@ class LeanProtocol(GuardedProtocol):
             self._rested = self.loop.time()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close an idle connection; a known request does not stop this timer, which is dear."""
+        """Close an idle connection; a repeated request does not restart this timer."""
         left = self._rested + self.timeout_keep_alive - self.loop.time()
         if self.answering:
             self.timeout_keep_alive_task = None
@@ -179,7 +179,7 @@ class LeanProtocol(GuardedProtocol):
         return self.default_headers.render(self.server_state.default_headers)
 
     def note_refusal(self, status: int) -> None:
-        """Count it."""
+        """Count a connection that was rejected before a request was complete."""
         self.inference.refused(status, self.client)
 
     def _abandon(self) -> None:
@@ -189,7 +189,7 @@ class LeanProtocol(GuardedProtocol):
             super()._abandon()
 
     def _repeats(self, known: Known, data: bytes) -> bool:
-        """Whether `data` is a known request to an idle connection, which is answered then."""
+        """Return whether `data` repeats a known request on an idle connection, and answer it."""
         places: Sequence[slice] = ()
         if known.frame is not None:
             cut = known.frame.cut(data)
@@ -222,7 +222,7 @@ class LeanProtocol(GuardedProtocol):
         return True
 
     def _learn(self, data: bytes) -> None:
-        """Remember the request that `data` is, if that is all it is."""
+        """Keep a template of the request if `data` is exactly one request."""
         self._lessons += 1
         asked, head = self.cycle.asked, self.cycle.head
         if not self.cycle.keep_alive or self.expect_100_continue or not data.startswith(b"POST "):
@@ -276,7 +276,7 @@ def _plain(url: bytes) -> bytes:
 
 
 def lean_protocol(*inferences: Inference) -> type[LeanProtocol]:
-    """The protocol class for the connections to the server of one model, or of several."""
+    """Return the protocol class of a server of one model, or of several."""
     routes = [Route(each, RepeatDesk(each), Memory(each)) for each in inferences]
     attributes = {
         **routes[0]._asdict(),

@@ -17,14 +17,14 @@ from services.v2.wire import invalid
 
 _PREFIX = Struct(">BL")
 PREFIX_BYTES = _PREFIX.size
-# What an empty message costs that waits.
+# The memory of an empty message that waits, in bytes.
 _OVERHEAD = 128
 CODINGS = frozenset({b"identity", b"gzip", b"deflate"})
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A message as it came, which may be compressed."""
+    """A message as received, which may be compressed."""
 
     data: bytes
     compressed: bool
@@ -43,7 +43,7 @@ class Assembler:
         self._hold = hold
         self._held = 0
         self._begun = b""  # of a prefix
-        # Not the pieces: a byte that comes alone would cost fifty of memory.
+        # Not a list of pieces: a piece of one byte would take fifty bytes.
         self._begun_message = bytearray()
         self._left: int | None = None  # of a message whose prefix is known
         self._length = 0
@@ -52,7 +52,7 @@ class Assembler:
 
     @property
     def is_whole(self) -> bool:
-        """Whether no message has only begun."""
+        """Whether no message is incomplete."""
         return self._left is None and not self._begun
 
     def feed(self, data: bytes) -> None:
@@ -87,7 +87,7 @@ class Assembler:
                 self._complete(bytes(self._begun_message))
 
     def take(self) -> Packed:
-        """The next whole message. The last that waits is not counted here any more."""
+        """Return the next complete message. The last one that waits is no longer charged here."""
         message = self.messages.popleft()
         if not self.messages:
             self._hold.release()
@@ -96,7 +96,7 @@ class Assembler:
         return message
 
     def drop(self) -> None:
-        """Keep and count nothing more."""
+        """Drop all messages and release their charge."""
         self.messages.clear()
         self._begun_message.clear()
         self._hold.release()
@@ -121,7 +121,7 @@ class Assembler:
 
 
 def unpack(message: Packed, coding: bytes, limit: int) -> bytes:
-    """The message itself, of at most `limit` bytes. Raises PAYLOAD_TOO_LARGE, INVALID_INPUT."""
+    """Return the message, of at most `limit` bytes. Raises PAYLOAD_TOO_LARGE, INVALID_INPUT."""
     if not message.compressed:
         return message.data
     return inflate(message.data, _known_coding(coding), limit)
@@ -148,17 +148,17 @@ def _known_coding(coding: bytes) -> str:
 
 
 def frame(data: bytes) -> bytes:
-    """A message with its prefix."""
+    """Return a message with its prefix."""
     return _PREFIX.pack(0, len(data)) + data
 
 
 def prefix(size: int) -> bytes:
-    """What a message begins with that has `size` bytes with it."""
+    """Return the prefix of a message of `size` bytes including the prefix."""
     return _PREFIX.pack(0, size - PREFIX_BYTES)
 
 
 def too_large(limit: int) -> MlctlError:
-    """The error of a message of more than `limit` bytes."""
+    """Return the error of a message above `limit` bytes."""
     return MlctlError(
         ErrorCode.PAYLOAD_TOO_LARGE, f"the message is larger than the limit of {limit} bytes"
     )

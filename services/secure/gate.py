@@ -1,4 +1,4 @@
-"""The token check in front of an ASGI application, before anything of a body is read."""
+"""The token check in front of an ASGI application, before the body is read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from services.http.fields import fields_of
 from services.http.responses import Response
 from services.secure.tokens import Access, unauthenticated
 
-# Probes come from machines that have no token, and these answers tell nothing else.
+# Probes have no token, and their answers reveal nothing else.
 PROBES = frozenset({"/livez", "/readyz", "/healthz", "/v2/health/live", "/v2/health/ready"})
 _POLICY_VIOLATION = 1008
 Refuse = Callable[[MlctlError, Message], Response]

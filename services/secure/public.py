@@ -1,8 +1,8 @@
-"""What of an error a caller may see.
+"""Which errors a caller may see.
 
 Most codes are about bundles, deployments and machines, and their messages name files and
-addresses. Should one of those happen while a request is answered, as in a user's
-transform, then it is the log's and the caller learns that the server failed.
+addresses. If one of those occurs while a request is answered, as in a user's transform, it goes
+to the log and the caller learns only that the server failed.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ CALLERS = frozenset(
 
 
 def is_public(error: BaseException) -> TypeGuard[MlctlError]:
-    """Whether the error's own words may go to a caller."""
+    """Return whether a caller may see the error's message."""
     return isinstance(error, MlctlError) and error.code in CALLERS
 
 
 def failed() -> MlctlError:
-    """What a caller is told of an error that is not for it."""
+    """Return the error that a caller sees in place of one it may not see."""
     return MlctlError(ErrorCode.INTERNAL, "the request failed in the server")

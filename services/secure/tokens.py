@@ -1,7 +1,7 @@
-"""Whether a caller may ask: it shows one of the bearer tokens, if any are asked for.
+"""Bearer tokens: a caller may ask if it shows one of the tokens, where the server requires one.
 
-What a request shows is hashed and compared with every token's hash in constant time, so
-that the time of a refusal tells neither how much of a token was right nor which one.
+The shown token is hashed and compared with every token's hash in constant time, so that the time
+of a rejection reveals neither how much of a token was right nor which one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tokens import parse_tokens, read_tokens
 
-# How soon a change of the file is seen, at the latest.
+# The maximum delay until a change of the file takes effect.
 _LOOK_SECONDS = 1.0
 _SCHEME = b"Bearer "
 _Stamp = tuple[int, int, int]
@@ -26,8 +26,8 @@ logger = logging.getLogger("mlctl.access")
 class Access:
     """The tokens that open a listener; with neither `token` nor `file`, it is open to all.
 
-    The file is read again when it has changed. One that cannot be read any more, or holds
-    no token, changes nothing but the log: a slip in a rotation must not lock callers out.
+    The file is read again when it has changed. If it cannot be read or has no token, the old
+    tokens stay and the log says so: a slip in a rotation must not lock callers out.
 
     Args:
         token: the one token.
@@ -61,7 +61,7 @@ class Access:
             self._digests = _digests(read_tokens(file))
 
     def allows(self, authorization: bytes | None) -> bool:
-        """Whether a request with this Authorization header may be answered."""
+        """Return whether a request with this Authorization header may be answered."""
         if not self.required:
             return True
         if self._file is not None and self._clock() >= self._next_look:
@@ -102,7 +102,7 @@ class Access:
 
 
 def unauthenticated() -> MlctlError:
-    """The same for a token that is missing and one that is wrong."""
+    """Return the error of a missing or wrong token; it is the same for both."""
     return MlctlError(ErrorCode.UNAUTHENTICATED, "the request shows no token that is valid here")
 
 
@@ -111,7 +111,7 @@ def _digests(tokens: Iterable[str]) -> tuple[bytes, ...]:
 
 
 def _stamp(file: Path) -> _Stamp | None:
-    """What changes when the file does, also when a link is turned to another one."""
+    """Return a value that changes with the file, also when a link points to another file."""
     try:
         found = file.stat()
     except OSError:
