@@ -6,6 +6,7 @@ unless the recipe searches for that goal.
 
 from __future__ import annotations
 
+import errno
 import re
 import tempfile
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from bundle.clock import Clock
 from bundle.entries import Entry, Key, hash_key
+from bundle.errors import MlctlError
 from bundle.home import mlctl_home
 from bundle.manifest import MODEL_NAME
 from optimize.cache import fetch_or_build, versions
@@ -25,8 +27,15 @@ from optimize.goals import Goals
 from optimize.importer import check_importable
 from optimize.judge import QualityMeter, measure_variant
 from optimize.place import Place
-from optimize.recipes.base import Calibrator, Recipe, Target, Workbench
-from optimize.recipes.guard import build_guarded
+from optimize.recipes.base import (
+    DATA_NAME,
+    TWIN_NAME,
+    Calibrator,
+    Details,
+    Recipe,
+    Target,
+    Workbench,
+)
 from optimize.variant import (
     Measured,
     Variant,
@@ -35,10 +44,14 @@ from optimize.variant import (
     save_details,
     save_measured,
 )
+from registry.names import printable
 from registry.quiet import first_line
 
 # Raised when the same graph is judged otherwise than before.
 MEASURE_VERSION = 2
+
+_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
+_FILES = frozenset({MODEL_NAME, DATA_NAME, TWIN_NAME, f"{TWIN_NAME}.data"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +126,7 @@ class Attempt:
         return {**self._metric_key(), **joining.key, **self.goals.accuracy_only()}
 
     def _build(self, recipe: Recipe, directory: Path) -> None:
-        details = build_guarded(recipe, self.exported.graph, directory, self._bench(recipe))
+        details = run_recipe(recipe, self.exported.graph, directory, self._bench(recipe))
         save_details(details, directory)
 
     def _measure(self, recipe: Recipe, model: Entry) -> Entry:
@@ -173,6 +186,35 @@ class Attempt:
         detail = "" if variant is None else variant.failure or ""
         event = Event(Stage.VARIANT, status, recipe.name, detail, variant=variant)
         self.progress.event(event)
+
+
+def run_recipe(recipe: Recipe, source: Path, directory: Path, bench: Workbench) -> Details:
+    """Build the variant and check its files; ValueError says what is wrong with either.
+
+    The recipe may be code of another package. OSError only for a full or broken disk, which
+    is no recipe's fault.
+    """
+    try:
+        details = recipe.build(source, directory, bench)
+    except (MlctlError, ValueError):
+        raise
+    except (Exception, SystemExit) as error:
+        if isinstance(error, OSError) and error.errno in _DISK:
+            raise
+        raise ValueError(f"{type(error).__name__}: {first_line(error)}") from error
+    _check_files(directory)
+    return details
+
+
+def _check_files(directory: Path) -> None:
+    """Reject what the bundle would not hold; ValueError."""
+    for path in sorted(directory.iterdir()):
+        if path.name not in _FILES or path.is_symlink() or not path.is_file():
+            raise ValueError(
+                f"it left {printable(path.name)!r}; only {MODEL_NAME} and {DATA_NAME} go along"
+            )
+    if not (directory / MODEL_NAME).is_file():
+        raise ValueError(f"it wrote no {MODEL_NAME}")
 
 
 def _reason(error: BaseException) -> str:

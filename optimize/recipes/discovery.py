@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
-from pathlib import Path
 from typing import Any, get_args
 
 from bundle.errors import ErrorCode, MlctlError
-from optimize.recipes.base import Details, Precision, Recipe, Target, Workbench
+from optimize.recipes.base import Precision, Recipe, Target
 from optimize.recipes.bf16 import Bf16
 from optimize.recipes.fp16 import Fp16
 from optimize.recipes.fp32 import Fp32
@@ -29,44 +27,20 @@ GROUP = "mlctl.recipes"
 
 OWN: tuple[Recipe, ...] = (Fp32(), Fp16(), Bf16(), Int8Cpu(), Int8Trt(), Int4())
 
-_OWNER = "mlctl"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 
-@dataclass(frozen=True, slots=True)
-class Unusable:
-    """Stands for a plug-in that cannot be used, so that its variant tells the `reason`."""
-
-    name: str
-    reason: str
-    precision: Precision = "fp32"
-    targets: frozenset[Target] = frozenset(Target)
-    version: int = 0
-    tuned: bool = False
-
-    def build(self, source: Path, directory: Path, bench: Workbench) -> Details:  # noqa: ARG002
-        raise ValueError(self.reason)
-
-
 def discover() -> tuple[Recipe, ...]:
-    """mlctl's recipes, fp32 first, then those of installed packages by name.
+    """Return mlctl's recipes, fp32 first, then those of installed packages by name.
 
-    INVALID_INPUT names the packages if two bring the same name. A plug-in that cannot be
-    imported, or is no recipe, is `Unusable`.
+    INVALID_INPUT names the package whose recipe cannot be loaded, or has a name that is taken.
     """
-    owners = {recipe.name: _OWNER for recipe in OWN}
-    found = list(OWN)
-    for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, _owner(entry))):
-        if entry.name in owners:
-            raise MlctlError(
-                ErrorCode.INVALID_INPUT,
-                f"the recipe {printable(entry.name)!r} is brought by two packages: "
-                f"{owners[entry.name]} and {_owner(entry)}",
-                "Uninstall one of them, or give its recipe another name.",
-            )
-        owners[entry.name] = _owner(entry)
-        found.append(_load(entry))
-    return tuple(found)
+    found = {recipe.name: recipe for recipe in OWN}
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
+        if entry.name in found:
+            raise _unusable(entry, "another recipe has its name")
+        found[entry.name] = _load(entry)
+    return tuple(found.values())
 
 
 def select(names: Sequence[str] | None, target: Target) -> tuple[Recipe, ...]:
@@ -108,35 +82,29 @@ def _listed(recipes: Iterable[Recipe], target: Target) -> str:
     return ", ".join(recipe.name for recipe in recipes if target in recipe.targets)
 
 
-def _owner(entry: EntryPoint) -> str:
-    return "an unnamed package" if entry.dist is None else entry.dist.name
-
-
 def _load(entry: EntryPoint) -> Recipe:
     try:
         with quiet():
             loaded: Any = entry.load()
-            recipe = loaded() if isinstance(loaded, type) else loaded
-        fault = _fault(recipe, entry.name)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's module may raise it
-        fault = f"{type(error).__name__}: {first_line(error)}"
-    if fault is None:
-        usable: Recipe = recipe
-        return usable
-    return Unusable(entry.name, f"the plug-in of {_owner(entry)} cannot be used: {fault}")
+            return _checked(loaded() if isinstance(loaded, type) else loaded, entry.name)
+    except (Exception, SystemExit) as error:  # code of another package runs in there
+        raise _unusable(entry, f"{type(error).__name__}: {first_line(error)}") from error
 
 
-def _fault(recipe: Any, name: str) -> str | None:
-    """What makes the object no recipe called `name`; None if it is one."""
-    if not _NAME.fullmatch(name):
-        return "its name has other characters than a to z, 0 to 9 and -"
-    if recipe.name != name:
-        return f"its entry point is called {name!r}, the recipe {recipe.name!r}"
+def _checked(recipe: Recipe, name: str) -> Recipe:
+    if not _NAME.fullmatch(name) or recipe.name != name:
+        raise ValueError(f"its name is {recipe.name!r}; it must be {name!r}, in a-z, 0-9 and -")
     if recipe.precision not in get_args(Precision):
-        return f"its precision {recipe.precision!r} is none of {', '.join(get_args(Precision))}"
-    targets = recipe.targets
-    if not isinstance(targets, frozenset) or not targets or not targets <= frozenset(Target):
-        return "its targets are no frozenset of optimize.recipes.base.Target"
-    if not isinstance(recipe.version, int) or not isinstance(recipe.tuned, bool):
-        return "its version must be an int and its tuned a bool"
-    return None if callable(recipe.build) else "its build cannot be called"
+        raise ValueError(f"its precision is not one of {', '.join(get_args(Precision))}")
+    if not recipe.targets <= frozenset(Target):
+        raise ValueError("its targets are not a frozenset of optimize.recipes.base.Target")
+    return recipe
+
+
+def _unusable(entry: EntryPoint, reason: str) -> MlctlError:
+    package = "an unnamed package" if entry.dist is None else entry.dist.name
+    return MlctlError(
+        ErrorCode.INVALID_INPUT,
+        f"the recipe {printable(entry.name)!r} of {package} cannot be used: {printable(reason)}",
+        f"Uninstall or mend {package}.",
+    )
