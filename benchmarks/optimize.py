@@ -21,11 +21,11 @@ from rich.table import Table
 from torch import nn
 
 from benchmarks.nets import NETS, Net
-from bundle.home import HOME_VARIABLE
+from bundle.entries import read_record
+from bundle.home import HOME_VARIABLE, state_dir
 from bundle.manifest import MODEL_NAME
 from examples.digits.data import load_split
 from examples.digits.train import RECIPES, fit
-from optimize.cache import records
 from optimize.choose import Judged
 from optimize.goals import Goals, Prefer
 from optimize.pipeline import OptimizeResult, optimize
@@ -135,10 +135,8 @@ def search_seconds(net: Net, home: Path) -> float:
         options=options,
         recipes=select(["fp32", "int8-trt"], Target.TENSORRT),
     )
-    return max(
-        (each.seconds for each in records() if each.key.get("recipe") == "int8-trt"),
-        default=float("nan"),
-    )
+    records = map(read_record, state_dir("cache", "optimize").iterdir())
+    return max(each.seconds for each in records if each and each.key.get("recipe") == "int8-trt")
 
 
 def digits() -> Net:

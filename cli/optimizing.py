@@ -61,7 +61,7 @@ class Row:
 
 
 class Board:
-    """The table as a value that events change; drawn by whoever asks, at any time."""
+    """The table as a value that events change; it can be drawn at any time."""
 
     def __init__(self, recipes: Sequence[str], clock: Clock) -> None:
         names = (*_STEPS_BEFORE, *recipes, *_STEPS_AFTER)
@@ -172,8 +172,8 @@ def _state(row: Row, now: float) -> str:
     if row.work is None:
         return row.state
     left = row.work.left(now)
-    told = "" if left is None else f", {duration(left)} left"
-    return f"{row.work.what} {row.work.done}/{row.work.total}{told}"
+    remaining = "" if left is None else f", {duration(left)} left"
+    return f"{row.work.what} {row.work.done}/{row.work.total}{remaining}"
 
 
 def _numbers(row: Row) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ def build(
 ) -> tuple[BuiltBento, list[dict[str, Any]]]:
     """The Bento of these versions, and its models as --json shows them.
 
-    Its labels tell the registry's side of the first, the default model. With `maps` they are the
+    Its labels name the registry's version of the first, the default model. With `maps` they are the
     stages of a pipeline; see `services.layout.pack`.
     """
     from services.bento.packaging import build_bento
@@ -121,7 +121,7 @@ def push(
 ) -> dict[str, Any]:
     """Send the Bento `tag` to `target`; MLflow keeps it on the run of `published`.
 
-    As --json shows it: `reference` is what `mlctl pull` takes, `parcel_digest` what it tells.
+    As --json shows it: `reference` is what `mlctl pull` takes, `parcel_digest` what it prints.
     """
     from services.bento.store import find_bento
     from services.ship import push as ship
@@ -134,8 +134,8 @@ def push(
         case ship.Place.OCI:
             digest, listing = ship.push_oci(target.path, bento)
             reference = f"oci:{target.path}#{listing.tag}"
-            told = {"reference": reference, "parcel_digest": listing.parcel_digest}
-            return {**told, "manifest_digest": digest}
+            sent = {"reference": reference, "parcel_digest": listing.parcel_digest}
+            return {**sent, "manifest_digest": digest}
     with tempfile.TemporaryDirectory(prefix="mlctl-push-") as scratch:
         folder = ship.push_folder(Path(scratch), bento)
         version = tag.partition(":")[2]

@@ -71,7 +71,7 @@ class Attempt:
         What goes wrong with the recipe is the variant's `failure`; errors of the disk
         pass through.
         """
-        self._tell(recipe, Status.STARTED)
+        self._report(recipe, Status.STARTED)
         try:
             model = fetch_or_build(
                 self.model_key(recipe), lambda directory: self._build(recipe, directory)
@@ -81,10 +81,10 @@ class Attempt:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a recipe's library raises is its reason
             variant = Variant(recipe.name, recipe.precision, None, failure=_reason(error))
-            self._tell(recipe, Status.FAILED, variant)
+            self._report(recipe, Status.FAILED, variant)
             return variant
         variant = Variant(recipe.name, recipe.precision, load_measured(entry.root), model.root)
-        self._tell(recipe, Status.CACHED if entry.reused else Status.FINISHED, variant)
+        self._report(recipe, Status.CACHED if entry.reused else Status.FINISHED, variant)
         return variant
 
     def model_key(self, recipe: Recipe) -> Key:
@@ -182,7 +182,7 @@ class Attempt:
 
         return step
 
-    def _tell(self, recipe: Recipe, status: Status, variant: Variant | None = None) -> None:
+    def _report(self, recipe: Recipe, status: Status, variant: Variant | None = None) -> None:
         detail = "" if variant is None else variant.failure or ""
         event = Event(Stage.VARIANT, status, recipe.name, detail, variant=variant)
         self.progress.event(event)

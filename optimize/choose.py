@@ -16,14 +16,14 @@ from optimize.variant import Measured, Variant
 
 MEGABYTE = 1_000_000
 
-# Quartiles tell the noise within one measurement; between two processes on the same
+# Quartiles show the noise within one measurement; between two processes on the same
 # machine a median moves by a few percent.
 TIE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A variant with its verdict; `reason` tells it to a person.
+    """A variant with its verdict; `reason` says why, for a person.
 
     `accurate` is the part of the verdict that no clock has a say in.
     """

@@ -1,4 +1,4 @@
-"""What the pipeline tells while it works, so that a command can draw it."""
+"""Events of a running optimization, so that a command can show its progress."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Status(StrEnum):
 class Event:
     """A change of one step; `recipe` and `variant` (once it is known) only in stage VARIANT.
 
-    WORKING tells that `done` of `total` pieces of the work in `detail` are finished.
+    WORKING says that `done` of `total` pieces of the work in `detail` are finished.
     `judged` is the table, once the choice is made.
     """
 
@@ -49,13 +49,13 @@ class Event:
 
 
 class Progress(Protocol):
-    """Someone who watches."""
+    """A receiver of events."""
 
     def event(self, event: Event) -> None: ...
 
 
 class Silent:
-    """Nobody watches."""
+    """A receiver that drops every event."""
 
     def event(self, event: Event) -> None:
         """Drop it."""

@@ -151,7 +151,7 @@ def conditions() -> dict[str, str | int]:
 
 
 def variant_record(item: Judged) -> dict[str, Any]:
-    """One variant as report.json and `mlctl optimize --json` tell it."""
+    """One variant as report.json and `mlctl optimize --json` have it."""
     measured = item.variant.measured
     return {
         "recipe": item.variant.recipe,

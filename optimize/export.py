@@ -1,4 +1,4 @@
-"""Torch module to ONNX file by torch's exporter, with its failures told in one sentence.
+"""Torch module to ONNX file by torch's exporter, with each failure in one sentence.
 
 The graph is stripped of source paths and stack traces, and its values get the
 signature's names, so that the same model gives the same file on any machine.

@@ -1,7 +1,7 @@
 """The source model, as the thing that all variants are compared with.
 
 A reference runs the registered model as its author stored it and writes it out as
-ONNX. Nothing is loaded from a pickle unless the catalog was told to allow it.
+ONNX. Nothing is loaded from a pickle unless the catalog allows it.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class Quality:
     """How near a graph's answers on the calibration rows are to the fp32 graph's.
 
     `distance` is the worst output's relative L2 (0 is equal); `good` says that the goals
-    hold with a margin, because other rows will judge; `words` tells the numbers.
+    hold with a margin, because other rows will judge; `words` has the numbers.
     """
 
     distance: float
@@ -79,7 +79,7 @@ class Workbench:
 
     `quality` runs the graph in a directory on the CPU. `store` keeps a part of the work
     under a key, so that a killed run goes on from there: it returns the directory that
-    its second argument filled. `step` tells how many of how many pieces of work are done.
+    its second argument filled. `step` reports how many of how many pieces of work are done.
     """
 
     calibration: Rows

@@ -255,7 +255,7 @@ class _Rewriting:
         )
 
     def _attributes(self, node: Any) -> None:
-        """Make a node whose attribute tells its output's type give the 16-bit type."""
+        """Make a node whose attribute sets its output's type give the 16-bit type."""
         from onnx import helper, numpy_helper
 
         if node.op_type == "Cast":
