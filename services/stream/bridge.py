@@ -25,6 +25,9 @@ from services.stream.base import (
 )
 from services.stream.transports import transport_of
 
+# Transports that cannot commit answers and position in one step.
+LINES = frozenset({"file", "-"})
+
 
 class Bridge:
     """Publishes, then acknowledges: what was killed in between is published once more."""
@@ -103,12 +106,14 @@ def connect(request: LinkRequest) -> Link:
             "Give answers and dead letters places of their own.",
         )
     places = [place for place in (request.answers, request.dead) if place is not None]
-    if all(same_broker(request.source, place) for place in places):
+    if request.source.scheme not in LINES and all(
+        same_broker(request.source, place) for place in places
+    ):
         return transport.open_link(request)
     if request.exactly_once:
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
-            "exactly once needs all places at one broker",
+            "exactly once needs all places at one broker; files and pipes are none",
             "Leave --exactly-once out: readers drop a second answer by its mlctl-source header.",
         )
     half = replace(request, answers=None, dead=None)
@@ -118,13 +123,13 @@ def connect(request: LinkRequest) -> Link:
 
 
 def same_broker(one: Place, other: Place) -> bool:
-    """Whether a commit at both places can be one step; that of files is, whatever their names."""
-    return one.scheme == other.scheme and (one.scheme == "file" or one.address == other.address)
+    """Whether a commit at both places can be one step."""
+    return one.scheme == other.scheme and one.address == other.address
 
 
 def _whole(dead: Place | None) -> Place | None:
     """A place where dead letters keep their headers, which lines of text do not by themselves."""
-    if dead is None or dead.scheme not in {"file", "-"}:
+    if dead is None or dead.scheme not in LINES:
         return dead
     return replace(dead, options={**dead.options, "headers": "yes"})
 

@@ -26,7 +26,7 @@ from services.stream.base import (
 from services.stream.bridge import connect
 from services.stream.stamps import ATTEMPTS, OURS
 from services.stream.transports import transport_of
-from services.stream.transports.line_ends import PipeLines
+from services.stream.transports.jsonl import LineReader
 from services.stream.transports.lines import from_line
 
 REDRIVE_GROUP = "mlctl-redrive"
@@ -69,13 +69,13 @@ def send(
     most = _BATCH if rate is None else max(1, min(_BATCH, int(rate / _STEPS)))
     file = 0 if source is None else _opened(source)
     try:
-        lines = PipeLines(file)
+        lines = LineReader(Place("-"), file)
         with transport_of(place).open_producer(place) as producer:
             while not lines.ended and not stop.is_set():
-                found = lines.read(most, _WAIT_SECONDS)
+                found = lines.lines(most, _WAIT_SECONDS)
                 batch: list[Outgoing] = []
                 try:
-                    for _turn, _offset, line in found:
+                    for _offset, line in found:
                         batch.append(_outgoing(line, key))
                 finally:
                     producer.publish(batch)

@@ -19,7 +19,6 @@ from services.batch.feeds import Feed, find_feeds, parse_map
 from services.batch.tensors import to_tensors
 from services.stream.base import Decoded
 from services.stream.payloads import PayloadRequest
-from services.stream.payloads.arrowsizes import inflated_bytes, written_out_bytes
 from services.stream.payloads.jsonrows import too_long
 from services.stream.payloads.objects import Piece, joined
 from services.v2.wire import invalid
@@ -28,6 +27,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _KEPT_SCHEMAS = 256
+# Fields of Message and RecordBatch in Arrow's Message.fbs, as places in their tables.
+_HEADER, _COMPRESSION = 8, 10
 # Messages of one schema: their indices, and their rows.
 Group = tuple[list[int], list[Any]]
 
@@ -129,13 +130,21 @@ open_payload = ArrowPayload
 
 
 def _read(value: bytes, wanted: PayloadRequest) -> pa.Table:
-    """The rows of one message, each buffer of them checked; INVALID_INPUT if they are none."""
+    """The rows of one message, each buffer of them checked; INVALID_INPUT if they are none.
+
+    What is larger in memory than in the message is rejected before it is unpacked: compressed
+    buffers, dictionaries, and lists of nulls, of which no byte is stored.
+    """
     import pyarrow as pa
 
     try:
         content = pa.py_buffer(value)
-        _check_size(inflated_bytes(content), wanted)
+        for part in pa.ipc.MessageReader.open_stream(content):
+            if part.type == "dictionary" or (part.type == "record batch" and _is_compressed(part)):
+                raise invalid("compressed Arrow messages and dictionaries are not read")
         with pa.ipc.open_stream(content) as reader:
+            if any(map(_is_list_of_nulls, reader.schema.types)):
+                raise invalid("a column holds lists of nulls")
             batches, rows = [], 0
             for batch in reader:
                 rows += batch.num_rows
@@ -154,14 +163,26 @@ def _read(value: bytes, wanted: PayloadRequest) -> pa.Table:
         raise invalid(f"the message has {rows} rows or more; it may have 1 to {wanted.max_rows}")
     if len(names) < len(schema):
         raise invalid("the message has a column twice")
-    table: Any = pa.Table.from_batches(batches).replace_schema_metadata(None)
-    _check_size(written_out_bytes(table), wanted)
-    return table
+    return pa.Table.from_batches(batches).replace_schema_metadata(None)
 
 
-def _check_size(size: int, wanted: PayloadRequest) -> None:
-    if size > wanted.max_bytes:
-        raise invalid(f"the message unpacks to {size} bytes; it may have {wanted.max_bytes}")
+def _is_compressed(batch: Any) -> bool:
+    """Whether the metadata of a record batch has the field `compression` (Message.fbs)."""
+    from flatbuffers import encode, packer, table
+
+    content = batch.metadata.to_pybytes()
+    message = table.Table(content, encode.Get(packer.uoffset, content, 0))
+    header = table.Table(content, message.Indirect(message.Pos + message.Offset(_HEADER)))
+    return bool(header.Offset(_COMPRESSION))
+
+
+def _is_list_of_nulls(kind: Any) -> bool:
+    from pyarrow import types
+
+    inner = getattr(kind, "storage_type", kind)
+    while types.is_list(inner) or types.is_large_list(inner) or types.is_fixed_size_list(inner):
+        inner = inner.value_type
+    return bool(types.is_null(inner)) and inner is not kind
 
 
 def _written(answers: pa.Table, kept: pa.Table | None) -> bytes:

@@ -1,273 +1,390 @@
-"""Streams as lines: pipes (`-`), and files that grow.
+"""Files and pipes (`-`) of lines: each line is a message, answered at least once.
 
-A file's position is kept in a ledger beside it. From file to file each message is answered
-exactly once: what a commit is about to append is in the ledger first, so that after a kill
-all of it is there, or it is taken away again.
+A file is followed as it grows. How far a group has read it is in a small file beside it. That is
+written after the answers, so that after a kill some lines are answered again, and none is lost.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import re
-import zlib
+import select
+import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
 from bundle.errors import ErrorCode, MlctlError
+from bundle.files import write_atomic
 from services.stream.base import (
-    Commit,
     Examined,
     Guarantee,
+    Link,
     LinkRequest,
     Message,
     Outgoing,
     Place,
 )
-from services.stream.transports.line_ends import FileLines, FileSink, PipeLines, PipeSink
-from services.stream.transports.line_files import Tail, settled
-from services.stream.transports.line_ledger import Append, Entry, Ledger, Mark, read_entry
-from services.stream.transports.lines import from_line
+from services.stream.bridge import connect
+from services.stream.transports.lines import Cutter, from_line, to_line
 
 PIPE = "-"
-_OPTIONS = ("headers", "rotated", "ledger")
-# Lines that are looked at at once.
+# A line that does not end within this many bytes is no message.
+LONGEST_BYTES = 64 << 20
+_BLOCK = 1 << 20
+_LOOK_SECONDS = 0.02
 _MANY = 10_000
 
 
-class LinesLink:
-    """Reads lines from one place, and appends answers and dead letters to others."""
+class LineReader:
+    """A Consumer, Ending: the lines of a file or a pipe, from the descriptor `file`.
 
-    def __init__(self, request: LinkRequest) -> None:
-        self._request = request
-        files = (request.source, *filter(None, (request.answers, request.dead)))
-        exact = all(place.scheme != PIPE for place in files)
-        self.guarantee = Guarantee.EXACTLY_ONCE if exact else Guarantee.AT_LEAST_ONCE
-        self._ledger: Ledger | None = None
-        self._lines = _lines(request.source)
-        self._sinks: dict[str, FileSink | PipeSink] = {}
-        self._mark: Mark | None = None
-        self._uncommitted = 0
-        self._open = ExitStack()
+    `offset` is where it begins. Empty lines are skipped, and a file's last line counts once it
+    has ended.
+    """
+
+    def __init__(self, place: Place, file: int = -1, offset: int = 0) -> None:
+        self._place = place
+        self._file = file
+        self._next = offset
+        self._cutter = Cutter()
+        self._lines: deque[tuple[int, bytes]] = deque()
+        self._closed = False
+        # Where the lines that poll() gave begin and end, until they are acknowledged.
+        self._given: dict[int, int] = {}
 
     @property
     def ended(self) -> bool:
         """Whether a pipe was closed at its other end, and all of it was read."""
-        return self._lines.ended
+        return self._closed and not self._lines
 
     def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            self._enter(stack)
-            self._open = stack.pop_all()
         return self
 
-    def _enter(self, stack: ExitStack) -> None:
-        request, lines = self._request, self._lines
-        path = _ledger(request.source, request.group)
-        stack.callback(lines.close)
-        if path is not None:
-            who = f"{request.source.shown()} as group {request.group!r}"
-            self._ledger = Ledger(path, who)
-            stack.callback(self._ledger.close)
-        for name, place in (("answers", request.answers), ("dead", request.dead)):
-            if place is not None:
-                self._sinks[name] = _sink(place, dead=name == "dead")
-                stack.callback(self._sinks[name].close)
-        if self._ledger is not None and isinstance(lines, FileLines):
-            entry = self._ledger.entry
-            if entry is not None:
-                self._mark = settled(entry, [sink.file for sink in self._files()])
-            elif request.start == "latest":
-                self._mark = lines.tail.end_mark()
-                self._ledger.save(Entry(self._mark))
-            lines.tail.open(self._mark)
-            stack.callback(self._keep_mark)
-        for sink in self._files():
-            sink.file.end_line()
-
     def __exit__(self, *_exc_info: object) -> None:
-        self._open.close()
-
-    def _keep_mark(self) -> None:
-        if self._ledger is not None and self._mark is not None:
-            self._ledger.save(Entry(self._mark))
+        """Leave a pipe as it is."""
 
     def poll(self, limit: int, wait_s: float) -> Sequence[Message]:
-        if not limit:
-            return ()
-        lines = self._lines.read(limit, wait_s)
-        self._uncommitted += len(lines)
-        return [Message(str(turn), offset, *from_line(line)) for turn, offset, line in lines]
+        return [Message("0", at, *from_line(line)) for at, line in self.lines(limit, wait_s)]
 
-    def commit(self, batch: Commit) -> None:
-        written = [
-            (self._sinks[name], self._sinks[name].content(messages))
-            for name, messages in (("answers", batch.answers), ("dead", batch.dead))
-            if messages and name in self._sinks
-        ]
-        appends = {
-            sink: Append(sink.file.size, len(content), zlib.crc32(content))
-            for sink, content in written
-            if isinstance(sink, FileSink)
-        }
-        mark = self._mark
-        if batch.done and isinstance(self._lines, FileLines) and self._ledger is not None:
-            last = batch.done[-1]
-            mark = self._lines.tail.mark(int(last.partition), int(last.offset))
-            named = {str(sink.file.path.resolve()): each for sink, each in appends.items()}
-            self._ledger.save(Entry(self._mark or Mark(), mark, named))
-        try:
-            for sink, content in written:
-                sink.write(content)
-        except BaseException:
-            for sink, append in appends.items():
-                sink.file.undo(append)
-            raise
-        self._mark = mark
-        self._uncommitted -= len(batch.done)
+    def lines(self, limit: int, wait_s: float) -> list[tuple[int, bytes]]:
+        """Return at most `limit` lines with their offsets; wait `wait_s` for the first one."""
+        deadline = time.monotonic() + wait_s
+        while len(self._lines) < limit and not self._closed:
+            left = 0.0 if self._lines else deadline - time.monotonic()
+            if not self._fill(max(0.0, left)) and (self._lines or left <= 0):
+                break
+        found = [self._lines.popleft() for _ in range(min(limit, len(self._lines)))]
+        self._given |= {at: at + len(line) + 1 for at, line in found}
+        return found
 
     def acknowledge(self, done: Sequence[Message]) -> None:
-        """The consumer's half: the position alone."""
-        self.commit(Commit(done))
+        """Forget what is done: a pipe has no position."""
+        for message in done:
+            del self._given[int(message.offset)]
 
     def lag(self) -> Mapping[str, int]:
-        return {"0": self._lines.ahead() + self._uncommitted}
+        return {"0": len(self._given) + len(self._lines) + self._not_read()}
 
     def group_lag(self) -> int:
-        return sum(self.lag().values())
+        return self.lag()["0"]
 
-    def _files(self) -> list[FileSink]:
-        return [sink for sink in self._sinks.values() if isinstance(sink, FileSink)]
+    def _fill(self, wait_s: float) -> bool:
+        """Read one block; whether there was one."""
+        if not select.select([self._file], [], [], wait_s)[0]:
+            return False
+        block = os.read(self._file, _BLOCK)
+        self._closed = not block
+        self._cut(block or b"\n")
+        return True
+
+    def _not_read(self) -> int:
+        """Return how many lines are there that were not read."""
+        return 0
+
+    def _cut(self, block: bytes) -> None:
+        start = self._next - self._cutter.waiting
+        self._next += len(block)
+        for line in self._cutter.cut(block):
+            if line.strip():
+                self._lines.append((start, line))
+            start += len(line) + 1
+        if self._cutter.waiting > LONGEST_BYTES:
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT,
+                f"{self._place.shown()} has a line of more than {LONGEST_BYTES} bytes",
+            )
 
 
-class LinesProducer:
-    """Appends lines to one place."""
+class FileReader(LineReader):
+    """A Consumer of a file that grows; without a `group` it only looks, from `offset` on.
+
+    Entering raises JOB_RUNNING if another process reads the file as the same group.
+    """
+
+    def __init__(
+        self, place: Place, group: str = "", start: str = "earliest", offset: int = 0
+    ) -> None:
+        super().__init__(place, offset=offset)
+        self._path = _path(place)
+        self._group = group
+        self._latest = start == "latest"
+        self._lock = -1
+        # So much of the file was counted for the lag, and how many lines were not read of it.
+        self._counted, self._ahead = offset, 0
+
+    def __enter__(self) -> Self:
+        try:
+            if self._group:
+                lock = self._kept.with_suffix(".lock")
+                self._lock = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                _lock(self._lock, f"reads {self._path} as group {self._group!r}")
+            self._open()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_exc_info: object) -> None:
+        for file in (self._file, self._lock):
+            if file >= 0:
+                os.close(file)
+
+    def acknowledge(self, done: Sequence[Message]) -> None:
+        """Keep the position; DISK_FULL is worth another try."""
+        if done:
+            self._save(self._given[int(done[-1].offset)])
+        super().acknowledge(done)
+
+    @property
+    def _kept(self) -> Path:
+        return position_path(self._path, self._group)
+
+    def _save(self, offset: int) -> None:
+        if not self._group:
+            return
+        try:
+            write_atomic(self._kept, b"%d %d\n" % (offset, os.fstat(self._file).st_ino))
+        except OSError as error:
+            raise _full(error, self._kept) from error
+
+    def _open(self) -> bool:
+        """Open the file and go to the group's position; whether the file is there."""
+        try:
+            self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        if self._group and (saved := read_position(self._kept)):
+            self._next = self._counted = saved[0]
+            self._check(saved[1])
+        elif self._latest:
+            self._next = self._counted = _end_of_lines(self._file)
+            self._save(self._next)
+        return True
+
+    def _check(self, inode: int) -> None:
+        """INVALID_INPUT if the file is not the one that was read, or shorter than what was."""
+        here = os.fstat(self._file)
+        if inode != here.st_ino or here.st_size < self._next:
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT,
+                f"{self._path} was replaced or cut since it was read",
+                f"To read the new file from its beginning: rm '{self._kept}'"
+                if self._group
+                else "",
+            )
+
+    def _fill(self, wait_s: float) -> bool:
+        if self._file < 0 and not self._open():
+            time.sleep(min(wait_s, _LOOK_SECONDS))
+            return False
+        if block := os.pread(self._file, _BLOCK, self._next):
+            self._cut(block)
+            if self._counted >= self._next:
+                self._ahead -= block.count(b"\n")
+            return True
+        if self._path.exists():  # Otherwise it was removed, or a new one is about to come.
+            self._check(self._path.stat().st_ino)
+        time.sleep(min(wait_s, _LOOK_SECONDS))
+        return False
+
+    def _not_read(self) -> int:
+        if self._file < 0:
+            return 0
+        if self._counted < self._next:
+            self._counted, self._ahead = self._next, 0
+        while block := os.pread(self._file, _BLOCK, self._counted):
+            self._ahead += block.count(b"\n")
+            self._counted += len(block)
+        return self._ahead
+
+
+class LineProducer:
+    """Appends lines to a file, which no other process of ours writes to meanwhile, or to a pipe.
+
+    With the option `headers=yes` keys and headers stay.
+    """
 
     def __init__(self, place: Place) -> None:
         self._place = place
+        self._whole = place.options.get("headers") == "yes"
 
     def __enter__(self) -> Self:
-        self._sink = _sink(self._place)
-        if isinstance(self._sink, FileSink):
-            self._sink.file.end_line()
+        if self._place.scheme == PIPE:
+            # The pipe as it is now, whatever becomes of that descriptor later.
+            self._file = os.dup(int(self._place.options.get("descriptor", 1)))
+            return self
+        path = _path(self._place)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            _lock(self._file, f"writes to {path}")
+        except MlctlError:
+            os.close(self._file)
+            raise
+        size = os.fstat(self._file).st_size
+        if size and os.pread(self._file, 1, size - 1) != b"\n":
+            self._write(b"\n")  # A kill or another program left a line without its end.
         return self
 
     def __exit__(self, *_exc_info: object) -> None:
-        self._sink.close()
+        os.close(self._file)
 
     def publish(self, messages: Sequence[Outgoing]) -> None:
+        """DISK_FULL, and then nothing was appended; INTERRUPTED if the pipe has no reader."""
         if messages:
-            self._sink.write(self._sink.content(messages))
+            self._write(b"".join([to_line(each, whole=self._whole) for each in messages]))
+
+    def _write(self, content: bytes) -> None:
+        view, pipe = memoryview(content), self._place.scheme == PIPE
+        before = 0 if pipe else os.fstat(self._file).st_size
+        try:
+            while view:
+                view = view[os.write(self._file, view) :]
+            if not pipe:
+                os.fdatasync(self._file)
+        except BrokenPipeError as error:
+            raise MlctlError(ErrorCode.INTERRUPTED, "nobody reads the answers any more") from error
+        except OSError as error:
+            if not pipe:
+                os.ftruncate(self._file, before)
+            raise _full(error, self._place.address) from error
 
 
 class LinesTransport:
     """Pipes and files of lines."""
 
-    def open_link(self, request: LinkRequest) -> LinesLink:
-        return LinesLink(request)
+    def open_link(self, request: LinkRequest) -> Link:
+        """A bridge: answers are written, then the position."""
+        return connect(request)
 
-    def open_consumer(self, request: LinkRequest) -> LinesLink:
-        return LinesLink(LinkRequest(request.source, request.group, start=request.start))
+    def open_consumer(self, request: LinkRequest) -> LineReader:
+        if request.source.scheme == PIPE:
+            return LineReader(request.source, 0)
+        return FileReader(request.source, request.group, request.start)
 
-    def open_producer(self, place: Place) -> LinesProducer:
-        return LinesProducer(place)
+    def open_producer(self, place: Place) -> LineProducer:
+        return LineProducer(place)
 
     def browse(self, place: Place, *, last: int | None = None) -> Iterator[Message]:
-        """The lines that are there; of a pipe, all until its end."""
+        """The lines that are there; INVALID_INPUT for a pipe."""
         if place.scheme == PIPE:
             raise MlctlError(ErrorCode.INVALID_INPUT, "a pipe cannot be looked at")
-        tail = _opened(place)
-        try:
-            skip = max(0, tail.ahead() - last) if last is not None else 0
-            while lines := tail.read(_MANY):
-                for turn, offset, line in lines[skip:]:
-                    yield Message(str(turn), offset, *from_line(line))
-                skip = max(0, skip - len(lines))
-        finally:
-            tail.close()
+        _need(place)
+        with FileReader(place) as reader:
+            skip = max(0, reader.group_lag() - last) if last is not None else 0
+            while found := reader.poll(_MANY, 0.0):
+                yield from found[skip:]
+                skip = max(0, skip - len(found))
 
     def follow(self, place: Place, wait_s: float) -> Iterator[Message | None]:
         """Lines from now on."""
-        lines: FileLines | PipeLines
-        if place.scheme == PIPE:
-            lines = PipeLines(0)
-        else:
-            tail = Tail(_path(place), anew=True)
-            tail.open(tail.end_mark())
-            lines = FileLines(tail)
-        try:
-            while not lines.ended:
-                found = lines.read(_MANY, wait_s)
-                for turn, offset, line in found:
-                    yield Message(str(turn), offset, *from_line(line))
-                if not found:
-                    yield None
-        finally:
-            lines.close()
+        pipe = place.scheme == PIPE
+        with LineReader(place, 0) if pipe else FileReader(place, start="latest") as reader:
+            while not reader.ended:
+                found = reader.poll(_MANY, wait_s)
+                yield from found or [None]
 
     def examine(self, place: Place, group: str) -> Examined:
         """What is in the file, and how much of it `group` has not done."""
         if place.scheme == PIPE:
             remark = "what was read from a pipe and not answered yet is gone with the process"
             return Examined(Guarantee.AT_LEAST_ONCE, "standard streams", remarks=(remark,))
-        tail = _opened(place)
-        try:
-            messages = lag = tail.ahead()
-            ledger = _ledger(place, group)
-            entry = read_entry(ledger) if ledger is not None else None
-            if entry is not None:
-                tail.close()
-                tail = Tail(_path(place), anew=True)
-                tail.open(entry.then or entry.mark)
-                lag = tail.ahead()
-        finally:
-            tail.close()
-        remark = "exactly once if answers and dead letters are files, too"
-        return Examined(Guarantee.EXACTLY_ONCE, "file", messages, {"0": lag}, (remark,))
+        path = _need(place)
+        with FileReader(place) as reader:
+            messages = lag = reader.group_lag()
+        if saved := read_position(position_path(path, group)):
+            with FileReader(place, offset=saved[0]) as reader:
+                lag = reader.group_lag()
+        return Examined(Guarantee.AT_LEAST_ONCE, "file", messages, {"0": lag})
 
 
 transport = LinesTransport()
 
 
-def _opened(place: Place) -> Tail:
-    path = _path(place)
-    if not path.is_file():
-        raise MlctlError(ErrorCode.NOT_FOUND, f"there is no file {path}")
-    tail = Tail(path, anew=True)
-    tail.open()
-    return tail
+def position_path(path: Path, group: str) -> Path:
+    """Where the position of `group` in the file at `path` is kept."""
+    return path.with_name(f"{path.name}.{re.sub(r'[^A-Za-z0-9_-]', '_', group)}.offset")
 
 
-def _sink(place: Place, *, dead: bool = False) -> FileSink | PipeSink:
-    whole = dead or place.options.get("headers") == "yes"
-    if place.scheme == PIPE:
-        return PipeSink(int(place.options.get("descriptor", 1)), whole=whole)
-    return FileSink(_path(place), whole=whole)
+def read_position(path: Path) -> tuple[int, int] | None:
+    """Return offset and inode; None if there is no position. INVALID_INPUT for another file."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    found = re.fullmatch(rb"(\d+) (\d+)\n", content)
+    if found is None:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"{path} is not a position",
+            f"To read the file from its beginning: rm '{path}'",
+        )
+    return int(found[1]), int(found[2])
 
 
 def _path(place: Place) -> Path:
-    if unknown := sorted(set(place.options) - set(_OPTIONS)):
+    if unknown := sorted(set(place.options) - {"headers"}):
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
             f"a file of lines has no option {unknown[0]!r}",
-            f"Known are: {', '.join(_OPTIONS)}.",
+            "The only one is: headers.",
         )
     if not place.address:
         raise MlctlError(ErrorCode.INVALID_INPUT, "file:// needs a path, as in file://rows.jsonl")
     return Path(place.address)
 
 
-def _lines(place: Place) -> FileLines | PipeLines:
-    if place.scheme == PIPE:
-        return PipeLines(0)
-    return FileLines(Tail(_path(place), anew=place.options.get("rotated") == "anew"))
-
-
-def _ledger(place: Place, group: str) -> Path | None:
-    """Where the group's position in a file is; None for a pipe, which has none."""
-    if place.scheme == PIPE:
-        return None
-    if named := place.options.get("ledger"):
-        return Path(named)
+def _need(place: Place) -> Path:
     path = _path(place)
-    return path.with_name(f"{path.name}.{re.sub(r'[^A-Za-z0-9_-]', '_', group)}.ledger")
+    if not path.is_file():
+        raise MlctlError(ErrorCode.NOT_FOUND, f"there is no file {path}")
+    return path
+
+
+def _lock(file: int, what: str) -> None:
+    """Keep other processes out until `file` is closed; JOB_RUNNING if one was first."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise MlctlError(ErrorCode.JOB_RUNNING, f"another process {what}") from error
+
+
+def _end_of_lines(file: int) -> int:
+    """Return the offset behind the last line that has ended."""
+    end = os.fstat(file).st_size
+    while end > 0:
+        start = max(0, end - _BLOCK)
+        found = os.pread(file, end - start, start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        end = start
+    return 0
+
+
+def _full(error: OSError, path: object) -> Exception:
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return error
+    return MlctlError(ErrorCode.DISK_FULL, f"there is no space left for {path}")

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from services.stream.base import Commit, Guarantee, LinkRequest, Message, Outgoing, Place
-from services.stream.bridge import connect
+from services.stream.base import Message, Outgoing, Place
 from services.stream.tools import as_document, as_lines, redrive, send
 from services.stream.transports import transport_of
-from tests.services.stream.contract import answered, read, take, values
+from tests.services.stream.contract import read, values
 
 
 @pytest.fixture(params=["sqlite", "file"])
@@ -95,16 +94,6 @@ def test_dead_letters_of_another_broker(places: dict[str, Place], tmp_path: Path
     assert redrive(places["dead"], other, threading.Event(), lambda _sent: None) == 1
     (found,) = read(other)
     assert (found.value, found.key, found.headers) == (b"\x00\xff", b"k", (("h", b"1"),))
-
-
-def test_files_are_one_broker(tmp_path: Path) -> None:
-    one, two = (Place.parse(str(tmp_path / name)) for name in ("in", "out"))
-    (tmp_path / "in").write_bytes(b"1\n")
-    with connect(LinkRequest(one, "g", two)) as link:
-        assert link.guarantee is Guarantee.EXACTLY_ONCE
-        found = take(link, 1)
-        link.commit(Commit(found, answered(found)))
-    assert (tmp_path / "out").read_bytes() == b"1\n"
 
 
 def test_a_message_is_shown_whatever_is_in_it() -> None:
