@@ -12,7 +12,6 @@ from typing import Any
 from rollout.judging.counts import Counts
 from rollout.judging.gates import Action, Evidence, Gate, Verdict
 from rollout.kubernetes.target import Target
-from rollout.local.processes import ProcessRef
 from rollout.machine import Phase, Progress
 from rollout.model import (
     Colour,
@@ -25,6 +24,7 @@ from rollout.model import (
 )
 from rollout.newer import described, ordered
 from rollout.ports import Served
+from rollout.process_ref import ProcessRef
 from rollout.shadow.agreement import ShadowEvidence
 from rollout.shadow.window import ShadowWindow
 from rollout.state.wishes import Request, Wish

@@ -34,13 +34,13 @@ from services.lean_grpc.desks import InferDesks
 from services.lean_grpc.sending import MAX_STREAMS
 from services.lean_grpc.server import LeanServer
 from services.observe.grpc_calls import GrpcCalls
+from services.ports import port_taken
 from services.secure.grpc_gate import TokenInterceptor
 from services.secure.tls import Tls
 from services.statistics import model_config, model_statistics
 from services.typed.service import TypedService, typed_services
 from services.v2.messages import SERVICE, Method, make_pool, methods
 from services.v2.wire import invalid
-from services.workers import port_taken
 
 
 class GrpcServer:
