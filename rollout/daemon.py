@@ -25,7 +25,7 @@ from rollout.champion import ChampionKeeper, ProcessChampions
 from rollout.controller import Controller, Watch, World
 from rollout.local import logs
 from rollout.local.launcher import LocalLauncher
-from rollout.local.processes import TOKEN_VARIABLE, ProcessRef
+from rollout.local.processes import TOKEN_VARIABLE
 from rollout.local.replicas import LiveReplicas
 from rollout.local.scaler import Scaler
 from rollout.local.supervisor import Supervisor
@@ -35,6 +35,7 @@ from rollout.machine import Phase
 from rollout.model import Settings, check_name
 from rollout.planes import edges_of, proxy_of
 from rollout.ports import Launcher, Plane, PlaneRejected, PlaneUnavailable, Traffic
+from rollout.process_ref import ProcessRef
 from rollout.seen.runs import RunKeeper
 from rollout.seen.telemetry import MetricsServer
 from rollout.seen.told import Told

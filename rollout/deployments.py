@@ -24,6 +24,7 @@ from rollout.local.supervisor import PROXY
 from rollout.model import Colour, Ports, Revision, RolloutSpec, Settings, check_name
 from rollout.planes import edges_of, proxy_of
 from rollout.ports import PlaneRejected, PlaneUnavailable
+from rollout.process_ref import NO_PROCESS
 from rollout.seen.secret import with_secret
 from rollout.seen.telemetry import LOOPBACK
 from rollout.shadow import agreement
@@ -302,9 +303,7 @@ def _status(journal: Journal, deployment: Deployment) -> Status:
         weights=weights,
         healthy=healthy,
         running={
-            role: processes.alive(ref)
-            for role, (ref, _) in found.items()
-            if ref.pid != processes.NO_PROCESS
+            role: processes.alive(ref) for role, (ref, _) in found.items() if ref.pid != NO_PROCESS
         },
         rollout=journal.active(deployment.name),
         last=journal.last_event(deployment.name),

@@ -14,8 +14,8 @@ from enum import StrEnum
 from typing import Protocol
 
 from rollout.judging.counts import Reading
-from rollout.local.processes import ProcessRef
 from rollout.model import Colour, Endpoint, Revision
+from rollout.process_ref import ProcessRef
 
 TOTAL_WEIGHT = 100
 

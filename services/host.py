@@ -26,7 +26,8 @@ from services.batching.costs import BatchCosts
 from services.batching.desks import Caller, Desk
 from services.batching.shell import Answer, Batching
 from services.hybrid.lookup import Hybrid, open_hybrid
-from services.metrics.counts import Metrics, Tally
+from services.metrics.counts import Metrics
+from services.metrics.tally import Tally
 from services.observe.calls import outcome_of
 from services.observe.observer import Observer, open_observer
 from services.runtime.padding import LengthPadding

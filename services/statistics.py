@@ -12,7 +12,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Datatype, TensorSpec
 from services.describe import PLATFORM
 from services.host import ModelHost
-from services.metrics.counts import Tally
+from services.metrics.tally import Tally
 from services.metrics.triton import TRITON_VERSION
 
 _BACKEND = "onnxruntime"

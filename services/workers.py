@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from bundle.errors import ErrorCode, MlctlError
+from services.ports import reserve_port
 from services.settings import Settings
 
 _COUNTS = "MLCTL_COUNTS_DIR"
@@ -84,34 +84,6 @@ def look_by_a_steady_clock() -> None:
 
     loop_class: Any = IOLoop
     loop_class.time = staticmethod(time.monotonic)
-
-
-def reserve_port(host: str, port: int) -> socket.socket:
-    """A socket that keeps others from `port` but lets SO_REUSEPORT of this user share it.
-
-    It never listens, so no connection goes to it. PORT_TAKEN if somebody has the port.
-    """
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as probe:  # without SO_REUSEPORT: free for nobody else
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            probe.listen()
-        held = socket.socket(family, kind)
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        held.bind(address)
-    except OSError as error:
-        raise port_taken(host, port) from error
-    return held
-
-
-def port_taken(host: str, port: int) -> MlctlError:
-    """The error of a gRPC port that somebody else has."""
-    return MlctlError(
-        ErrorCode.PORT_TAKEN,
-        f"gRPC cannot listen on {host}:{port}",
-        "Set MLCTL_GRPC_PORT to a free port.",
-    )
 
 
 def join_server(settings: Settings) -> None:

@@ -21,6 +21,8 @@ settings.register_profile("mlctl", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None)
 settings.load_profile("mlctl")
 
+pytest_plugins = ["tests.support.serving_fixtures"]
+
 _BEGIN_WITH = {"scenarios": 0, "faults": 1}
 
 

@@ -15,9 +15,9 @@ import httpx2
 from rollout.kubernetes.plane import KubernetesPlane
 from rollout.kubernetes.target import Target
 from rollout.local import logs, processes
-from rollout.local.processes import NO_PROCESS, ProcessRef
 from rollout.model import Colour, Endpoint, Revision, replica_role
 from rollout.ports import PlaneRejected, PlaneUnavailable, Probe, Served
+from rollout.process_ref import NO_PROCESS, ProcessRef
 
 
 class KubernetesLauncher:

@@ -18,10 +18,10 @@ from rollout.local import processes
 from rollout.local.fleet import replica_of
 from rollout.local.guarding import guarding_environment
 from rollout.local.launcher import process_role
-from rollout.local.processes import ProcessRef
 from rollout.local.supervisor import ACTIVATOR, PROXY
 from rollout.local.watch import STUCK_SECONDS, seconds_unseen
 from rollout.model import Colour, Settings
+from rollout.process_ref import ProcessRef
 from rollout.shadow.folder import SampleFolder
 from rollout.state import places
 from rollout.state.journal import Journal

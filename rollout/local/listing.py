@@ -16,9 +16,9 @@ from rollout.daemon import DAEMON
 from rollout.local import processes
 from rollout.local.fleet import replica_of
 from rollout.local.keeping import deployment_up
-from rollout.local.processes import ProcessRef
 from rollout.local.supervisor import PROXY
 from rollout.local.watch import STUCK_SECONDS, seconds_unseen
+from rollout.process_ref import NO_PROCESS, ProcessRef
 from rollout.state import places
 from rollout.state.journal import Journal
 from rollout.state.records import Deployment
@@ -60,7 +60,7 @@ def rows(journal: Journal, deployment: Deployment) -> tuple[Row, ...]:
     """Every process that the journal remembers, the daemon and the proxy first."""
     everywhere = journal.processes(deployment.name)
     # What runs in a cluster is no process here.
-    found = {role: each for role, each in everywhere.items() if each[0].pid != processes.NO_PROCESS}
+    found = {role: each for role, each in everywhere.items() if each[0].pid != NO_PROCESS}
     trees = {role: tuple(processes.members(ref.token)) for role, (ref, _) in found.items()}
     before = {role: _cpu_seconds(tree) for role, tree in trees.items()}
     begun = time.monotonic()

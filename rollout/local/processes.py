@@ -12,26 +12,17 @@ import re
 import signal
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 import psutil
 
+from rollout.process_ref import ProcessRef
+
 TOKEN_VARIABLE = "MLCTL_PROCESS"  # noqa: S105 - a name, not a secret
-NO_PROCESS = (1 << 22) + 1  # beyond every pid: what runs elsewhere, and is never signalled
 _START_TOLERANCE = 1.0  # create times move a little when the wall clock is adjusted
 _TAIL_BYTES = 8192
 _START_LINE = re.compile(r"^mlctl: [-0-9]{10} [:0-9]{8} start: .*\n?", re.MULTILINE)
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessRef:
-    """The identity of a process that was started by `spawn`."""
-
-    pid: int
-    started: float
-    token: str
 
 
 def spawn(

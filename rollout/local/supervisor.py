@@ -14,10 +14,10 @@ from rollout.controller import World
 from rollout.local import logs, processes
 from rollout.local.activator import activator_command
 from rollout.local.launcher import free_ports, process_role
-from rollout.local.processes import ProcessRef
 from rollout.local.replicas import LiveReplicas, Restarts
 from rollout.model import Endpoint
 from rollout.ports import PlaneUnavailable, Proxy
+from rollout.process_ref import ProcessRef
 from rollout.state.journal import Journal
 from rollout.state.records import Deployment
 

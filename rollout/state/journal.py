@@ -17,9 +17,9 @@ from typing import Any, Self
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
 from rollout.judging.gates import Action, Gate, Verdict
-from rollout.local.processes import ProcessRef
 from rollout.machine import ABORTABLE, Phase, Progress
 from rollout.model import Colour, Outcome, Ports, Revision, RolloutSpec, Settings
+from rollout.process_ref import ProcessRef
 from rollout.state import records, refusals
 from rollout.state.records import Deployment, Event, Rollout
 from rollout.state.schema import connect, transaction

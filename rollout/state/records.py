@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 
 from rollout.judging.verdict import Verdict
-from rollout.local.processes import ProcessRef
 from rollout.machine import Progress
 from rollout.model import Colour, Outcome, Ports, Revision, RolloutSpec, Settings
 from rollout.ports import Served
+from rollout.process_ref import ProcessRef
 from rollout.state.wishes import Request, Wish
 
 T = TypeVar("T")

@@ -21,9 +21,9 @@ from services.lean_grpc.head import Head
 from services.lean_grpc.messages import CODINGS
 from services.lean_grpc.outbox import Parking
 from services.observe.grpc_calls import GrpcCalls
+from services.ports import port_taken
 from services.secure.grpc_gate import is_admitted, is_probe, message_limit
 from services.secure.tokens import unauthenticated
-from services.workers import port_taken
 
 # As over HTTP. A client that finds it full retries a second later.
 _BACKLOG = 2048

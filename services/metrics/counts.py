@@ -16,6 +16,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from bundle.latency import SERVED_EDGES_MS
 from services.metrics.exposition import CounterSink, Exposition, GaugeSink, HistogramSink
+from services.metrics.tally import Tally
 from services.metrics.triton import TritonNames
 
 OK = "ok"
@@ -44,24 +45,6 @@ class BatchStats:
     queue_seconds: float
     infer_seconds: float
     streamed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Tally:
-    """What a worker counted since its start; times are seconds, summed over requests.
-
-    `batches` has how many batches of so many rows there were and how long they ran; `last` is
-    the Unix time at which the newest one ended, 0 before the first.
-    """
-
-    answered: int
-    failed: int
-    parse: float
-    queue: float
-    infer: float
-    serialize: float
-    batches: Mapping[int, tuple[int, float]]
-    last: float
 
 
 class Distribution:

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
 from services.metrics.exposition import GrowingSink
-
-if TYPE_CHECKING:
-    from services.metrics.counts import Tally
+from services.metrics.tally import Tally
 
 # What the statistics say, too: Triton numbers versions, and a server has one of its model.
 TRITON_VERSION = "1"

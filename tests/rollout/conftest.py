@@ -7,6 +7,7 @@ import pytest
 
 from bundle.clock import ManualClock
 from rollout.state.journal import Journal
+from tests.support.played import Played
 
 
 @pytest.fixture
@@ -24,3 +25,8 @@ def journal(tmp_path: Path, clock: ManualClock) -> Iterator[Journal]:
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MLCTL_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
+
+
+@pytest.fixture
+def played(journal: Journal, clock: ManualClock) -> Played:
+    return Played(journal, clock)

@@ -20,8 +20,8 @@ from rollout.local.fleet import replicas_of
 from rollout.local.keeping import ensure_daemon
 from rollout.local.launcher import free_ports, process_role
 from rollout.local.listing import Row, listing
-from rollout.local.processes import ProcessRef
 from rollout.model import Colour, Outcome, Settings
+from rollout.process_ref import ProcessRef
 from rollout.state import places
 from rollout.state.journal import Journal
 from rollout.state.records import Event

@@ -16,6 +16,7 @@ from tornado.ioloop import IOLoop, PeriodicCallback
 
 from bundle.errors import ErrorCode, MlctlError
 from rollout.local.launcher import free_ports
+from services.ports import reserve_port
 from services.settings import Settings
 from services.workers import (
     forget_dead_workers,
@@ -23,7 +24,6 @@ from services.workers import (
     listen_alone,
     look_by_a_steady_clock,
     prepare_server,
-    reserve_port,
     supervisor,
 )
 from tests.support.wait import PATIENCE_SECONDS

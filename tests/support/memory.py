@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from bundle.errors import ErrorCode, MlctlError
 from rollout.judging.counts import Reading, Totals
-from rollout.local.processes import ProcessRef
 from rollout.model import Colour, Endpoint, Revision, replica_role
 from rollout.ports import PlaneRejected, Probe, Served, Traffic
+from rollout.process_ref import ProcessRef
 
 
 @dataclass

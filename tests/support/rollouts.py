@@ -16,8 +16,8 @@ import httpx
 from rollout import deployments
 from rollout.daemon import DAEMON
 from rollout.local import processes
-from rollout.local.processes import ProcessRef
 from rollout.model import Revision, RolloutSpec, Settings
+from rollout.process_ref import ProcessRef
 from rollout.state import places
 from rollout.state.journal import Journal
 from rollout.state.records import ENDED, Event

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rollout.local import processes
-from rollout.local.processes import ProcessRef
+from rollout.process_ref import ProcessRef
 from tests.support.wait import wait_until
 
 SLEEP = [sys.executable, "-c", "import time; print('started', flush=True); time.sleep(60)"]

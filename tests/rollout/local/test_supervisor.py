@@ -14,12 +14,12 @@ from bundle.clock import ManualClock
 from rollout.controller import World
 from rollout.local import processes
 from rollout.local.fleet import replicas_of
-from rollout.local.processes import ProcessRef
 from rollout.local.replicas import LiveReplicas
 from rollout.local.supervisor import PROXY, Supervisor
 from rollout.model import Colour, Endpoint, Ports, Settings
 from rollout.planes.envoy import EnvoyFiles
 from rollout.ports import PlaneUnavailable, Probe, Served
+from rollout.process_ref import ProcessRef
 from rollout.state.journal import Journal
 from tests.support.memory import MemoryLauncher, MemoryPlane
 from tests.support.rollouts import revision

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from rollout.local.autoscale import Load
-from rollout.local.processes import ProcessRef
 from rollout.local.vitals import Counters, Pulse, Vitals, read_counters
 from rollout.model import Endpoint
 from rollout.ports import Served
+from rollout.process_ref import ProcessRef
 from tests.support.rollouts import revision
 from tests.support.wait import wait_until
 

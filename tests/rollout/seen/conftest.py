@@ -5,15 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle.clock import ManualClock
 from rollout.seen.told import Told
-from rollout.state.journal import Journal
-from tests.support.played import Played
-
-
-@pytest.fixture
-def played(journal: Journal, clock: ManualClock) -> Played:
-    return Played(journal, clock)
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from bundle.clock import ManualClock
 from bundle.errors import ErrorCode, MlctlError
 from rollout import machine
 from rollout.judging.gates import Evidence
-from rollout.local.processes import ProcessRef
 from rollout.machine import Phase, Progress, Signal
 from rollout.model import Colour, Outcome, Ports, RolloutSpec, Settings
+from rollout.process_ref import ProcessRef
 from rollout.state.journal import Journal, RequestWaitsError, StaleEpochError
 from rollout.state.schema import connect, transaction
 from rollout.state.wishes import Wish

@@ -1,4 +1,4 @@
-"""One real Bento, built and served once for all tests of this folder."""
+"""Fixtures of one real Bento that is built and served once per session; a pytest plugin."""
 
 from __future__ import annotations
 
