@@ -177,7 +177,7 @@ class ModelHost:
             lengths=self._lengths,
             stepwise=scorer,
         )
-        self._hybrid = open_hybrid(self, self._batching, self._clock, self._registry)
+        self._hybrid = open_hybrid(self, self.settings, self._batching, self._clock, self._registry)
         # What was loaded so far lives as long as the process: keep the collector off it.
         gc.collect()
         gc.freeze()

@@ -14,8 +14,8 @@ from bundle.tensors import DYNAMIC, Datatype, TensorSpec
 from bundle.verify import VerifiedBundle, verify
 from services.layout import is_bundle, labelled_digest, model_folder, read_together, unpack
 from services.pipelines.scorer import PipelineScorer, WholePipeline
+from services.runtime.settings import RuntimeSettings, read_environment
 from services.secure.signing import require_signed
-from services.settings import load_settings
 
 if TYPE_CHECKING:
     from services.runtime.scorer import Scorer
@@ -38,7 +38,7 @@ def find_model(reference: str) -> VerifiedBundle:
     SIGNATURE_INVALID if MLCTL_REQUIRE_SIGNATURE is set and it is not signed by that key.
     """
     bundle = _find(reference)
-    require_signed(bundle, load_settings().require_signature)
+    require_signed(bundle, read_environment(RuntimeSettings).require_signature)
     return bundle
 
 
@@ -49,7 +49,7 @@ def find_scorable(reference: str) -> Scorable:
     if whole is None:
         return find_model(reference)
     for bundle in whole.stages:
-        require_signed(bundle, load_settings().require_signature)
+        require_signed(bundle, read_environment(RuntimeSettings).require_signature)
     return whole
 
 
@@ -132,11 +132,11 @@ def unit_rows(model: Scorable) -> int:
 def open_scorer(bundle: VerifiedBundle, batch_rows: int | None = None) -> Scorer:
     """The scorer that serves online, with larger calls where its rows are independent."""
     from services.runtime.scorer import Scorer
-    from services.settings import load_settings
+    from services.runtime.settings import RuntimeSettings, read_environment
 
     # The calls of a job have all the same size but for the last one, which need not be the
     # largest of the bundle's sizes: there is nothing to pad to, and no graph for it.
-    given = load_settings()
+    given = read_environment(RuntimeSettings)
     update: dict[str, object] = {"cuda_graphs": False}
     if (given.provider or bundle.manifest.variant.target) == "cuda" and given.pad_rows is None:
         update["pad_rows"] = False

@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from prometheus_client import CollectorRegistry
 
 from bundle.clock import Clock
 from bundle.errors import ErrorCode, MlctlError
+from bundle.tensors import Signature
 from services.hybrid.base import Row
 from services.hybrid.finding import Finder, Found
 from services.hybrid.meter import DOWN, FOREIGN, HIT, MISS, STALE, HybridMeter
@@ -26,9 +27,25 @@ from services.v2.wire import InferRequest, invalid, shown
 
 if TYPE_CHECKING:
     from services.batching.shell import Batching
-    from services.host import ModelHost
+    from services.settings import Settings
 
 Submit = Callable[[Arrays, float, Priority], asyncio.Future[Answer]]
+
+
+class Precomputable(Protocol):
+    """A model whose answers may be precomputed."""
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+
+    @property
+    def digest(self) -> str:
+        """The digest of its bundle: stored answers are its own."""
+
+    @property
+    def signature(self) -> Signature:
+        """What it takes and returns."""
 
 
 class Hybrid:
@@ -153,26 +170,29 @@ class Hybrid:
 
 
 def open_hybrid(
-    host: ModelHost, batching: Batching, clock: Clock, registry: CollectorRegistry
+    model: Precomputable,
+    settings: Settings,
+    batching: Batching,
+    clock: Clock,
+    registry: CollectorRegistry,
 ) -> Hybrid | None:
-    """Return what answers the host's requests with keys; None if MLCTL_HYBRID is not set.
+    """Return what answers the model's requests with keys; None if MLCTL_HYBRID is not set.
 
     UNSUPPORTED_MODEL for a model whose answers cannot be precomputed.
     """
-    settings = host.settings
     if settings.hybrid is None:
         return None
     if not batching.limits.joinable:
         raise MlctlError(
             ErrorCode.UNSUPPORTED_MODEL,
-            f"model {host.name!r} has no independent rows, so its answers cannot be precomputed",
+            f"model {model.name!r} has no independent rows, so its answers cannot be precomputed",
             "Serve it without MLCTL_HYBRID.",
         )
-    codec = RowCodec(host.signature.outputs)
+    codec = RowCodec(model.signature.outputs)
     store = open_store(settings.hybrid, settings.hybrid_store)
     timeout = settings.hybrid_timeout_ms / 1000
-    meter = HybridMeter(host.name, registry)
-    finder = Finder(store.reader(host.digest, timeout), timeout, clock)
+    meter = HybridMeter(model.name, registry)
+    finder = Finder(store.reader(model.digest, timeout), timeout, clock)
     return Hybrid(codec, finder, batching.submit, meter, clock, ttl=settings.hybrid_ttl_s)
 
 

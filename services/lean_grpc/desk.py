@@ -21,7 +21,7 @@ from services.grpc.codec import GrpcCodec
 from services.grpc.status import status_of, trailers
 from services.host import ModelHost
 from services.lanes import Priority
-from services.lean.desk import Turn
+from services.lean.repeated import Turn
 from services.lean_grpc.head import HEADERS, Head, make_trailers
 from services.lean_grpc.hpack import encode
 from services.lean_grpc.ids import id_in

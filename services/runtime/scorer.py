@@ -25,8 +25,8 @@ from services.runtime.golden import load_golden
 from services.runtime.graphs import open_graphed
 from services.runtime.padding import RowPaddedSession
 from services.runtime.session import Session, open_session
+from services.runtime.settings import RuntimeSettings
 from services.runtime.transform import Transform, TransformError, load_transform
-from services.settings import Settings
 
 Arrays = Mapping[str, np.ndarray]
 # A shape that these have not seen costs them more than the surplus rows of the next larger one:
@@ -64,7 +64,7 @@ class Scorer:
         self._model_outputs = manifest.model_signature.outputs
 
     @classmethod
-    def open(cls, bundle: VerifiedBundle, settings: Settings) -> Scorer:
+    def open(cls, bundle: VerifiedBundle, settings: RuntimeSettings) -> Scorer:
         """Load the model, and the transform if there is one, of a bundle that was verified."""
         signature = bundle.manifest.model_signature
         for spec in (*signature.inputs, *signature.outputs):

@@ -16,8 +16,7 @@ class SecureSettings(BaseSettings):
 
     One of `token` and `token_file` closes the API to callers without a token, and /metrics
     with it. `tls_cert` and `tls_key` switch TLS on, `tls_client_ca` requires
-    a certificate of callers. `require_signature` is the public key under which a bundle must be
-    signed to be served.
+    a certificate of callers.
     """
 
     token: SecretStr | None = None
@@ -25,7 +24,6 @@ class SecureSettings(BaseSettings):
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_client_ca: Path | None = None
-    require_signature: Path | None = None
 
     def access(self) -> Access:
         """Who may call the API; INVALID_INPUT if the token or its file cannot be used."""

@@ -22,7 +22,7 @@ from services.http.predict import predict_routes
 from services.inference import Inference
 from services.layout import Packed, pack
 from services.lean.protocol import lean_protocol
-from services.lean.repeat import RepeatCycle
+from services.lean.repeated import RepeatCycle
 from services.lean_grpc.desk import InferDesk
 from services.settings import Settings
 from services.v2.messages import SERVICE, methods

@@ -18,8 +18,7 @@ from bundle.verify import VerifiedBundle
 from services.host import ModelHost
 from services.http.app import V2App
 from services.inference import Inference
-from services.lean.cycle import LeanCycle
-from services.lean.protocol import lean_protocol
+from services.lean.protocol import LeanCycle, lean_protocol
 from services.settings import Settings
 from tests.support.listening import Listening, listening
 

@@ -10,7 +10,7 @@ from uvicorn.server import ServerState
 
 from services.http.app import V2App
 from services.lean.protocol import LeanProtocol, lean_protocol
-from services.lean.repeat import RepeatCycle
+from services.lean.repeated import RepeatCycle
 from tests.services.lean.conftest import INFER, Bench
 from tests.support.wires import Wire
 

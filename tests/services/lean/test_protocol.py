@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from services.batching.shell import Answer
-from services.lean.cycle import LeanCycle
+from services.lean.protocol import LeanCycle
 from services.settings import Settings
 from tests.services.lean.conftest import BODY, INFER, LIMIT, Bench, Reply, read_reply, request
 from tests.support.listening import Listening, until

@@ -322,7 +322,7 @@ def test_waits_that_differ_cost_a_batch_no_more(
         made.append(make_plan(*arguments))
         return made[-1]
 
-    monkeypatch.setattr("services.lean.desk.make_plan", count)
+    monkeypatch.setattr("services.lean.repeated.make_plan", count)
 
     async def main() -> None:
         first = Line(bench)

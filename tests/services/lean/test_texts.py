@@ -243,7 +243,7 @@ def test_what_goes_wrong_unforeseen_is_answered(
         def fail(*_: object) -> None:
             raise MemoryError
 
-        monkeypatch.setattr("services.lean.texts.read_numbers", fail)
+        monkeypatch.setattr("services.lean.repeated.read_numbers", fail)
         line.protocol.data_received(ONE)
         assert line.repeated()
         assert (await line.answer())[0].startswith(b"HTTP/1.1 500 ")

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from bundle.verify import VerifiedBundle
 from services.grpc.server import GrpcServer
 from services.host import ModelHost
-from services.lean.desk import Turn
+from services.lean.repeated import Turn
 from services.lean_grpc.connection import Times
 from services.lean_grpc.desk import InferCall, InferDesk
 from services.settings import Settings

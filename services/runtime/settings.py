@@ -1,0 +1,81 @@
+"""How a model is run: environment variables with the prefix MLCTL_."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+from pydantic import AfterValidator, Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from bundle.errors import ErrorCode, MlctlError
+from services.tensorrt.options import EngineOptions
+from services.tensorrt.profile import Range
+
+PREFIX = "MLCTL_"
+S = TypeVar("S", bound=BaseSettings)
+
+
+def parse_lengths(text: str) -> Range:
+    """Parse a range written as LEAST:USUAL:GREATEST; ValueError if it is not one."""
+    try:
+        least, usual, greatest = map(int, text.split(":"))
+    except ValueError:
+        raise ValueError("write it as LEAST:USUAL:GREATEST, such as 1:128:512") from None
+    return Range(least, usual, greatest)
+
+
+def _check_lengths(text: str) -> str:
+    parse_lengths(text)
+    return text
+
+
+class RuntimeSettings(BaseSettings):
+    """How a session is opened, for a server, a batch job or a stream.
+
+    Attributes:
+        provider: ONNX Runtime's provider; unset, the one that the bundle was made for.
+        threads: CPU threads of the session.
+        pad_rows: pad batches to the bundle's sizes; unset, only on CUDA and TensorRT.
+        cuda_graphs: run each of these sizes as one CUDA graph (provider cuda).
+        require_signature: the public key that must have signed a bundle before it is loaded.
+        trt_workspace_mb: TensorRT's workspace in MiB; unset, TensorRT's default.
+        trt_lengths: minimum, usual and maximum size of every dynamic dimension but the batch.
+        trt_build_timeout_s: limit in seconds for building one engine.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_ignore_empty=True, frozen=True, extra="ignore"
+    )
+
+    provider: str | None = None
+    threads: Annotated[int, Field(ge=1, le=1024)] = 1
+    pad_rows: bool | None = None
+    cuda_graphs: bool = False
+    require_signature: Path | None = None
+    trt_workspace_mb: Annotated[int, Field(ge=1)] | None = None
+    trt_lengths: Annotated[str, AfterValidator(_check_lengths)] = "1:128:512"
+    trt_build_timeout_s: Annotated[float, Field(gt=0)] = 1800.0
+
+    @property
+    def engine(self) -> EngineOptions:
+        """How TensorRT builds the model's engine; other providers build none."""
+        workspace = self.trt_workspace_mb
+        return EngineOptions(
+            parse_lengths(self.trt_lengths),
+            None if workspace is None else workspace << 20,
+            self.trt_build_timeout_s,
+        )
+
+
+def read_environment(settings: type[S]) -> S:
+    """Return `settings` read from this process's environment.
+
+    INVALID_INPUT names the variable that is wrong.
+    """
+    try:
+        return settings()
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        variable = PREFIX + "_".join(str(part) for part in first["loc"]).upper()
+        raise MlctlError(ErrorCode.INVALID_INPUT, f"{variable}: {first['msg']}") from error
