@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 FILE = click.Path(path_type=Path, resolve_path=True)
 _TLS = (
-    ("--tls-cert", "Encrypt what is listened on: the certificate chain, PEM."),
+    ("--tls-cert", "Serve over TLS: the certificate chain, PEM."),
     ("--tls-key", "The certificate's key, PEM without a password."),
-    ("--tls-client-ca", "Answer only callers with a certificate of it."),
+    ("--tls-client-ca", "Require client certificates signed by this CA, PEM."),
 )
 
 
@@ -28,7 +28,7 @@ def edge_options(function: Callable[..., Any]) -> Callable[..., Any]:
     function = click.option(
         "--insecure",
         is_flag=True,
-        help="Listen where other machines may call without a token, and nobody sees the warning.",
+        help="Allow a listener for other machines without authentication.",
     )(function)
     for name, told in reversed(_TLS):
         variable = "MLCTL" + name[1:].replace("-", "_").upper()

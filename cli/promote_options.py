@@ -31,13 +31,13 @@ _STEPS = (
         callback=_steps,
         help="Percents of the traffic, rising to 100.",
     ),
-    _option("--step-seconds", type=float, default=10.0, help="Least per step."),
-    _option("--min-requests", type=int, default=50, help="Least per step."),
+    _option("--step-seconds", type=float, default=10.0, help="Minimum seconds per step."),
+    _option("--min-requests", type=int, default=50, help="Minimum candidate requests per step."),
     _option(
         "--bake-seconds",
         type=float,
         default=30.0,
-        help="Least time at 100 % before the previous model is stopped.",
+        help="Minimum seconds at 100 % before the previous model is stopped.",
     ),
     _option(
         "--deadline",
@@ -50,9 +50,13 @@ _STEPS = (
         "--on-inconclusive",
         type=click.Choice(["rollback", "pause"]),
         default="rollback",
-        help="What to do then: take it back, or wait for `mlctl resume` or `mlctl abort`.",
+        help="After --deadline: roll back, or wait for `mlctl resume` or `mlctl abort`.",
     ),
-    click.option("--sticky", is_flag=True, help="Keep a client on its model while weights allow."),
+    click.option(
+        "--sticky",
+        is_flag=True,
+        help="Keep each client on the same model while the weights allow it.",
+    ),
 )
 
 _SHADOW = (
@@ -60,22 +64,24 @@ _SHADOW = (
         "--shadow-percent",
         type=_PERCENT,
         default=20,
-        help="Percent of the traffic to copy to BENTO before any user gets its answers; 0: none.",
+        help="Percent of the traffic to copy to BENTO before it answers users; 0: none.",
     ),
-    _option("--shadow-seconds", type=float, default=10.0, help="Least time of that."),
-    _option("--shadow-requests", type=click.IntRange(1), default=50, help="Least copies of that."),
+    _option("--shadow-seconds", type=float, default=10.0, help="Minimum seconds of copying."),
+    _option(
+        "--shadow-requests", type=click.IntRange(1), default=50, help="Minimum number of copies."
+    ),
     _option(
         "--shadow-wait",
         "shadow_wait_seconds",
         type=click.FloatRange(0, min_open=True),
         default=120.0,
-        help="Longest time of that for lack of copies; with --min-agreement it goes on.",
+        help="Maximum seconds to wait for copies; no limit with --min-agreement.",
     ),
     _option("--mirror-percent", type=_PERCENT, default=0, help="Percent to copy during the steps."),
     click.option(
-        "--min-agreement", type=_SHARE, help="Least share of the copies with the same answer."
+        "--min-agreement", type=_SHARE, help="Minimum share of the copies with the same answer."
     ),
-    _option("--max-psi", type=float, default=0.2, help="Largest drift of the answers."),
+    _option("--max-psi", type=float, default=0.2, help="Maximum drift of the answers (PSI)."),
 )
 
 _LIMITS = (
@@ -86,7 +92,7 @@ _LIMITS = (
         "--max-error-rate",
         type=float,
         default=0.01,
-        help="Largest share of the requests that may fail.",
+        help="Maximum share of failed requests.",
     ),
     _option(
         "--alpha",
@@ -97,12 +103,14 @@ _LIMITS = (
 )
 
 _CONDUCT = (
-    click.option("--plan", "only_plan", is_flag=True, help="Only say what it would need."),
+    click.option(
+        "--plan", "only_plan", is_flag=True, help="Only compute how much traffic and time it needs."
+    ),
     click.option(
         "--full",
         is_flag=True,
-        help="Skip the gates but hard failures, in an emergency. Without BENTO: of the rollout "
-        "under way.",
+        help="Emergency: skip all gates except crash and health checks. Without BENTO: for the "
+        "current rollout.",
     ),
     click.option(
         "--force",
@@ -113,12 +121,10 @@ _CONDUCT = (
     click.option(
         "--allow-breaking",
         is_flag=True,
-        help="Start although callers of the live model would miss something of it at BENTO.",
+        help="Start although BENTO lacks something that callers of the live model use.",
     ),
     click.option("--no-alias", is_flag=True, help="Do not write the @champion alias."),
-    click.option(
-        "--detach", is_flag=True, help="Only ask for it; follow with `mlctl status NAME`."
-    ),
+    click.option("--detach", is_flag=True, help="Return at once; follow with `mlctl status NAME`."),
 )
 
 

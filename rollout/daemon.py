@@ -51,7 +51,7 @@ _MAX_ERRORS = 5
 
 
 class Daemon:
-    """Watches the deployment `name` until told to stop or until another one takes over."""
+    """Watch the deployment `name` until SIGTERM, or until another daemon takes over."""
 
     def __init__(
         self, name: str, journal: Journal, stack: ExitStack, unwatched_seconds: float
@@ -88,7 +88,7 @@ class Daemon:
         self._stop = False
 
     def _show(self, settings: Settings, stack: ExitStack) -> None:
-        """Whatever tells others of the deployment; none of it holds a look up."""
+        """Start what reports the deployment elsewhere; none of it delays a tick."""
         journal, clock = places.journal(), self._world.clock
         told = stack.enter_context(Told(journal))
         self._runs = RunKeeper(self._name, settings.runs, told, clock)
@@ -99,11 +99,11 @@ class Daemon:
         stack.enter_context(Webhooks(self._name, settings, journal))
 
     def stop(self, _number: int, _frame: FrameType | None) -> None:
-        """The SIGTERM handler: finish this look, then leave everything running."""
+        """Handle SIGTERM: finish this tick, then leave everything running."""
         self._stop = True
 
     def run(self) -> int:
-        """Look until stopped; the exit code. Errors that repeat end it: others may take over."""
+        """Tick until stopped; return the exit code. Repeated errors end it, for a fresh process."""
         errors = 0
         while not self._stop:
             self._obeyed = self._journal.last_command(self._name)
@@ -112,7 +112,7 @@ class Daemon:
                 errors = 0
             except StaleEpochError:
                 return 0
-            except Exception:  # noqa: BLE001 - a watcher must outlive one bad look; it is logged
+            except Exception:  # noqa: BLE001 - one bad tick must not end the daemon; it is logged
                 traceback.print_exc()
                 errors += 1
                 if errors == _MAX_ERRORS:
@@ -126,7 +126,7 @@ class Daemon:
         if deployment.epoch != self._epoch or not deployment.up:
             raise StaleEpochError(self._name)
         self._supervisor.ensure(deployment)
-        # In a cluster the kubelet watches over what runs.
+        # In a cluster the kubelet restarts what dies.
         remote = deployment.settings.kubernetes is not None
         live = () if remote else self._supervisor.live.ready.values()
         self._vitals.watch(live, loads=deployment.settings.autoscaled)
@@ -151,7 +151,7 @@ class Daemon:
     def _rotate(self) -> None:
         try:
             logs.rotate(self._logs)
-        except OSError:  # a full disk must not end what still serves; it is logged
+        except OSError:  # a full disk must not end what still serves
             traceback.print_exc()
 
     def _drive(self, deployment: Deployment) -> None:

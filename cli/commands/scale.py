@@ -14,7 +14,9 @@ from cli.scaling import bound_options, bounds
 @click.command()
 @click.argument("name")
 @click.option(
-    "--replicas", type=click.IntRange(1, 64), help="As many, whatever the load; ends autoscaling."
+    "--replicas",
+    type=click.IntRange(1, 64),
+    help="Run exactly this many replicas; turns autoscaling off.",
 )
 @bound_options
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Until all are ready.")

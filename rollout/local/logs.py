@@ -1,8 +1,8 @@
 """The logs of a deployment: kept within bounds, read back, followed.
 
-A process holds its log open for life, and must go on writing whoever else dies. So a log that
-is too large is copied and then cut in place: every writer appends, and goes on at the new end.
-What is written in the moment between both is lost; nothing else is.
+A process keeps its log open, so a log that is too large is copied and then truncated in place:
+the writer appends, and continues at the new end. Only what is written between the copy and the
+truncation is lost.
 """
 
 from __future__ import annotations

@@ -25,12 +25,12 @@ def lock(name: str) -> Path:
 
 
 def heartbeat(name: str) -> Path:
-    """The file that its daemon touches at each look."""
+    """The file that its daemon touches at each tick."""
     return directory(name) / "heartbeat"
 
 
 def daemon_log(name: str) -> Path:
-    """What its daemon printed."""
+    """The daemon's log."""
     return directory(name) / "logs" / "daemon.log"
 
 

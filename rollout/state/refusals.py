@@ -1,4 +1,4 @@
-"""Why the journal refuses what a client asks for, with what to do instead. Pure."""
+"""The errors with which the journal rejects a request, with what to do instead. Pure."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _SHOWN = 5  # reasons in one message
 
 
 def unknown(name: str, known: Sequence[str]) -> MlctlError:
-    """No deployment of that name is up; `known` ones are, and near names are told."""
+    """No deployment of that name runs; the message names the `known` ones that are near."""
     near = difflib.get_close_matches(name, known, n=3) or known[:3]
-    also = f"; up are: {', '.join(near)}" if near else ""
-    return MlctlError(ErrorCode.DEPLOYMENT_NOT_FOUND, f"no deployment {name!r} is up{also}")
+    also = f"; running: {', '.join(near)}" if near else ""
+    return MlctlError(ErrorCode.DEPLOYMENT_NOT_FOUND, f"no running deployment {name!r}{also}")
 
 
 def check_candidate(deployment: Deployment, candidate: Revision, active: Rollout | None) -> None:
@@ -29,17 +29,15 @@ def check_candidate(deployment: Deployment, candidate: Revision, active: Rollout
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
             f"{name!r} serves the model {live.name!r}, not {candidate.name!r}: "
-            "its clients would get nothing but 404",
-            "Start another model with `mlctl up` under a deployment name of its own.",
+            "its clients would only get 404",
+            "Start the other model under another deployment name: `mlctl up NAME BENTO`.",
         )
     if active is None and live.digest == candidate.digest:
-        raise MlctlError(
-            ErrorCode.ALREADY_LIVE, f"{candidate.bento} is what {name!r} serves already"
-        )
+        raise MlctlError(ErrorCode.ALREADY_LIVE, f"{name!r} already serves {candidate.bento}")
 
 
 def broken(live: Revision, candidate: Revision) -> tuple[str, ...]:
-    """What callers of `live` would miss; nothing is known of revisions recorded without it."""
+    """Return what callers of `live` would miss; nothing where an interface is not recorded."""
     if not (live.interface and candidate.interface):
         return ()
     documents = (live.interface, candidate.interface)
@@ -49,7 +47,7 @@ def broken(live: Revision, candidate: Revision) -> tuple[str, ...]:
 def check_interface(
     deployment: Deployment, candidate: Revision, spec: RolloutSpec
 ) -> tuple[str, ...]:
-    """What callers would miss; INTERFACE_BROKEN with it, unless the spec says that it is meant."""
+    """Return what callers would miss; INTERFACE_BROKEN, unless the spec allows breaking changes."""
     reasons = broken(deployment.live, candidate)
     if reasons and not spec.breaking:
         more = f" (and {len(reasons) - _SHOWN} more)" if len(reasons) > _SHOWN else ""
@@ -88,7 +86,7 @@ def under_way(name: str, active: Rollout | None) -> MlctlError:
 
 
 def nothing_under_way(name: str, active: Rollout | None, rollouts: Iterable[Rollout]) -> MlctlError:
-    """No rollout can obey any more; the hint names the way back to the former revision."""
+    """No rollout is under way; the hint names the way back to the former revision."""
     promoted = (rollout for rollout in rollouts if rollout.outcome is Outcome.PROMOTED)
     former = active or next(promoted, None)
     what = f"no rollout of {name!r} is under way"

@@ -208,7 +208,7 @@ def test_every_process_has_a_log(shop: str) -> None:
     directory = logs.directory_of(shop)
     assert set(logs.roles(directory)) == {"blue/0", "daemon", "proxy"}
     texts = [line.text for line in logs.tail(directory, "blue/0", 10)]
-    assert any("tiny:aa starts as blue/0" in text for text in texts)
+    assert any("start: tiny:aa as blue/0" in text for text in texts)
     assert "fake bento tiny:aa starts" in texts
 
 

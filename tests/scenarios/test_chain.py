@@ -147,7 +147,7 @@ def test_status_says_what_serves(shop: Shop) -> None:
 def test_the_same_model_is_not_promoted_again(shop: Shop) -> None:
     refused = shop.mlctl.run("promote", "shop", shop.built["tag"])
     assert refused.returncode == 8
-    assert "serves already" in refused.stderr
+    assert "already serves" in refused.stderr
 
 
 def test_why_tells_the_chain_of_what_serves(shop: Shop) -> None:

@@ -19,7 +19,6 @@ from rollout.local.supervisor import PROXY, Supervisor
 from rollout.model import Colour, Endpoint, Ports, Settings
 from rollout.planes.envoy import EnvoyFiles
 from rollout.ports import PlaneUnavailable, Probe, Served
-from rollout.process_ref import ProcessRef
 from rollout.state.journal import Journal
 from tests.support.memory import MemoryLauncher, MemoryPlane
 from tests.support.rollouts import revision
@@ -259,9 +258,3 @@ class TestReplicas:
             stage.clock.advance(2.0)
             live.ensure(asleep, stand_in)
         assert self.roles(stage) == set()
-
-    def test_old_journals_are_read(self, stage: Stage, tmp_path: Path) -> None:
-        stage.journal.put_process("shop", "green", ProcessRef(1, 2.0, "t"), {})
-        with Journal(tmp_path / "journal.db") as again:
-            assert again.processes("shop")["green/0"][0] == ProcessRef(1, 2.0, "t")
-            assert "green" not in again.processes("shop")
