@@ -133,6 +133,10 @@ def run_options(graph: int) -> Any:
     return options
 
 
+# ONNX Runtime cannot switch a graph whose layers share a weight to exact kernels.
+_SHARED_WEIGHT = "Attempt to replace the existing tensor"
+
+
 def load_onnx(model: Path, providers: Providers, threads: int) -> Any:
     """ONNX Runtime's session for `model`; its first provider must be the first asked for."""
     # Its wheels report their use over the network unless told not to before they are imported.
@@ -145,14 +149,13 @@ def load_onnx(model: Path, providers: Providers, threads: int) -> Any:
         raise _unavailable(wanted, "the installed ONNX Runtime was built without it")
     if wanted != _PROVIDERS["cpu"]:
         _load_libraries(runtime, wanted)
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    # Spinning threads would burn the cores that the event loop and other workers need.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.log_severity_level = 3
     try:
-        inner = runtime.InferenceSession(str(model), options, providers=list(providers))
+        try:
+            inner = _open(runtime, model, providers, threads, exact=True)
+        except Exception as error:
+            if _SHARED_WEIGHT not in str(error):
+                raise
+            inner = _open(runtime, model, providers, threads, exact=False)
     except Exception as error:
         raise MlctlError(
             ErrorCode.UNSUPPORTED_MODEL, f"ONNX Runtime cannot load {model.name}: {error}"
@@ -161,6 +164,22 @@ def load_onnx(model: Path, providers: Providers, threads: int) -> Any:
     if inner.get_providers()[0] != wanted:
         raise _unavailable(wanted, f"the runtime fell back to {inner.get_providers()[0]}")
     return inner
+
+
+def _open(runtime: Any, model: Path, providers: Providers, threads: int, *, exact: bool) -> Any:
+    """Return ONNX Runtime's session; `exact` asks for INT8 kernels that do not saturate.
+
+    Without VNNI the fast INT8 kernels of x86 add pairs of products in 16 bits and saturate, which
+    can spoil the whole output. The exact ones are slower; on a CPU with VNNI nothing changes.
+    """
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    # Spinning threads would burn the cores that the event loop and other workers need.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.x64quantprecision", "1" if exact else "0")
+    options.log_severity_level = 3
+    return runtime.InferenceSession(str(model), options, providers=list(providers))
 
 
 def _load_libraries(runtime: Any, wanted: str) -> None:

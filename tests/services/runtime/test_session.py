@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import MODEL_NAME
@@ -126,3 +126,23 @@ def test_runs_say_nothing_of_graphs_where_the_runtime_captures_none(
     monkeypatch.setattr(session, "run_options", lambda graph: pytest.fail(f"graph {graph}"))
     opened = open_session(bundle.path(MODEL_NAME), provider, graphs=True)
     assert opened.run({"x": np.zeros((1, 4), np.float32)})["y"].shape[0] == 1
+
+
+def test_int8__weights_and_inputs_at_their_limits__do_not_saturate(tmp_path: Path) -> None:
+    """Without VNNI the fast kernels of x86 would clip the sum of two products to 32767."""
+    rows, columns = 4, 64
+    nodes = [helper.make_node("MatMulInteger", ["x", "w"], ["y"])]
+    weights = np.full((columns, 8), 127, np.int8)
+    graph = helper.make_graph(
+        nodes,
+        "limits",
+        [helper.make_tensor_value_info("x", TensorProto.UINT8, [rows, columns])],
+        [helper.make_tensor_value_info("y", TensorProto.INT32, [rows, 8])],
+        [numpy_helper.from_array(weights, "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    model.ir_version = 10
+    onnx.save(model, str(tmp_path / "model.onnx"))
+    inputs = np.full((rows, columns), 255, np.uint8)
+    found = open_session(tmp_path / "model.onnx").run({"x": inputs})["y"]
+    np.testing.assert_array_equal(found, inputs.astype(np.int32) @ weights.astype(np.int32))
