@@ -152,7 +152,7 @@ def send_at(place: Place, payload: str, count: int, rate: float) -> None:
         for start in range(0, count, part):
             wait.wait(max(0.0, began + start / rate - clock.monotonic()))
             those = enumerate(messages[start : start + part], start)
-            producer.publish([Outgoing(value, b"%d" % n, (), f"n{n}") for n, value in those])
+            producer.publish([Outgoing(value, b"%d" % n) for n, value in those])
 
 
 @contextmanager

@@ -99,7 +99,7 @@ def link(spec: Spec, meter: Meter) -> None:
 def _answer(message: Message) -> Outgoing:
     source = f"bench:in/{message.partition}/{message.offset}"
     headers = (*_SHARED, (SOURCE, source.encode()))
-    return Outgoing(message.value[:4], message.key, headers, source)
+    return Outgoing(message.value[:4], message.key, headers)
 
 
 def kafka(spec: Spec, meter: Meter) -> None:
