@@ -305,7 +305,9 @@ class LinesTransport:
         with LineReader(place, 0) if pipe else FileReader(place, start="latest") as reader:
             while not reader.ended:
                 found = reader.poll(_MANY, wait_s)
-                yield from found or [None]
+                yield from found
+                if not found:
+                    yield None
 
     def examine(self, place: Place, group: str) -> Examined:
         """What is in the file, and how much of it `group` has not done."""
