@@ -24,8 +24,8 @@ _SENTENCES = {
     Guarantee.AT_LEAST_ONCE: "no message is lost; after a kill some are answered again, with the "
     "same mlctl-source header",
 }
-# So many more objects than before, and the newest are looked at: several batches of messages.
-_YOUNG = 200_000
+# Objects of several batches: the garbage collector's threshold for its youngest generation.
+_YOUNG_OBJECTS = 200_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +76,15 @@ def _payload(wanted: Wanted, signature: Signature) -> Payload:
 
 @contextmanager
 def seldom_collected() -> Iterator[None]:
-    """Keep the garbage collector from looking through all messages over and over.
+    """Run the garbage collector seldom: messages are many and have no cycles.
 
-    They are many and have no cycles. What is there now is not looked at until the end.
+    Objects that exist at the start are left out until the end. Without this a run on the SQLite
+    log answers a quarter fewer messages a second; leaving out only the former is no better.
     """
     before = gc.get_threshold()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_YOUNG, 50, 100)
+    gc.set_threshold(_YOUNG_OBJECTS, 50, 100)
     try:
         yield
     finally:

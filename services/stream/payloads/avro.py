@@ -21,7 +21,7 @@ from services.stream.base import Decoded
 from services.stream.payloads import PayloadRequest
 from services.stream.payloads.jsonrows import JsonWriter, too_long
 from services.stream.payloads.objects import Carried, ObjectReader
-from services.stream.payloads.schemas import SchemaRegistry
+from services.stream.payloads.schemas import SchemaRegistry, require_registry_client
 from services.v2.wire import invalid
 
 _HEAD = struct.Struct(">BI")
@@ -102,7 +102,7 @@ class AvroPayload:
         if known is not None:
             return known
         found = self._registry.schema(number)
-        if found.get("schemaType", "AVRO") != "AVRO":
+        if found.schema_type != "AVRO":
             raise invalid(f"schema {number} is not one of Avro")
         import fastavro
 
@@ -110,7 +110,7 @@ class AvroPayload:
         try:
             for text in self._registry.referenced(found):
                 fastavro.parse_schema(orjson.loads(text), named)
-            parsed = fastavro.parse_schema(orjson.loads(found["schema"]), named)
+            parsed = fastavro.parse_schema(orjson.loads(str(found.schema_str)), named)
         except (fastavro.schema.SchemaParseException, KeyError, ValueError, TypeError) as error:
             raise invalid(f"schema {number} cannot be read") from error
         self._schemas[number] = parsed
@@ -212,11 +212,12 @@ def _decoded(array: np.ndarray) -> list[Any]:
 
 
 def _require() -> None:
+    require_registry_client()
     try:
         import fastavro  # noqa: F401
     except ModuleNotFoundError as error:
         raise MlctlError(
             ErrorCode.RUNTIME_MISSING,
-            "Avro messages need the package 'fastavro'",
+            f"Avro messages need the package {error.name}",
             "pip install 'mlctl[avro]'",
         ) from error

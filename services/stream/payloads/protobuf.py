@@ -6,7 +6,9 @@ message. Answers are JSON, or messages of the type that `answer` names.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,8 @@ from services.stream.base import Decoded
 from services.stream.payloads import PayloadRequest
 from services.stream.payloads.jsonrows import JsonWriter, too_long
 from services.stream.payloads.objects import Carried, ObjectReader
+from services.stream.payloads.schemas import require_registry_client
 from services.v2.wire import invalid
-
-_HEAD_BYTES = 5
 
 
 class ProtobufPayload:
@@ -44,6 +45,8 @@ class ProtobufPayload:
         types = _types(Path(options["descriptors"]))
         self._type = _find(types, options["message"])
         self._framed = options.get("framing") == "confluent"
+        if self._framed:
+            require_registry_client()
         self._most = wanted.max_bytes
         fields = self._type.DESCRIPTOR.fields_by_name
         wire = [spec.name for spec in signature.inputs]
@@ -180,23 +183,14 @@ def _find(types: Any, name: str) -> type[Any]:
 
 
 def _unframed(value: bytes) -> bytes:
-    """What follows the head: a zero byte, four of a number, and a list of small numbers."""
-    if len(value) <= _HEAD_BYTES or value[0]:
-        raise invalid("the message does not begin with the number of a schema")
-    count, start = _varint(value, _HEAD_BYTES)
-    for _ in range(min(count >> 1, len(value))):
-        _, start = _varint(value, start)
-    return value[start:]
+    """What follows the number of a schema and the place of the type in it."""
+    from confluent_kafka.schema_registry.serde import SchemaId
+    from confluent_kafka.serialization import SerializationError
 
-
-def _varint(value: bytes, start: int) -> tuple[int, int]:
-    found = shift = 0
-    for place in range(start, min(start + 10, len(value))):
-        found |= (value[place] & 0x7F) << shift
-        if value[place] < 0x80:
-            return found, place + 1
-        shift += 7
-    raise invalid("the message ends inside of its head")
+    try:
+        return SchemaId("PROTOBUF").from_bytes(BytesIO(value)).read()
+    except (SerializationError, struct.error, ValueError, EOFError) as error:
+        raise invalid("the message does not begin with the number of a schema") from error
 
 
 def _text(value: Any) -> Any:

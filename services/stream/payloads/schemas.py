@@ -1,21 +1,25 @@
-"""A schema registry, asked once for each schema: by the HTTP API that Confluent documented.
+"""Schemas of a schema registry, through Confluent's client.
 
-One that does not answer is worth another try: no message is at fault because of it.
+While a registry does not answer the run waits: no message becomes a dead letter because of it.
 """
 
 from __future__ import annotations
 
 import os
-from typing import Any
-from urllib.parse import quote
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
 from services.v2.wire import invalid
 
+if TYPE_CHECKING:
+    from confluent_kafka.schema_registry import Schema
+
+_T = TypeVar("_T")
 AUTH_VARIABLE = "MLCTL_SCHEMA_REGISTRY_AUTH"
-_TIMEOUT_SECONDS = 10.0
-# A schema that is not there may be registered any moment; that it is not is kept for so long.
+_TIMEOUT_SECONDS = 10
+# How long a missing schema is not asked for again: it may be registered at any moment.
 _ABSENT_SECONDS = 10.0
 _DEEPEST = 16
 
@@ -24,70 +28,86 @@ class SchemaRegistry:
     """The registry at `url`. MLCTL_SCHEMA_REGISTRY_AUTH may hold USER:PASSWORD for it."""
 
     def __init__(self, url: str, clock: Clock | None = None) -> None:
-        import httpx
+        from confluent_kafka.schema_registry import SchemaRegistryClient
 
-        user, _, password = os.environ.get(AUTH_VARIABLE, "").partition(":")
-        auth = (user, password) if user else None
+        # The run itself tries again, and can be stopped meanwhile.
+        settings: dict[str, object] = {"url": url, "timeout": _TIMEOUT_SECONDS, "max.retries": 0}
+        if credentials := os.environ.get(AUTH_VARIABLE):
+            settings["basic.auth.user.info"] = credentials
         self._clock = clock or SystemClock()
-        self._http = httpx.Client(base_url=url, auth=auth, timeout=_TIMEOUT_SECONDS)
-        self._known: dict[int, dict[str, Any]] = {}
+        try:
+            self._client = SchemaRegistryClient(settings)
+        except ValueError:
+            # The library's words may hold the password.
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT,
+                "the schema registry's address or credentials are not valid",
+                f"Write --option registry=http://HOST:8081 and {AUTH_VARIABLE}=USER:PASSWORD.",
+            ) from None
         self._absent: dict[int, float] = {}
 
-    def schema(self, number: int) -> dict[str, Any]:
-        """What was registered as `number`; INVALID_INPUT if nothing was."""
-        known = self._known.get(number)
-        if known is not None:
-            return known
+    def schema(self, number: int) -> Schema:
+        """What was registered as `number`, from a cache; INVALID_INPUT if nothing was."""
         if self._absent.get(number, 0.0) <= self._clock.monotonic():
-            found = self._ask("GET", f"/schemas/ids/{number}")
+            found = _asked(lambda: self._client.get_schema(number))
             if found is not None:
-                self._known[number] = found
                 return found
             self._absent[number] = self._clock.monotonic() + _ABSENT_SECONDS
         raise invalid(f"the schema registry has no schema {number}")
 
-    def referenced(self, schema: dict[str, Any], depth: int = 0) -> list[str]:
+    def referenced(self, schema: Schema, depth: int = 0) -> list[str]:
         """The texts of the schemas that `schema` refers to, each after those it needs itself."""
         if depth > _DEEPEST:
             raise invalid("schemas refer to each other without an end")
         texts: list[str] = []
-        for reference in schema.get("references", ()):
-            subject, version = quote(str(reference["subject"]), safe=""), reference["version"]
-            found = self._ask("GET", f"/subjects/{subject}/versions/{version}")
+        for reference in schema.references or ():
+            subject, version = str(reference.subject), int(reference.version or 0)
+            found = _asked(lambda s=subject, v=version: self._client.get_version(s, v))  # type: ignore[misc]
             if found is None:
                 raise invalid("a schema refers to one that the schema registry does not have")
-            texts += [*self.referenced(found, depth + 1), str(found["schema"])]
+            texts += [*self.referenced(found.schema, depth + 1), str(found.schema.schema_str)]
         return list(dict.fromkeys(texts))
 
     def register(self, subject: str, schema: str) -> int:
         """The number of an Avro schema under `subject`, the same each time."""
-        path = f"/subjects/{quote(subject, safe='')}/versions"
-        found = self._ask("POST", path, {"schema": schema})
+        from confluent_kafka.schema_registry import Schema
+
+        found = _asked(lambda: self._client.register_schema(subject, Schema(schema, "AVRO")))
         if found is None:
             raise _refused(404)
-        return int(found["id"])
-
-    def _ask(self, method: str, path: str, body: object = None) -> dict[str, Any] | None:
-        """The document; None if there is none."""
-        import httpx
-
-        try:
-            answer = self._http.request(method, path, json=body)
-        except httpx.TransportError as error:
-            raise _away("did not answer") from error
-        if answer.status_code == 404 and method == "GET":
-            return None
-        if answer.status_code >= 500 or answer.status_code in (408, 429):
-            raise _away(f"answered with HTTP {answer.status_code}")
-        if answer.status_code >= 300:
-            raise _refused(answer.status_code)
-        try:
-            found = answer.json()
-        except ValueError as error:
-            raise _away("answered with something that is no JSON") from error
-        if not isinstance(found, dict):
-            raise _away("answered with something that is no schema")
         return found
+
+
+def require_registry_client() -> None:
+    """RUNTIME_MISSING if Confluent's client is not installed."""
+    try:
+        import confluent_kafka.schema_registry  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise MlctlError(
+            ErrorCode.RUNTIME_MISSING,
+            f"a schema registry needs the package {error.name}",
+            "pip install 'mlctl[avro]'",
+        ) from error
+
+
+def _asked(ask: Callable[[], _T]) -> _T | None:
+    """The answer of the registry; None if it has none (404)."""
+    from confluent_kafka.schema_registry import SchemaRegistryError
+    from httpx2 import TransportError
+
+    try:
+        return ask()
+    except TransportError as error:
+        raise _away("did not answer") from error
+    except SchemaRegistryError as error:
+        status = error.http_status_code
+        if status == 404:
+            return None
+        if status >= 500 or status in (408, 429):
+            raise _away(f"answered with HTTP {status}") from error
+        raise _refused(status) from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise _away("answered with something that is no schema") from error
 
 
 def _away(what: str) -> MlctlError:
@@ -99,6 +119,6 @@ def _refused(status: int) -> MlctlError:
     denied = status in (401, 403)
     return MlctlError(
         ErrorCode.UNAUTHENTICATED if denied else ErrorCode.REGISTRY_UNAVAILABLE,
-        f"the schema registry refused a request with HTTP {status}",
+        f"the schema registry rejected a request with HTTP {status}",
         f"Check --option registry and the credentials in {AUTH_VARIABLE}.",
     )

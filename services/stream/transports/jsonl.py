@@ -305,9 +305,8 @@ class LinesTransport:
         with LineReader(place, 0) if pipe else FileReader(place, start="latest") as reader:
             while not reader.ended:
                 found = reader.poll(_MANY, wait_s)
-                if found:
-                    yield from found
-                else:
+                yield from found
+                if not found:
                     yield None
 
     def examine(self, place: Place, group: str) -> Examined:

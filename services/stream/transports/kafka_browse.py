@@ -16,7 +16,7 @@ from services.stream.transports.kafka_client import (
     make,
     partitions_of,
     properties,
-    telling,
+    translate_errors,
     translated,
 )
 from services.stream.transports.kafka_reader import Names, converted
@@ -47,7 +47,7 @@ class _Look:
 
     def watermarks(self) -> Mapping[int, tuple[int, int]]:
         """By partition: the first offset there is, and the one that comes next."""
-        with telling(self.place.shown()):
+        with translate_errors(self.place.shown()):
             return {
                 each.partition: self.consumer.get_watermark_offsets(each, timeout=PATIENCE_S)
                 for each in self.partitions()
@@ -130,7 +130,7 @@ def examine(place: Place, group: str) -> Examined:
     """What the brokers say; a group that never committed is behind by all there is."""
     with closing(_Look(place, group or "mlctl-look")) as look:
         marks = look.watermarks()
-        with telling(place.shown()):
+        with translate_errors(place.shown()):
             found = look.consumer.list_topics(place.topic, timeout=PATIENCE_S)
             committed = look.consumer.committed(look.partitions(), timeout=PATIENCE_S)
         lag = {

@@ -138,7 +138,7 @@ def translated(error: KafkaError, place: str = "") -> MlctlError:
 
 
 @contextmanager
-def telling(place: str) -> Iterator[None]:
+def translate_errors(place: str) -> Iterator[None]:
     """Kafka's errors come out as mlctl's."""
     driver = load_driver()
     try:
@@ -150,7 +150,7 @@ def telling(place: str) -> Iterator[None]:
 def partitions_of(client: Any, place: Place, health: Health) -> Mapping[int, Any]:
     """The partitions of the topic; NOT_FOUND, or as translated()."""
     try:
-        with telling(place.shown()):
+        with translate_errors(place.shown()):
             found = client.list_topics(place.topic, timeout=PATIENCE_S).topics[place.topic]
     except MlctlError as error:
         if error.code is ErrorCode.BROKER_UNAVAILABLE:

@@ -21,7 +21,7 @@ from services.stream.transports.kafka_client import (
     make,
     partitions_of,
     properties,
-    telling,
+    translate_errors,
     translated,
 )
 
@@ -144,7 +144,7 @@ class GroupReader:
     # ---- messages
 
     def poll(self, limit: int, wait_s: float) -> Sequence[Message]:
-        with telling(self._place.shown()):
+        with translate_errors(self._place.shown()):
             if self._behind:
                 self._rewind()
             if self._to_pause:
@@ -231,7 +231,7 @@ class GroupReader:
         self.moved(positions)
 
     def lag(self) -> Mapping[str, int]:
-        with telling(self._place.shown()):
+        with translate_errors(self._place.shown()):
             if unknown := [name for name in self._owned if name not in self._committed]:
                 asked = [self._topic_partition(int(name)) for name in unknown]
                 self.moved(self._consumer.committed(asked, timeout=_LOOK_S))
@@ -241,7 +241,7 @@ class GroupReader:
     def group_lag(self) -> int:
         self.lag()  # It commits the ends of our own partitions.
         numbers = partitions_of(self._consumer, self._place, self._health)
-        with telling(self._place.shown()):
+        with translate_errors(self._place.shown()):
             asked = [self._topic_partition(number) for number in numbers]
             return sum(map(self._left, self._consumer.committed(asked, timeout=PATIENCE_S)))
 
@@ -279,7 +279,7 @@ class GroupReader:
     def _behind_by(self, name: str) -> int:
         partition = self._topic_partition(int(name))
         look = self._consumer.get_watermark_offsets
-        # What is not fetched is not told either.
+        # Of a partition that is paused the client knows no new end.
         low, high = look(partition, cached=True) if not self._paused else (0, -1)
         if high < 0:
             low, high = look(partition, timeout=_LOOK_S)
@@ -308,7 +308,7 @@ class GroupReader:
 
     def resume(self) -> None:
         self._paused = self._to_pause = False
-        with telling(self._place.shown()):
+        with translate_errors(self._place.shown()):
             self._consumer.resume(self._assignment())
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:

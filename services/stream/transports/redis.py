@@ -24,7 +24,7 @@ from services.stream.base import (
     no_group,
 )
 from services.stream.transports import redis_scripts as scripts
-from services.stream.transports.redis_client import connect, told
+from services.stream.transports.redis_client import connect, translate_errors
 from services.stream.transports.redis_entries import VALUE, FieldWriter, read_entries
 from services.stream.transports.redis_link import RedisLink, idle_ms, lease_key
 
@@ -41,13 +41,13 @@ class RedisProducer:
         self._writer = FieldWriter()
 
     def publish(self, messages: Sequence[Outgoing]) -> None:
-        with told(self._place):
+        with translate_errors(self._place):
             for at in range(0, len(messages), _PAGE):
                 arguments = self._writer.arguments(messages[at : at + _PAGE])
                 self._add((self._place.topic,), arguments)
 
     def __enter__(self) -> Self:
-        with told(self._place):
+        with translate_errors(self._place):
             self._db.ping()
         return self
 
@@ -79,13 +79,13 @@ class RedisTransport:
         field = _field(place)
         with connect(place) as db:
             if last is not None:
-                with told(place):
+                with translate_errors(place):
                     rows = db.execute_command("XREVRANGE", place.topic, "+", "-", "COUNT", last)
                 yield from read_entries(place.topic, reversed(rows), field)
                 return
             end, after = _newest(db, place), b"-"
             while True:
-                with told(place):
+                with translate_errors(place):
                     rows = db.execute_command("XRANGE", place.topic, after, end, "COUNT", _PAGE)
                 yield from read_entries(place.topic, rows, field)
                 if len(rows) < _PAGE:
@@ -98,7 +98,7 @@ class RedisTransport:
             after = _newest(db, place)
             block = ("COUNT", _PAGE, "BLOCK", max(1, int(wait_s * 1000)))
             while True:
-                with told(place):
+                with translate_errors(place):
                     reply = db.execute_command("XREAD", *block, "STREAMS", place.topic, after)
                 if not reply:
                     yield None
@@ -109,7 +109,7 @@ class RedisTransport:
 
     def examine(self, place: Place, group: str) -> Examined:
         """What the server says of `place`; BROKER_UNAVAILABLE, NOT_FOUND."""
-        with told(place), connect(place) as db:
+        with translate_errors(place), connect(place) as db:
             server, kept = db.info("server"), db.info("persistence")
             if not db.exists(place.topic):
                 raise MlctlError(
@@ -131,7 +131,7 @@ class RedisTransport:
 
     def forget(self, place: Place, group: str) -> None:
         """Delete `group`; NOT_FOUND, or JOB_RUNNING if one of its consumers is not idle."""
-        with told(place), connect(place) as db:
+        with translate_errors(place), connect(place) as db:
             keys = (place.topic, lease_key(place.topic, group))
             found = db.register_script(scripts.FORGET)(keys, (group, idle_ms(place)))
         if found == 0:
@@ -146,7 +146,7 @@ def _field(place: Place) -> bytes:
 
 def _newest(db: Any, place: Place) -> bytes:
     """The id of the newest entry that is there."""
-    with told(place):
+    with translate_errors(place):
         rows = db.execute_command("XREVRANGE", place.topic, "+", "-", "COUNT", 1)
     return bytes(rows[0][0]) if rows else b"0-0"
 

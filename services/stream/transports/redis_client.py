@@ -91,7 +91,7 @@ def _credentials() -> dict[str, Any]:
 
 
 @contextmanager
-def told(place: Place) -> Iterator[None]:
+def translate_errors(place: Place) -> Iterator[None]:
     """The library's errors as ours: BROKER_UNAVAILABLE is all that another try may mend."""
     try:
         yield

@@ -22,7 +22,7 @@ from services.stream.base import (
     Place,
 )
 from services.stream.transports import redis_scripts as scripts
-from services.stream.transports.redis_client import connect, missing, told
+from services.stream.transports.redis_client import connect, missing, translate_errors
 from services.stream.transports.redis_entries import VALUE, FieldWriter, read_entries
 
 _IDLE_SECONDS = 15.0
@@ -69,7 +69,7 @@ class RedisLink:
 
     def __enter__(self) -> Self:
         start = "0" if self._request.start == "earliest" else "$"
-        with told(self._request.source):
+        with translate_errors(self._request.source):
             try:
                 self._db.xgroup_create(self._topic, self._request.group, start, mkstream=True)
             except redis.ResponseError as error:
@@ -93,7 +93,7 @@ class RedisLink:
 
     def poll(self, limit: int, wait_s: float) -> Sequence[Message]:
         try:
-            with told(self._request.source):
+            with translate_errors(self._request.source):
                 found = self._poll(limit, wait_s)
         except MlctlError:
             # The answer may have been on its way: then the entries are pending under our name.
@@ -238,7 +238,7 @@ class RedisLink:
     ) -> Any:
         who = (self._request.group, self._me) if named else ()
         try:
-            with told(self._request.source):
+            with translate_errors(self._request.source):
                 return self._scripts[name](keys, (*who, *arguments))
         except MlctlError:
             self._cursor = b"0"  # as in poll()

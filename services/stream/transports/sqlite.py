@@ -28,7 +28,7 @@ from services.stream.base import (
     RebalanceListener,
 )
 from services.stream.transports.sqlite_group import Membership
-from services.stream.transports.sqlite_log import Log, Topic, told
+from services.stream.transports.sqlite_log import Log, Topic, translate_errors
 
 _LEASE_SECONDS = 10.0
 _SHORTEST_NAP, _LONGEST_NAP = 0.0005, 0.016
@@ -117,14 +117,14 @@ class SqliteLink:
         self.commit(Commit(done))
 
     def lag(self) -> Mapping[str, int]:
-        with told():
+        with translate_errors():
             return {
                 str(part): self._log.end(self._topic, part) - committed
                 for part, committed in self._group.committed().items()
             }
 
     def group_lag(self) -> int:
-        with told():
+        with translate_errors():
             committed = self._group.committed_by_all()
             return sum(
                 self._log.end(self._topic, part) - committed.get(part, self._begin(part))
@@ -150,7 +150,7 @@ class SqliteLink:
 
     def _rewind(self) -> None:
         """Go back to the last commit; what is not ours any more is found at the next beat."""
-        with told():
+        with translate_errors():
             self._positions = self._group.committed()
         self._ahead = {}
 
@@ -264,7 +264,7 @@ class SqliteTransport:
     def examine(self, place: Place, group: str) -> Examined:
         log = Log(_path(place), create=False)
         try:
-            with told():
+            with translate_errors():
                 return _examined(log, log.topic(place.topic, create=False), group)
         finally:
             log.close()

@@ -76,7 +76,7 @@ class Log:
         if create and not path.parent.is_dir():
             raise MlctlError(ErrorCode.INVALID_INPUT, f"there is no folder {path.parent}")
         self._turn = 0
-        with told():
+        with translate_errors():
             self.db = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)
             try:
                 self._prepare()
@@ -90,7 +90,7 @@ class Log:
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """All that is written inside becomes durable at its end, or nothing does."""
-        with told():
+        with translate_errors():
             self._begin()
             try:
                 yield self.db
@@ -149,7 +149,7 @@ class Log:
         """Messages after offset `after`: at least `limit` if so many are there, and few more."""
         query = f"SELECT * FROM {topic.table(part)} WHERE last > ? ORDER BY last"
         found: list[Message] = []
-        with told(), closing(self.db.execute(query, (after,))) as rows:
+        with translate_errors(), closing(self.db.execute(query, (after,))) as rows:
             for last, count, time_ms, bodies, keys, heads in rows:
                 columns = (
                     repeat(str(part), count),
@@ -259,7 +259,7 @@ class Log:
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def translate_errors() -> Iterator[None]:
     """SQLite's errors as ours: BROKER_UNAVAILABLE for what may pass, DISK_FULL, INVALID_INPUT."""
     try:
         yield

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bundle import files
 from bundle.errors import ErrorCode, MlctlError
-from bundle.files import write_atomic
 from services.stream.base import Commit, Guarantee, Link, LinkRequest, Outgoing, Place
 from services.stream.bridge import connect
 from services.stream.transports import jsonl
@@ -96,7 +96,7 @@ def _die() -> None:
 def _die_at(step: int, torn: float) -> None:
     """Be killed at the `step`-th write: before it, or after the share `torn` of its bytes."""
     left = [step]
-    write, replace = os.write, write_atomic
+    write, replace = os.write, files.write_atomic
 
     def counted() -> bool:
         left[0] -= 1

@@ -212,6 +212,16 @@ def test_a_registry_that_is_away_and_one_with_a_password(
     assert caught.value.code is ErrorCode.BROKER_UNAVAILABLE
 
 
+def test_registry__credentials_without_a_password__are_rejected_and_not_shown(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLCTL_SCHEMA_REGISTRY_AUTH", "topsecret")
+    with pytest.raises(MlctlError, match="not valid") as caught:
+        _avro(registry)
+    assert caught.value.code is ErrorCode.INVALID_INPUT
+    assert "topsecret" not in f"{caught.value.message} {caught.value.hint}"
+
+
 def _descriptors(folder: Path) -> tuple[Path, Any, Any]:
     """`Event` and `Answer` in a compiled file, and their classes."""
     file = descriptor_pb2.FileDescriptorProto(name="e.proto", package="shop", syntax="proto3")
