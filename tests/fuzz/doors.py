@@ -31,7 +31,8 @@ from tests.support.bundles import make_bundle
 from tests.support.listening import listening, until
 
 _LONGEST_WAIT = 20.0
-_PATIENCE = 0.01  # who hangs up on a gRPC server is not answered
+_PATIENCE = 0.01  # a server does not answer a client that has hung up
+_LONGER = (_PATIENCE, 0.2, 2.0, 10.0)  # the machine may be busy
 _HEADERS_AND_END = 4 | 1  # flags of a frame
 _INFER = b"/v2/models/tiny/infer"
 GOOD = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,4],"data":[1,2,3,4]}]}'
@@ -39,13 +40,10 @@ GOOD = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,4],"data":[1,2,3,4]
 
 @dataclass(frozen=True, slots=True)
 class _Server:
-    """A server with a model; `patience` is how long a caller must wait for more before it may
-    hang up, `alive` whether it still answers a good one.
-    """
+    """A server with a model; `alive` is whether it still answers a good request."""
 
     port: int
     host: ModelHost
-    patience: float
     alive: Callable[[], Coroutine[None, None, bool]]
 
 
@@ -60,18 +58,15 @@ class _Records(logging.Handler):
         self.messages.append(self.format(record)[-300:])
 
 
-async def _exchange(port: int, data: bytes, patience: float = 0.0) -> bytes:
-    """Send all of it and end; whatever comes back until the server closes.
-
-    With `patience` it ends only when nothing came for so many seconds.
-    """
+async def _exchange(port: int, data: bytes, patience: float = _PATIENCE) -> bytes:
+    """Send all of it, and hang up when nothing came for `patience` seconds; return the answers."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     answer = b""
     try:
         async with asyncio.timeout(_LONGEST_WAIT):
             with suppress(ConnectionError):  # cut off, which is an answer, too
                 writer.write(data)
-                while patience and (part := await _soon(reader, patience)):
+                while part := await _soon(reader, patience):
                     answer += part
                 writer.write_eof()
                 answer += await reader.read()
@@ -111,9 +106,12 @@ async def _http_server() -> AsyncIterator[_Server]:
         async with listening(app, lean_protocol(inference)) as server:
 
             async def alive() -> bool:
-                return b" 200 " in await _exchange(server.port, post(GOOD))
+                for patience in _LONGER:
+                    if b" 200 " in await _exchange(server.port, post(GOOD), patience):
+                        return True
+                return False
 
-            yield _Server(server.port, host, 0.0, alive)
+            yield _Server(server.port, host, alive)
 
 
 @asynccontextmanager
@@ -123,14 +121,14 @@ async def _grpc_server() -> AsyncIterator[_Server]:
         await server.start()
 
         async def alive() -> bool:
-            for patience in (_PATIENCE, 0.2, 2.0, 10.0):  # the machine may be busy
+            for patience in _LONGER:
                 answer = await _exchange(server.port, call(head(LIVE), EMPTY), patience)
                 if (1, _HEADERS_AND_END) in _frames_of(answer):
                     return True
             return False
 
         try:
-            yield _Server(server.port, host, _PATIENCE, alive)
+            yield _Server(server.port, host, alive)
         finally:
             await server.stop(1)
 
@@ -148,7 +146,7 @@ def _door(opened: Opened, told: Callable[[bytes], str]) -> Iterator[Feed]:
             server = runner.run(held.__aenter__())
 
             def feed(data: bytes) -> str:
-                answer = runner.run(_exchange(server.port, data, server.patience))
+                answer = runner.run(_exchange(server.port, data))
                 runner.run(_settled(server.host))
                 _judge(answer, records)
                 return told(answer)

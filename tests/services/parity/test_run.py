@@ -159,7 +159,7 @@ def test_what_json_has_no_word_for_is_left_out(shared_bundle: VerifiedBundle) ->
         address = Address("127.0.0.1", 1, tls=False, headers={})
         ways = open_online(client, address, "tiny", shared_bundle.manifest.signature)
     asked = asked_of(shared_bundle, np.full((1, 4), np.nan, np.float32))[0]
-    by_json = {way.name: judge(way, asked, None) for way in (ways[1], ways[3])}
+    by_json = {way.name: judge(way, asked, None) for way in (ways[1], ways[2])}
     assert {each.verdict for each in by_json.values()} == {Verdict.LEFT_OUT}
     assert all(each.passed for each in by_json.values())
     assert judge(BatchWay(shared_bundle), asked, None).verdict is Verdict.SAME
