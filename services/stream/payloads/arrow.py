@@ -168,7 +168,7 @@ def _read(value: bytes, wanted: PayloadRequest) -> pa.Table:
 
 def _is_compressed(batch: Any) -> bool:
     """Whether the metadata of a record batch has the field `compression` (Message.fbs)."""
-    from flatbuffers import encode, packer, table  # type: ignore[import-untyped]
+    from flatbuffers import encode, packer, table
 
     content = batch.metadata.to_pybytes()
     message = table.Table(content, encode.Get(packer.uoffset, content, 0))
