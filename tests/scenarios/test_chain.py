@@ -202,7 +202,7 @@ def test_one_byte_changed_in_a_bento_and_the_deployment_does_not_start(shop: Sho
         )
     finally:
         path.write_bytes(content)
-    assert refused.returncode == 9
+    assert refused.returncode == 4
     assert "model.onnx" in refused.stderr
     assert "sha256" in refused.stderr
     names = [
