@@ -14,15 +14,16 @@ demo: .venv/.demo ## Walk one real model through the whole chain
 
 # The tests drive real servers and brokers, on a machine that may stall: what fails beside
 # other tests counts if it fails alone, too. Both outcomes are shown.
-test: .venv/.dev ## Run the whole test suite
+test: check ## Run all checks and the whole test suite
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder || { \
 		[ $$? -eq 1 ] && echo "Some tests failed; they run once more, alone." && \
 		$(BIN)/python -m pytest --last-failed --last-failed-no-failures none --exitfirst; }
 
-check: .venv/.dev ## Format, lint and type checks; changes nothing
+check: .venv/.dev ## Check format, lint, types and layers; changes nothing
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 fix: .venv/.dev ## Apply the formatter and the safe lint fixes
 	$(BIN)/ruff format .

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from rich.table import Table
 
-from rollout.model import RolloutSpec
+from rollout.domain.spec import RolloutSpec
 from tests.support.gate_simulation import Tick, rolled_back_at
 
 RUNS = 300

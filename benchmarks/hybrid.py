@@ -25,16 +25,16 @@ from rich.table import Table
 
 from bundle.clock import SystemClock
 from bundle.tensors import DYNAMIC, Datatype, TensorSpec
-from services.hybrid.base import Commit, Row, Store
-from services.hybrid.finding import Finder
-from services.hybrid.lookup import Hybrid
-from services.hybrid.meter import HybridMeter
-from services.hybrid.places import open_store
-from services.hybrid.rows import RowCodec
-from services.lanes import Priority
-from services.streaming import Answer
-from services.v2.wire import InferRequest
-from tests.services.hybrid.servers import redis_server
+from services.online.models.precomputed import Hybrid
+from services.online.models.precomputed_metrics import HybridMeter
+from services.precomputed.base import Commit, Row, Store
+from services.precomputed.finding import Finder
+from services.precomputed.rows import RowCodec
+from services.precomputed.store_urls import open_store
+from services.protocol.priority import Priority
+from services.protocol.wire import InferRequest
+from services.runtime.streaming import Answer
+from tests.services.precomputed.servers import redis_server
 
 KEYS = 1_000_000
 REQUESTS = 20_000

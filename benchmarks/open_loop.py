@@ -35,7 +35,7 @@ from benchmarks.native import (
 from benchmarks.online import Up, pick_cores, up
 from benchmarks.ways import Way
 from benchmarks.workloads import make_workload
-from services.lean_grpc.hpack import encode
+from services.online.grpc.http2.hpack import encode
 
 LOADS = (0.3, 0.6, 3.0)
 CLIENTS = 64

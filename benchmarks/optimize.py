@@ -26,7 +26,7 @@ from bundle.home import HOME_VARIABLE, state_dir
 from bundle.manifest import MODEL_NAME
 from examples.digits.data import load_split
 from examples.digits.train import RECIPES, fit
-from optimize.choose import Judged
+from optimize.choice import Judged
 from optimize.goals import Goals, Prefer
 from optimize.pipeline import OptimizeResult, optimize
 from optimize.prepare import Options

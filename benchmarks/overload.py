@@ -24,10 +24,10 @@ from rich.table import Table
 from benchmarks.workloads import BUCKETS, DENSE_WIDTHS, MAX_ROWS, write_dense
 from bundle.clock import SystemClock
 from bundle.errors import MlctlError
-from services.batching.batcher import Limits
-from services.batching.costs import BatchCosts
-from services.batching.shell import Arrays, Batching
-from services.metrics.counts import BatchStats
+from services.online.batching.executor import Arrays, Batching
+from services.online.batching.scheduler import Limits
+from services.online.metrics.counts import BatchStats
+from services.runtime.batch_costs import BatchCosts
 from services.runtime.session import Session, open_session
 
 SECONDS = 15.0

@@ -14,7 +14,7 @@ import psutil
 from rich.table import Table
 
 from benchmarks import native
-from rollout.model import Colour
+from rollout.domain.spec import Colour
 from tests.support.planes import Stage, stage
 
 SECONDS = 3.0

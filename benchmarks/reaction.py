@@ -21,15 +21,15 @@ from urllib.parse import quote
 
 from rich.table import Table
 
-from rollout import deployments
-from rollout.local.launcher import free_ports
-from rollout.local.processes import members
-from rollout.machine import Phase
-from rollout.model import Colour, RolloutSpec
-from rollout.planes import proxy_of
-from rollout.ports import Plane, PlaneUnavailable
-from rollout.state import places
-from rollout.state.journal import Journal
+from rollout.client import deployments
+from rollout.domain.ports import Plane, PlaneUnavailable
+from rollout.domain.spec import Colour, RolloutSpec
+from rollout.domain.state_machine import Phase
+from rollout.drivers.local.launcher import free_ports
+from rollout.drivers.local.processes import members
+from rollout.drivers.proxies import proxy_of
+from rollout.journal import paths as places
+from rollout.journal.journal import Journal
 from tests.support.rollouts import Load, quick_settings, revision, wait_for_event
 from tests.support.wait import wait_until
 

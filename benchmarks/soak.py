@@ -29,7 +29,7 @@ from rich.table import Table
 
 from benchmarks.contenders import ROOT
 from benchmarks.tiny import FEATURES, requests
-from services.v2.messages import SERVICE, methods
+from services.protocol.messages import SERVICE, methods
 from tests.support.bundles import make_bundle
 from tests.support.serving import Server, launch, running
 from tests.support.wait import wait_until

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from services.bench.inputs import post
+from loadtest.inputs import post
 
 FEATURES = 64
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from benchmarks.native import grpc_call
 from benchmarks.workloads import NAME, Workload, typed_json, v2_binary, v2_json, v2_message
-from services.bench.inputs import post
-from services.v2.messages import SERVICE, methods
+from loadtest.inputs import post
+from services.protocol.messages import SERVICE, methods
 
 _INFER = f"/v2/models/{NAME}/infer"
 _JSON: Mapping[str, str] = {"Content-Type": "application/json"}

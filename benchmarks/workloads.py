@@ -28,9 +28,9 @@ from bundle.manifest import (
 )
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle, seal
+from services.protocol.messages import methods
 from services.runtime.golden import save_golden
 from services.runtime.session import open_session
-from services.v2.messages import methods
 
 NAME = "bench"
 TOKENS = 32
@@ -105,7 +105,7 @@ def write_encoder(path: Path) -> None:
             (x,) = inputs
             return (self.encoder(x, torch.ones_like(x)),)
 
-    from optimize.export import export_torch
+    from optimize.proofs.export import export_torch
 
     torch.manual_seed(0)
     signature = _signature(Datatype.INT64, TOKENS, 384)

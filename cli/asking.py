@@ -8,13 +8,13 @@ from bundle.errors import ErrorCode, MlctlError
 from cli.output import Output
 
 if TYPE_CHECKING:
-    from rollout.state.wishes import Wish
+    from rollout.domain.operator_commands import Wish
 
 
 def ask(output: Output, name: str, wish: Wish, reason: str) -> None:
     """Ask, wait until it is done, and show the event that says so."""
     from cli.rollouts import event_line
-    from rollout import deployments
+    from rollout.client import deployments
 
     event = deployments.ask(name, wish, reason)
     if output.as_json:
@@ -26,7 +26,7 @@ def ask(output: Output, name: str, wish: Wish, reason: str) -> None:
 def take_back(output: Output, name: str, wish: Wish, reason: str) -> None:
     """Ask for the traffic back, and follow until the rollout has ended."""
     from cli.rollouts import event_line
-    from rollout import deployments
+    from rollout.client import deployments
 
     rollout = deployments.rollback(name, reason, wish)
     restored: dict[str, object] = {}

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from cli.output import Output
 
 if TYPE_CHECKING:
-    from services.bench.figures import Figures
-    from services.bench.tuning import Tuned
+    from loadtest.figures import Figures
+    from loadtest.tuning import Tuned
 
 _NONE = "-"
 

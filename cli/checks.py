@@ -90,8 +90,8 @@ def check_runtime() -> Finding:
 def check_tensorrt() -> Finding:
     """TensorRT finds a GPU, and is the one that the runtime's provider was built for."""
     from bundle.errors import MlctlError
-    from services.tensorrt import devices
-    from services.tensorrt.installed import provider_problem, tensorrt_version
+    from services.runtime.tensorrt import devices
+    from services.runtime.tensorrt.installed import provider_problem, tensorrt_version
 
     version = tensorrt_version()
     if version is None:
@@ -149,9 +149,9 @@ def check_hybrid() -> Finding:
     if not name:
         return Finding("hybrid", Severity.OK, "no precomputed answers (MLCTL_HYBRID is not set)")
     from bundle.errors import MlctlError
-    from services.hybrid.base import StoreError
-    from services.hybrid.places import open_store, shown_place
-    from services.hybrid.settings import load_place
+    from services.precomputed.base import StoreError
+    from services.precomputed.settings import load_place
+    from services.precomputed.store_urls import open_store, shown_place
 
     where = name
     try:

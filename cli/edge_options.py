@@ -13,7 +13,7 @@ import click
 from cli.output import Output
 
 if TYPE_CHECKING:
-    from rollout.model import Settings
+    from rollout.domain.spec import Settings
 
 FILE = click.Path(path_type=Path, resolve_path=True)
 _TLS = (
@@ -56,8 +56,8 @@ def tell_exposure(
     output: Output, host: str, *, mutual: bool, encrypted: bool, insecure: bool
 ) -> None:
     """Say what listening on `host` means; INVALID_INPUT where nobody would see it."""
-    from services.secure.exposure import exposure
-    from services.settings import load_settings
+    from services.online.security.exposure import exposure
+    from services.online.settings import load_settings
 
     told = exposure(
         host,

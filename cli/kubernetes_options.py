@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from rollout.model import Settings
+    from rollout.domain.spec import Settings
 
 # A look asks the API server and every pod, so it is not taken as often as on one machine.
 _TICK_SECONDS = 2.0
@@ -46,8 +46,8 @@ def kubernetes_settings(
     context: str | None,
 ) -> Settings | None:
     """The settings of a deployment in a cluster; None for one on this machine. INVALID_INPUT."""
-    from rollout.kubernetes.target import Target, services_from
-    from rollout.model import Settings
+    from rollout.domain.kubernetes_target import Target, services_from
+    from rollout.domain.spec import Settings
 
     if target != "kubernetes":
         if route or services:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rollout.judging.plan import Plan
+    from rollout.domain.planner import Plan
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from bundle.errors import ErrorCode, MlctlError
 if TYPE_CHECKING:
     from bundle.manifest import Manifest
     from registry.catalog import ModelRow, PublishedModel
-    from rollout.state.records import Deployment, Rollout
-    from services.bento.store import BentoInfo
+    from rollout.journal.records import Deployment, Rollout
+    from services.runtime.bento_store import BentoInfo
 
 _PREFIX = re.compile(r"[0-9a-f]{6,64}")
 _DIGEST_LABEL = "mlctl.digest"
@@ -47,9 +47,9 @@ class Known:
 def known() -> Known:
     """Ask the Bento store, the registry and the journal. REGISTRY_UNAVAILABLE."""
     from registry.mlflow_catalog import MlflowCatalog
-    from rollout.state import places
-    from rollout.state.journal import Journal
-    from services.bento.store import find_bento, list_bentos
+    from rollout.journal import paths as places
+    from rollout.journal.journal import Journal
+    from services.runtime.bento_store import find_bento, list_bentos
 
     bentos = tuple(map(find_bento, list_bentos()))
     with Journal(places.journal()) as journal:
@@ -144,7 +144,7 @@ def _holds(bento: BentoInfo, digest: str) -> bool:
 
 def _manifest(bento: BentoInfo | None, digest: str) -> Manifest | None:
     from bundle.verify import read_manifest
-    from services.layout import model_folder
+    from services.runtime.bento_layout import model_folder
 
     if bento is None:
         return None

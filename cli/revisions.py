@@ -11,7 +11,7 @@ from bundle.errors import ErrorCode, MlctlError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rollout.model import Revision
+    from rollout.domain.spec import Revision
     from rollout.scores import Score
 
 _LABELS = ("digest", "model", "version", "source")
@@ -24,14 +24,14 @@ def find_revision(bento: str) -> Revision:
     `bundle.verify` raises if a file of it is altered or missing.
     SIGNATURE_INVALID if MLCTL_REQUIRE_SIGNATURE is set and a bundle is not signed by that key.
     """
+    from bento.interface import interface_of
     from bundle.interface import to_document
     from bundle.verify import read_manifest
-    from rollout.model import Revision
-    from services.bento.store import find_bento
-    from services.layout import model_folder, read_together
-    from services.settings import load_settings
-    from services.ship.interface import interface_of
-    from services.ship.signed import verify_bento
+    from rollout.domain.spec import Revision
+    from services.online.settings import load_settings
+    from services.runtime.bento_layout import model_folder, read_together
+    from services.runtime.bento_store import find_bento
+    from services.runtime.signed import verify_bento
 
     found = find_bento(bento)
     missing = [name for name in _LABELS if f"mlctl.{name}" not in found.labels]
@@ -61,7 +61,7 @@ def _scores(source: Path, names: Iterable[str | None]) -> tuple[Score, ...]:
     from bundle.manifest import EVIDENCE_NAME
     from bundle.verify import read_manifest
     from rollout.scores import Score
-    from services.layout import model_folder
+    from services.runtime.bento_layout import model_folder
 
     found = []
     for name in names:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rollout.state.records import Event, Rollout
+    from rollout.journal.records import Event, Rollout
 
 
 # The counts of a look that are shown when they are not zero, and their words.
@@ -26,7 +26,7 @@ def local_time(seconds: float) -> str:
 
 def verdict_text(verdict: Mapping[str, Any]) -> str:
     """Return gate, value, limit, n and reason of a verdict on one line, without any log."""
-    from rollout.judging.verdict import first_line
+    from rollout.domain.verdict import first_line
 
     parts = [str(verdict["gate"])]
     if verdict["value"] is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from rollout.model import Settings
+    from rollout.domain.spec import Settings
 
 _BOUNDS = (
     click.option(
@@ -56,7 +56,7 @@ def settings_of(
     idle_seconds: float | None,
 ) -> Settings:
     """The settings of a new deployment."""
-    from rollout.model import IDLE_SECONDS, Settings
+    from rollout.domain.spec import IDLE_SECONDS, Settings
 
     least, most = bounds(min_replicas, max_replicas, replicas) or (None, None)
     return Settings(

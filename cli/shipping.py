@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from bundle.errors import ErrorCode, MlctlError
 
 if TYPE_CHECKING:
+    from bento.packaging import BuiltBento
+    from bento.transfer.push import Target
     from registry.catalog import PublishedModel, Selection
     from registry.mlflow_catalog import MlflowCatalog
-    from services.bento.packaging import BuiltBento
-    from services.bento.store import BentoInfo
-    from services.ship.push import Target
+    from services.runtime.bento_store import BentoInfo
 
 # Where a run has the Bentos of its bundle.
 _UNDER = "bentos"
@@ -32,10 +32,10 @@ def build(
     """The Bento of these versions, and its models as --json shows them.
 
     Its labels name the registry's version of the first, the default model. With `maps` they are the
-    stages of a pipeline; see `services.layout.pack`.
+    stages of a pipeline; see `services.runtime.bento_layout.pack`.
     """
-    from services.bento.packaging import build_bento
-    from services.layout import pack
+    from bento.packaging import build_bento
+    from services.runtime.bento_layout import pack
     from services.runtime.requirements import Flavour
 
     with tempfile.TemporaryDirectory(prefix="mlctl-build-") as folder:
@@ -123,8 +123,8 @@ def push(
 
     As --json shows it: `reference` is what `mlctl pull` takes, `parcel_digest` what it prints.
     """
-    from services.bento.store import find_bento
-    from services.ship import push as ship
+    from bento.transfer import push as ship
+    from services.runtime.bento_store import find_bento
 
     bento = find_bento(tag)
     match target.place:
@@ -146,15 +146,15 @@ def push(
 
 def _parcel_digest(folder: Path) -> str:
     """What stands for every byte of the Bento that was pushed to `folder`."""
+    from bento.transfer.archive import LISTING_NAME
     from bundle.files import sha256_file
-    from services.ship.parcel import LISTING_NAME
 
     return sha256_file(folder / LISTING_NAME)
 
 
 def pull(target: Target, *, force: bool = False) -> BentoInfo:
-    """Take the Bento at `target` into the store, proved; see `services.ship.parcel.take_in`."""
-    from services.ship import push as ship
+    """Take the Bento at `target` into the store, proved; see `bento.transfer.archive.take_in`."""
+    from bento.transfer import push as ship
 
     match target.place:
         case ship.Place.FOLDER:

@@ -9,7 +9,7 @@ import click
 from cli.output import Output, reporting
 
 if TYPE_CHECKING:
-    from rollout.shadow.streams import StreamsCompared
+    from rollout.domain.streams import StreamsCompared
 
 
 @click.command()
@@ -41,8 +41,8 @@ def compare(
     Answers are paired by the messages that they answer, and judged as a rollout judges copies of
     requests. Exits 0 if agreement is proved, 10 if the candidate is worse, 11 if nothing is proved.
     """
-    from rollout.model import RolloutSpec
-    from rollout.shadow.streams import judge_streams
+    from rollout.domain.spec import RolloutSpec
+    from rollout.domain.streams import judge_streams
     from services.stream.base import Place
     from services.stream.recorded import read_answered
     from services.stream.run import dead_place

@@ -11,9 +11,9 @@ import click
 from cli.output import Output
 
 if TYPE_CHECKING:
-    from rollout.model import Settings
-    from rollout.seen.links import Links
-    from rollout.seen.projection import RunLink
+    from rollout.client.links import Links
+    from rollout.daemon.reporting.projection import RunLink
+    from rollout.domain.spec import Settings
 
 _OPTIONS = (
     click.option(

@@ -17,9 +17,9 @@ from cli.output import printable
 from cli.rollouts import event_line
 
 if TYPE_CHECKING:
-    from rollout.seen.looking import Looker
-    from rollout.seen.view import ColourView, GateView, RolloutView, ScreenState
-    from rollout.state.records import Event
+    from rollout.client.live_state import Looker
+    from rollout.client.view import ColourView, GateView, RolloutView, ScreenState
+    from rollout.journal.records import Event
 
 REDRAW_SECONDS = 0.5
 WIDEST = 110

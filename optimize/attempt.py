@@ -19,14 +19,13 @@ from bundle.errors import MlctlError
 from bundle.home import mlctl_home
 from bundle.manifest import MODEL_NAME
 from optimize.cache import fetch_or_build, versions
-from optimize.checks import check_graph
+from optimize.device import Place
 from optimize.events import Event, Progress, Stage, Status
 from optimize.evidence import conditions
-from optimize.exported import Exported
 from optimize.goals import Goals
-from optimize.importer import check_importable
 from optimize.judge import QualityMeter, measure_variant
-from optimize.place import Place
+from optimize.proofs.checks import check_graph
+from optimize.proofs.tensorrt_check import check_importable
 from optimize.recipes.base import (
     DATA_NAME,
     TWIN_NAME,
@@ -36,6 +35,7 @@ from optimize.recipes.base import (
     Target,
     Workbench,
 )
+from optimize.source_graph import Exported
 from optimize.variant import (
     Measured,
     Variant,

@@ -16,7 +16,7 @@ import numpy as np
 from bundle.manifest import Axis, InputConstraints
 from bundle.tensors import DYNAMIC, Signature
 from optimize.data import Tensors
-from optimize.exported import Exported
+from optimize.source_graph import Exported
 from registry.catalog import Flavor
 from services.runtime.faults import RunError
 from services.runtime.session import Session, open_session

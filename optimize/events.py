@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from optimize.choose import Judged
+from optimize.choice import Judged
 from optimize.variant import Variant
 
 

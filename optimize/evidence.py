@@ -18,10 +18,10 @@ from typing import Any
 
 from bundle.manifest import Evidence
 from optimize.cache import versions
-from optimize.choose import Judged
-from optimize.exported import Exported
+from optimize.choice import Judged
+from optimize.device import Place
 from optimize.goals import Goals
-from optimize.place import Place
+from optimize.source_graph import Exported
 from optimize.variant import Measured
 from registry.catalog import PublishReport
 

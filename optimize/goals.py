@@ -2,7 +2,7 @@
 
 With labels the gate is the drop of the task metric; without, it is centred cosine and,
 where the output is a row of scores, agreement of the top class. Plain cosine is never
-a gate: see `optimize.parity`.
+a gate: see `optimize.metrics.parity`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from bundle.errors import ErrorCode, MlctlError
 from optimize.data import Tensors
-from optimize.parity import Parity, is_scores
+from optimize.metrics.parity import Parity, is_scores
 
 MAX_ACCURACY_DROP = 0.01
 MIN_AGREEMENT = 0.99

@@ -16,14 +16,14 @@ import numpy as np
 
 from bundle.clock import Clock
 from bundle.manifest import MODEL_NAME, Batching
-from optimize.company import MOST_ROWS, keep_company
+from optimize.batching import DEFAULT, Joining
 from optimize.data import Rows, Tensors
+from optimize.device import Place
 from optimize.goals import Goals, accuracy_faults
-from optimize.joining import DEFAULT, Joining
-from optimize.latency import measure
-from optimize.metrics import Metric, compare_metric
-from optimize.parity import Parity, compare, finite
-from optimize.place import Place
+from optimize.metrics.latency import measure
+from optimize.metrics.parity import Parity, compare, finite
+from optimize.metrics.scores import Metric, compare_metric
+from optimize.proofs.batch_contamination import MOST_ROWS, keep_company
 from optimize.recipes.base import DATA_NAME, TWIN_NAME, Details, Quality
 from optimize.variant import Measured
 from services.runtime.scorer import join_rows, split_rows

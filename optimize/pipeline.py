@@ -15,17 +15,17 @@ from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
 from optimize.attempt import Attempt
-from optimize.choose import Judged, choose
+from optimize.choice import Judged, choose
+from optimize.device import find_place
 from optimize.events import Event, Progress, Silent, Stage, Status
 from optimize.evidence import publish_report, report_document
-from optimize.exported import Exported, export_source
 from optimize.goals import Goals, require_labels_for, require_scores
-from optimize.place import find_place
 from optimize.prepare import Options, Prepared, prepare
 from optimize.recipes.base import Recipe
 from optimize.recipes.discovery import select
 from optimize.report import report_html
 from optimize.seal import seal_bundle
+from optimize.source_graph import Exported, export_source
 from registry.catalog import Catalog, PublishedModel, SourceModel
 from services.runtime.installed import require_onnxruntime
 

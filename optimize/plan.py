@@ -11,13 +11,13 @@ from typing import Any
 from bundle.clock import SystemClock
 from optimize.attempt import Attempt
 from optimize.cache import is_cached
+from optimize.device import Place, find_place
 from optimize.events import Silent
-from optimize.exported import export_key, export_source
 from optimize.goals import Goals, require_labels_for
-from optimize.place import Place, find_place
 from optimize.prepare import Options, Prepared, prepare
 from optimize.recipes.base import Recipe, Target
 from optimize.recipes.discovery import discover
+from optimize.source_graph import export_key, export_source
 from registry.catalog import Catalog
 from services.runtime.installed import require_onnxruntime
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bundle.tensors import Signature
+from optimize.batching import DEFAULT, Joining
 from optimize.data import EvalData, Rows, Sampling, load_data, require_labels
-from optimize.joining import DEFAULT, Joining
-from optimize.metrics import Metric, load_metric
+from optimize.metrics.scores import Metric, load_metric
 from optimize.recipes.base import Calibrator, Target
-from optimize.transform import SourceTransform, read_transform
+from optimize.transforms.transform import SourceTransform, read_transform
 from registry.catalog import Catalog, SourceModel
 
 DEFAULT_METRIC = "accuracy"

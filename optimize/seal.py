@@ -20,13 +20,13 @@ from bundle.manifest import (
 )
 from bundle.manifest import Variant as ManifestVariant
 from bundle.verify import VerifiedBundle, seal, verify
-from optimize.choose import Judged
+from optimize.choice import Judged
 from optimize.constraints import find_constraints
+from optimize.device import Place
 from optimize.evidence import evidence_document, manifest_evidence
-from optimize.exported import Exported
 from optimize.goals import Goals
-from optimize.place import Place
 from optimize.recipes.base import DATA_NAME
+from optimize.source_graph import Exported
 from registry.names import bundle_name
 from services.runtime.golden import load_golden, save_golden
 from services.runtime.padding import LengthPadding

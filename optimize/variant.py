@@ -10,9 +10,9 @@ from pydantic import TypeAdapter
 
 from bundle.files import write_atomic
 from bundle.manifest import canonical_json
-from optimize.latency import BatchLatency
-from optimize.metrics import MetricResult
-from optimize.parity import Parity
+from optimize.metrics.latency import BatchLatency
+from optimize.metrics.parity import Parity
+from optimize.metrics.scores import MetricResult
 from optimize.recipes.base import Details, Precision
 
 MEASURED_NAME = "measured.json"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 from bundle.errors import MlctlError
-from services.bento.seam import (
+from services.online.server.seam import (
     MlctlService,
     build_service,
     explain,
@@ -17,9 +17,9 @@ from services.bento.seam import (
     is_worker,
     stop_supervisor,
 )
-from services.bento.service_bundle import find_trusted_bundles
-from services.settings import load_settings
-from services.workers import join_server, listen_alone
+from services.online.server.service_bundle import find_trusted_bundles
+from services.online.server.workers import join_server, listen_alone
+from services.online.settings import load_settings
 
 
 def _build() -> MlctlService:

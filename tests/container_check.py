@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 
-from services.bento.packaging import build_bento
+from bento.packaging import build_bento
 from tests.support.bundles import expected, make_bundle
 from tests.support.image import served, tree_of, unpack_context
 

@@ -1,4 +1,7 @@
-"""The house rules that no linter knows: import directions, lazy imports, file sizes, no pickle."""
+"""House rules that no linter checks: lazy imports, what a Bento contains, no pickle.
+
+The layers and the absence of import cycles are contracts in `pyproject.toml`: see `make check`.
+"""
 
 import ast
 import subprocess
@@ -6,45 +9,28 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import grimp
 import pytest
 
+from bento.packaging import bento_sources
+
 ROOT = Path(__file__).parents[1]
-PACKAGES = {
-    "bundle": set[str](),
-    "registry": {"bundle"},
-    "services": {"bundle"},
-    "optimize": {"bundle", "registry", "services"},
-    "rollout": {"bundle", "registry"},
-    "cli": {"bundle", "registry", "services", "optimize", "rollout", "examples"},
-    "examples": {"bundle", "registry", "services"},
-}
+PACKAGES = (
+    "bundle", "registry", "services", "optimize", "loadtest", "bento", "rollout", "examples", "cli",
+)  # fmt: skip
 HEAVY = {"torch", "mlflow", "bentoml", "onnxruntime", "onnx", "pandas", "numpy", "pydantic"}
-MAX_LINES = 400
-MAX_FUNCTION_LINES = 50
 
 
 def sources(package: str) -> list[Path]:
     return sorted((ROOT / package).rglob("*.py"))
 
 
-def imported_roots(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.split(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            yield node.module.split(".")[0]
-
-
-def modules(package: str) -> list[str]:
-    return [
-        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        for path in sources(package)
-        if path.name != "__main__.py"
-    ]
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
 def loaded_after(statement: str) -> set[str]:
-    """The top-level modules that a fresh interpreter holds after `statement`."""
+    """Return the top-level modules that a fresh interpreter holds after `statement`."""
     code = f"{statement}\nimport sys\nprint(*{{m.split('.')[0] for m in sys.modules}})"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
@@ -52,38 +38,20 @@ def loaded_after(statement: str) -> set[str]:
     return set(done.stdout.splitlines()[-1].split())
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_imports_point_only_to_the_left(package: str) -> None:
-    allowed = PACKAGES[package] | {package}
-    found = {
-        (str(path.relative_to(ROOT)), name)
-        for path in sources(package)
-        for name in imported_roots(path)
-        if name in PACKAGES and name not in allowed
-    }
-    assert not found
-
-
-def test_server__what_it_imports__is_no_build_tool() -> None:
-    """Lazy imports included: an image need not contain what builds it."""
-    outside = [path for path in sources("services") if "ship" not in path.parts]
-    found = [str(path.relative_to(ROOT)) for path in outside if "services.ship" in path.read_text()]
-    assert not found
-
-
-def test_every_package_of_the_house_is_checked() -> None:
+def test_packages__all_top_level_folders__are_under_the_contracts() -> None:
     folders = {path.parent.name for path in ROOT.glob("*/__init__.py")}
     assert folders - {"tests", "benchmarks"} == set(PACKAGES)
 
 
-def test_importing_services_loads_neither_torch_nor_mlflow() -> None:
+def test_services__imported_whole__load_neither_torch_nor_mlflow() -> None:
     # services.service builds the service of the bundle it finds, so it needs one to import.
-    names = [name for name in modules("services") if name != "services.service"]
+    names = [module_of(path) for path in sources("services") if path.name != "__main__.py"]
+    names.remove("services.service")
     assert len(names) > 5
     assert not loaded_after(f"import {', '.join(names)}") & {"torch", "mlflow"}
 
 
-def test_help_loads_no_heavy_library() -> None:
+def test_help__without_a_command__loads_no_heavy_library() -> None:
     loaded = loaded_after(
         "from click.testing import CliRunner\n"
         "from cli.main import cli\n"
@@ -93,20 +61,22 @@ def test_help_loads_no_heavy_library() -> None:
     assert not loaded & HEAVY
 
 
-@pytest.mark.parametrize("package", [*PACKAGES, "tests", "docs", "benchmarks"])
-def test_files_and_functions_stay_short(package: str) -> None:
-    long = []
-    for path in sources(package):
-        text = path.read_text()
-        name = path.relative_to(ROOT)
-        if text.count("\n") > MAX_LINES:
-            long.append(f"{name}: {text.count(chr(10))} lines")
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                size = (node.end_lineno or node.lineno) - node.lineno + 1
-                if size > MAX_FUNCTION_LINES:
-                    long.append(f"{name}:{node.lineno} {node.name}: {size} lines")
-    assert not long
+# Imported by their names at run time, or by the runners, which share this part with the server.
+NOT_BY_THE_SERVER = {
+    "services.precomputed.redis_store",
+    "services.runtime.pipeline_scorer",
+}
+
+
+def test_bento__each_module_in_it__is_imported_by_the_service() -> None:
+    graph = grimp.build_graph("services", "bundle")
+    imported = graph.find_upstream_modules("services.service", as_package=False)
+    inside = {
+        module_of(path)
+        for path in bento_sources()
+        if path.suffix == ".py" and path.name != "__init__.py"
+    }
+    assert inside - imported - {"services.service"} == NOT_BY_THE_SERVER
 
 
 UNSAFE_CALLS = {
@@ -116,26 +86,27 @@ UNSAFE_CALLS = {
 }  # fmt: skip
 
 
+def unsafe_calls(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call):
+            continue
+        match node.func:
+            case ast.Attribute(value=ast.Name(id=module), attr=name):
+                unsafe = (module, name) in UNSAFE_CALLS
+            case ast.Name(id="eval" | "exec"):
+                unsafe = True
+            case _:
+                unsafe = False
+        allows_pickle = any(
+            keyword.arg == "allow_pickle"
+            and isinstance(keyword.value, ast.Constant)
+            and keyword.value.value is True
+            for keyword in node.keywords
+        )
+        if unsafe or allows_pickle:
+            yield f"{path.relative_to(ROOT)}:{node.lineno}"
+
+
 @pytest.mark.parametrize("package", PACKAGES)
-def test_nothing_is_unpickled_or_evaluated(package: str) -> None:
-    found = []
-    for path in sources(package):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.Call):
-                continue
-            match node.func:
-                case ast.Attribute(value=ast.Name(id=module), attr=name):
-                    unsafe = (module, name) in UNSAFE_CALLS
-                case ast.Name(id="eval" | "exec"):
-                    unsafe = True
-                case _:
-                    unsafe = False
-            allows_pickle = any(
-                keyword.arg == "allow_pickle"
-                and isinstance(keyword.value, ast.Constant)
-                and keyword.value.value is True
-                for keyword in node.keywords
-            )
-            if unsafe or allows_pickle:
-                found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
-    assert not found
+def test_code__of_a_package__unpickles_and_evaluates_nothing(package: str) -> None:
+    assert [call for path in sources(package) for call in unsafe_calls(path)] == []

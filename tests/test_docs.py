@@ -12,7 +12,7 @@ import click
 import pytest
 
 from cli.main import cli
-from services.settings import Settings
+from services.online.settings import Settings
 from tests.test_architecture import PACKAGES, ROOT, sources
 
 DOCUMENTS = sorted(

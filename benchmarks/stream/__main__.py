@@ -26,8 +26,8 @@ from benchmarks.stream.places import SCHEMES, Stream, broker, fill, values
 from benchmarks.stream.ways import Spec
 from benchmarks.workloads import Workload, make_workload
 from bundle.clock import SystemClock
+from services.stream.answer_headers import SOURCE
 from services.stream.base import LinkRequest, Message, Outgoing, Place
-from services.stream.stamps import SOURCE
 from services.stream.tools import browsable
 from services.stream.transports import transport_of
 from tests.support.wait import wait_until

@@ -15,7 +15,7 @@ import orjson
 
 from services.stream.base import LinkRequest, Outgoing, Place
 from services.stream.transports import transport_of
-from tests.services.hybrid.servers import redis_server
+from tests.services.precomputed.servers import redis_server
 
 SCHEMES = ("sqlite", "kafka", "redis")
 # The mock brokers keep 5 MB of each partition.

@@ -17,8 +17,8 @@ from typing import Any
 
 import orjson
 
+from services.stream.answer_headers import DIGEST, MODEL, SOURCE, STAGES
 from services.stream.base import Commit, LinkRequest, Message, Outgoing, Place
-from services.stream.stamps import DIGEST, MODEL, SOURCE, STAGES
 
 _SHARED = ((DIGEST, b"d" * 64), (MODEL, b"bench"), (STAGES, b"decode=0.00 score=0.00 encode=0.00"))
 
@@ -85,7 +85,7 @@ def ours(spec: Spec, meter: Meter) -> None:
 
 def link(spec: Spec, meter: Meter) -> None:
     """Our own transport without engine and model."""
-    from services.stream.bridge import connect
+    from services.stream.transports.bridge import connect
 
     done = 0
     with connect(spec.request()) as opened:
@@ -161,7 +161,7 @@ def redis(spec: Spec, meter: Meter) -> None:
 
 def one_by_one(spec: Spec, meter: Meter) -> None:
     """Each message is a request to a server, answered and committed before the next one."""
-    from services.stream.bridge import connect
+    from services.stream.transports.bridge import connect
 
     server = http.client.HTTPConnection(spec.url.removeprefix("http://"))
     done = 0

@@ -18,6 +18,6 @@ def abort(output: Output, name: str, reason: str) -> None:
     nothing against the candidate, as `mlctl rollback` does.
     """
     from cli.asking import take_back
-    from rollout.state.wishes import Wish
+    from rollout.domain.operator_commands import Wish
 
     take_back(output, name, Wish.ABORT, reason)

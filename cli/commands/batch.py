@@ -38,10 +38,10 @@ def run(
     from services.batch.job import Control, Wanted, column_list, run_job
     from services.batch.limits import ErrorLimit
     from services.batch.locations import without_password
-    from services.batch.model import find_scorable, lasting_name
-    from services.batch.model import unit_rows as usual_unit_rows
     from services.batch.sinks import form_at, open_sink
     from services.batch.sources import open_source
+    from services.runtime.scorable import find_scorable, lasting_name
+    from services.runtime.scorable import unit_rows as usual_unit_rows
 
     limit = ErrorLimit.parse(given["max_errors"])
     options = pairs(given["options"])
@@ -82,9 +82,9 @@ def redrive(
     """
     from services.batch.base import SinkRequest
     from services.batch.job import Control, local_executor
-    from services.batch.model import find_scorable
     from services.batch.redrive import redrive as score_again
     from services.batch.sinks import open_sink
+    from services.runtime.scorable import find_scorable
 
     with stopping(output) as stop, watching(output) as watch:
         control = Control(patience=patience, watch=watch, stop=stop)

@@ -31,9 +31,9 @@ def estimate(
     from services.batch.base import SourceRequest
     from services.batch.estimate import estimate as predicted
     from services.batch.job import Wanted, column_list
-    from services.batch.model import find_scorable
-    from services.batch.model import unit_rows as usual_unit_rows
     from services.batch.sources import open_source
+    from services.runtime.scorable import find_scorable
+    from services.runtime.scorable import unit_rows as usual_unit_rows
 
     model = find_scorable(bento)
     wanted = Wanted(

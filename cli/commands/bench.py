@@ -14,8 +14,8 @@ from cli.benches import columns_of, interruptible, row_of, show_tuning
 from cli.output import Output, reporting
 
 if TYPE_CHECKING:
-    from services.bench.figures import Figures
-    from services.bench.runs import Asking, Load, Served
+    from loadtest.figures import Figures
+    from loadtest.runs import Asking, Load, Served
 
 
 def _counts(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[int, ...]:
@@ -104,7 +104,7 @@ def bench(
     Bento, real servers with different settings are tried; a search that was interrupted goes on
     where it stood.
     """
-    from services.bench.runs import Asking, Load, Protocols
+    from loadtest.runs import Asking, Load, Protocols
 
     target, model = _named(target, model)
     _check(target, data, tune=tune, goal=max_p99_ms, write=write)
@@ -127,7 +127,7 @@ def bench(
 
 def _named(target: str, option: str | None) -> tuple[str, str | None]:
     """What is measured without its model, and the model."""
-    from services.bench.naming import split_target
+    from loadtest.naming import split_target
 
     target, model = split_target(target)
     if model is not None and option not in (None, model):
@@ -137,8 +137,8 @@ def _named(target: str, option: str | None) -> tuple[str, str | None]:
 
 def _known(target: str, model: str | None) -> str | None:
     """The model as a Bento has it; what a server has, it says itself."""
-    from services.bench.naming import asked_model
-    from services.bento.store import find_bento
+    from loadtest.naming import asked_model
+    from services.runtime.bento_store import find_bento
 
     return model if "://" in target else asked_model(find_bento(target).source, model)
 
@@ -159,8 +159,8 @@ def _check(
 
 def _data(target: str, data: str | None, model: str | None) -> Path | None:
     from bundle.manifest import GOLDEN_NAME
-    from services.bench.naming import folder_of
-    from services.bento.store import find_bento
+    from loadtest.naming import folder_of
+    from services.runtime.bento_store import find_bento
 
     if data == "golden":
         return folder_of(find_bento(target).source, model) / GOLDEN_NAME
@@ -168,7 +168,7 @@ def _data(target: str, data: str | None, model: str | None) -> Path | None:
 
 
 def _bench(output: Output, target: str, asking: Asking, load: Load) -> None:
-    from services.bench.runs import bench as run
+    from loadtest.runs import bench as run
 
     with ExitStack() as stack:
         served = _served(output, target, asking, stack)
@@ -190,11 +190,11 @@ def _bench(output: Output, target: str, asking: Asking, load: Load) -> None:
 
 def _served(output: Output, target: str, asking: Asking, stack: ExitStack) -> Served:
     from bundle.tokens import token_of
-    from rollout.local.launcher import free_ports
-    from services.bench.runs import Served
-    from services.bench.server import serving
-    from services.bench.target import parse_url
-    from services.bento.store import find_bento
+    from loadtest.runs import Served
+    from loadtest.server import serving
+    from loadtest.target import parse_url
+    from rollout.drivers.local.launcher import free_ports
+    from services.runtime.bento_store import find_bento
 
     if "://" in target:
         address = parse_url(target, token_of(os.environ))
@@ -216,9 +216,9 @@ def _tune(
     limits: tuple[float, float],
     write: Path | None,
 ) -> None:
-    from rollout.local.launcher import free_ports
-    from services.bench.tuning import Goal, Tuning
-    from services.bento.store import find_bento
+    from loadtest.tuning import Goal, Tuning
+    from rollout.drivers.local.launcher import free_ports
+    from services.runtime.bento_store import find_bento
 
     def ports() -> tuple[int, int]:
         http, grpc = free_ports(2)

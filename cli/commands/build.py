@@ -11,8 +11,8 @@ from cli import shipping
 from cli.output import Output, reporting
 
 if TYPE_CHECKING:
+    from bento.packaging import BuiltBento
     from registry.catalog import Selection
-    from services.bento.packaging import BuiltBento
 
 
 @click.command()
@@ -61,8 +61,8 @@ def build(
     A+B is a pipeline, served as one more model under the Bento's name: outputs of A feed
     inputs of B.
     """
+    from bento.transfer.push import parse_target
     from registry.mlflow_catalog import MlflowCatalog
-    from services.ship.push import parse_target
 
     target = None if push is None else parse_target(push)
     catalog = MlflowCatalog()

@@ -9,7 +9,7 @@ import click
 
 from cli.output import Output, counted, reporting
 
-# Those of services.ship.clients.languages, which would load numpy for --help.
+# Those of bento.clients.languages, which would load numpy for --help.
 LANGUAGES = ("python", "typescript", "proto", "openapi")
 
 
@@ -33,10 +33,10 @@ def client(output: Output, model: str, language: str, folder: Path | None, force
     URL of a running server, for which MLCTL_TOKEN is used. TAG/NAME and URL/NAME say which of
     several models. The same model always gives the same files.
     """
+    from bento.clients.languages import GENERATORS
+    from bento.clients.source import find_source
+    from bento.clients.writing import write_files
     from bundle.tokens import token_of
-    from services.ship.clients.languages import GENERATORS
-    from services.ship.clients.source import find_source
-    from services.ship.clients.writing import write_files
 
     found = find_source(model, token_of(os.environ))
     folder = folder or Path(f"{found.name}-{language}")

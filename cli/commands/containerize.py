@@ -10,7 +10,7 @@ import click
 from cli.output import Output, reporting
 
 if TYPE_CHECKING:
-    from services.ship.container import Engine
+    from bento.containers.container import Engine
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
@@ -58,11 +58,11 @@ def containerize(
     BENTO is NAME:VERSION, or NAME for the newest. The hashes of its packages come from the
     package index that pip uses. The context needs no mlctl: any engine builds it.
     """
+    from bento.containers.container import build_image, default_base, write_context
+    from bento.containers.lock import Platform
+    from bento.containers.locking import lock_for
     from bundle.home import state_dir
-    from services.bento.store import find_bento
-    from services.ship.container import build_image, default_base, write_context
-    from services.ship.lock import Platform
-    from services.ship.locking import lock_for
+    from services.runtime.bento_store import find_bento
 
     found = find_bento(bento)
     target = Platform.of(platform)
@@ -105,7 +105,7 @@ def _say(output: Output, folder: Path, base: str, name: str, built: str | None) 
 
 
 def _engine(wanted: str) -> Engine | None:
-    from services.ship.container import Engine, find_engine
+    from bento.containers.container import Engine, find_engine
 
     if wanted == "auto":
         return find_engine()

@@ -47,7 +47,7 @@ def demo(output: Output, keep: bool, port: int | None) -> None:
     State goes to a directory of its own, which is removed at the end unless --keep is given.
     """
     from examples.digits.story import Story
-    from rollout.local.launcher import free_ports, require_free
+    from rollout.drivers.local.launcher import free_ports, require_free
 
     if port is not None:
         require_free("127.0.0.1", port)

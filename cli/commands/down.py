@@ -12,7 +12,7 @@ from cli.output import Output, reporting
 @reporting
 def down(output: Output, name: str) -> None:
     """Stop the deployment NAME: its Bentos, its proxy and its daemon. The history stays."""
-    from rollout import deployments
+    from rollout.client import deployments
 
     deployments.down(name)
     if output.as_json:

@@ -55,9 +55,9 @@ def gate(
     POST /flagger/HOOK answers by status. Only the sources named here are ever asked. What was
     seen of a rollout is kept on disk.
     """
+    from rollout.drivers.local.launcher import require_free
     from rollout.gate_service.run import serve
     from rollout.gate_service.sources import parse_sources
-    from rollout.local.launcher import require_free
 
     named = parse_sources(sources)
     require_free(host, port)

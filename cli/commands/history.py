@@ -11,7 +11,7 @@ import click
 from cli.output import Output, reporting
 
 if TYPE_CHECKING:
-    from rollout.state.history import Moment
+    from rollout.journal.history import Moment
 
 
 def _moment(_context: click.Context, _parameter: click.Parameter, text: str | None) -> float | None:
@@ -34,8 +34,8 @@ def history(output: Output, name: str, moment: float | None) -> None:
     The newest comes first, each with the verdict that ended it. With --at: what was in
     production at that time, and the candidate's share if a rollout was under way.
     """
-    from rollout import deployments
-    from rollout.state.history import at
+    from rollout.client import deployments
+    from rollout.journal.history import at
 
     if moment is None:
         _show_all(output, name)
@@ -47,9 +47,9 @@ def history(output: Output, name: str, moment: float | None) -> None:
 def _show_all(output: Output, name: str) -> None:
     from cli.rollouts import local_time, rollout_document, verdict_text
     from cli.telling import run_document
-    from rollout import deployments
-    from rollout.seen.links import links
-    from rollout.state.history import intervals
+    from rollout.client import deployments
+    from rollout.client.links import links
+    from rollout.journal.history import intervals
 
     rollouts = deployments.history(name)
     documents = [rollout_document(each) for each in rollouts]

@@ -10,7 +10,7 @@ import click
 from cli.output import Output, reporting
 
 if TYPE_CHECKING:
-    from services.hybrid.base import Generation
+    from services.precomputed.base import Generation
 
 
 @click.group()
@@ -26,7 +26,7 @@ def hybrid() -> None:
 @reporting
 def list_(output: Output) -> None:
     """List the names of all precomputed answers."""
-    from services.hybrid import manage
+    from services.precomputed import manage
 
     found = {name: manage.generations(name) for name in manage.names()}
     if output.as_json:
@@ -45,7 +45,7 @@ def list_(output: Output) -> None:
 def show(output: Output, name: str) -> None:
     """Show the generations of NAME: one live for each model's digest, one to go back to."""
     from cli.rollouts import local_time
-    from services.hybrid import manage
+    from services.precomputed import manage
 
     found = manage.generations(name)
     if output.as_json:
@@ -65,7 +65,7 @@ def show(output: Output, name: str) -> None:
 def flip(output: Output, name: str, generation: int) -> None:
     """Make a complete GENERATION of NAME the live one of its digest, at once."""
     from bundle.clock import SystemClock
-    from services.hybrid import manage
+    from services.precomputed import manage
 
     _print_live(output, name, manage.flip(name, generation, SystemClock().wall()))
 
@@ -77,7 +77,7 @@ def flip(output: Output, name: str, generation: int) -> None:
 def rollback(output: Output, name: str, digest: str | None) -> None:
     """Make the previous generation of NAME live again, at once."""
     from bundle.clock import SystemClock
-    from services.hybrid import manage
+    from services.precomputed import manage
 
     _print_live(output, name, manage.rollback(name, digest, SystemClock().wall()))
 

@@ -11,7 +11,7 @@ import click
 from cli.output import Output, reporting
 
 if TYPE_CHECKING:
-    from rollout.local.logs import Line
+    from rollout.drivers.local.logs import Line
 
 _POLL_SECONDS = 0.2
 
@@ -29,7 +29,7 @@ def logs(output: Output, name: str, role: str | None, lines: int, *, follow: boo
 
     With --json every line of output is a document of its own: {"role": ..., "text": ...}.
     """
-    from rollout.local import logs as files
+    from rollout.drivers.local import logs as files
 
     directory = files.directory_of(name)
     wanted = files.roles(directory, role)

@@ -12,8 +12,8 @@ from cli.manifest_options import BELONGS, manifest_options
 from cli.output import Output, reporting
 
 if TYPE_CHECKING:
-    from services.ship.manifests.plan import Plan
-    from services.ship.manifests.targets import Extras
+    from bento.manifests.plan import Plan
+    from bento.manifests.targets import Extras
 
 
 @click.command()
@@ -28,9 +28,9 @@ def manifests(
     Nothing is sent anywhere. The same Bento and options always give the same bytes. Without
     --output everything is printed.
     """
-    from services.ship.manifests.render import write
-    from services.ship.manifests.targets import Target
-    from services.ship.manifests.targets import manifests as make
+    from bento.manifests.render import write
+    from bento.manifests.targets import Target
+    from bento.manifests.targets import manifests as make
 
     _check(target)
     plan = _plan(bento, given)
@@ -66,9 +66,8 @@ def _check(target: str) -> None:
 
 
 def _plan(bento: str, given: dict[str, Any]) -> Plan:
-    from services.bento.store import find_bento
-    from services.ship.manifests.bento import subject_of, workers_of
-    from services.ship.manifests.plan import (
+    from bento.manifests.bento import subject_of, workers_of
+    from bento.manifests.plan import (
         Colour,
         Edge,
         Layout,
@@ -77,6 +76,7 @@ def _plan(bento: str, given: dict[str, Any]) -> Plan:
         name_of,
         settings_of,
     )
+    from services.runtime.bento_store import find_bento
 
     subject = subject_of(find_bento(bento))
     settings = settings_of(given["settings"])
@@ -100,8 +100,8 @@ def _plan(bento: str, given: dict[str, Any]) -> Plan:
 
 
 def _extras(given: dict[str, Any]) -> Extras:
-    from services.ship.manifests.kserve import Canary, Mode
-    from services.ship.manifests.targets import Extras
+    from bento.manifests.kserve import Canary, Mode
+    from bento.manifests.targets import Extras
 
     percent, stable = given["canary"], given["stable_image"]
     if stable is not None and percent is None:

@@ -15,7 +15,7 @@ from cli.optimize_options import optimize_options
 from cli.output import Output, reporting
 
 if TYPE_CHECKING:
-    from optimize.choose import Judged
+    from optimize.choice import Judged
     from optimize.goals import Goals
     from optimize.pipeline import OptimizeResult
     from optimize.plan import Plan
@@ -84,7 +84,7 @@ def optimize(
 
 def _check_paths(data: str, report: Path | None) -> None:
     """Find out before minutes of work what could be wrong with the files."""
-    from optimize.imported import is_function_name
+    from optimize.user_functions import is_function_name
 
     if not is_function_name(data) and not Path(data).exists():
         raise MlctlError(
@@ -103,9 +103,9 @@ def _check_paths(data: str, report: Path | None) -> None:
 
 
 def _request(model: str, data: str, given: dict[str, Any]) -> _Request:
+    from optimize.batching import DEFAULT, read_joining
     from optimize.data import Sampling
     from optimize.goals import Goals, Prefer
-    from optimize.joining import DEFAULT, read_joining
     from optimize.prepare import Options
     from optimize.recipes.base import Calibrator, Target
     from optimize.recipes.discovery import select

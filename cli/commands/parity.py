@@ -11,8 +11,8 @@ from cli.benches import interruptible
 from cli.output import Output, reporting
 
 if TYPE_CHECKING:
-    from services.parity.compare import Finding
-    from services.parity.run import Parity
+    from loadtest.parity.compare import Finding
+    from loadtest.parity.run import Parity
 
 
 @click.command()
@@ -32,10 +32,10 @@ def parity(output: Output, /, bento: str, rows: Path | None) -> None:
     not. Of a Bento with several models the first is asked, of a pipeline the whole; BENTO/MODEL is
     another, or one stage.
     """
-    from rollout.local.launcher import free_ports
-    from services.batch.model import find_scorable
-    from services.bento.store import find_bento
-    from services.parity.run import run_parity
+    from loadtest.parity.run import run_parity
+    from rollout.drivers.local.launcher import free_ports
+    from services.runtime.bento_store import find_bento
+    from services.runtime.scorable import find_scorable
 
     wanted, slash, model = bento.partition("/")
     tag = find_bento(wanted).tag

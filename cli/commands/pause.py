@@ -18,6 +18,6 @@ def pause(output: Output, name: str, reason: str) -> None:
     traffic back. `mlctl resume` goes on, `mlctl abort` ends it.
     """
     from cli.asking import ask
-    from rollout.state.wishes import Wish
+    from rollout.domain.operator_commands import Wish
 
     ask(output, name, Wish.PAUSE, reason)

@@ -12,8 +12,8 @@ from cli.output import Output, reporting
 from cli.promote_options import promote_options
 
 if TYPE_CHECKING:
-    from rollout.model import Revision, RolloutSpec
-    from rollout.state.records import Event
+    from rollout.domain.spec import Revision, RolloutSpec
+    from rollout.journal.records import Event
 
 
 @click.command()
@@ -72,8 +72,8 @@ def _spec(
     allow_breaking: bool,
     **limits: Any,
 ) -> RolloutSpec:
-    from rollout.judging import slo as use_cases
-    from rollout.model import RolloutSpec
+    from rollout.domain import slo as use_cases
+    from rollout.domain.spec import RolloutSpec
 
     p50, p99 = use_cases.limits(slo, limits.pop("max_p50_ms"), limits.pop("max_p99_ms"))
     disagreement = None if min_agreement is None else round(1.0 - min_agreement, 9)
@@ -92,7 +92,7 @@ def _spec(
 def _show_plan(output: Output, name: str, bento: str | None, spec: RolloutSpec) -> None:
     from cli.plans import plan_document, plan_rows
     from cli.revisions import find_revision
-    from rollout.traffic import broken_by, plan_for
+    from rollout.client.traffic import broken_by, plan_for
 
     broken = None if bento is None else broken_by(name, find_revision(bento))
     output.note(f"Measuring the traffic of {name} ...")
@@ -112,8 +112,8 @@ def _begin(
     output: Output, what: tuple[str, Revision], spec: RolloutSpec, *, full: bool, force: bool
 ) -> int:
     """Start the rollout, unless its evidence or today's traffic speak against it."""
-    from rollout import deployments
-    from rollout.traffic import check_promotion
+    from rollout.client import deployments
+    from rollout.client.traffic import check_promotion
 
     name, revision = what
     if not (full or force):
@@ -126,8 +126,8 @@ def _begin(
 
 
 def _skip_gates(name: str) -> int:
-    from rollout import deployments
-    from rollout.state.wishes import Wish
+    from rollout.client import deployments
+    from rollout.domain.operator_commands import Wish
 
     event = deployments.ask(name, Wish.FULL, "promote --full")
     return event.rollout or 0
@@ -157,7 +157,7 @@ def _show_events(output: Output, events: Iterable[Event]) -> None:
 
 def _follow(output: Output, name: str, rollout: int) -> None:
     from cli.rollouts import rollout_document, verdict_text
-    from rollout import deployments
+    from rollout.client import deployments
 
     _show_events(output, deployments.follow(name, rollout))
     ended = next(each for each in deployments.history(name) if each.id == rollout)

@@ -10,7 +10,7 @@ import click
 from cli.output import Output, reporting
 
 if TYPE_CHECKING:
-    from rollout.local.listing import Row
+    from rollout.client.process_table import Row
 
 _COLUMNS = ("DEPLOYMENT", "ROLE", "PID>", "PORT>", "CPU>", "MEMORY>", "UP>", "RESTARTS>", "STATE")
 
@@ -24,7 +24,7 @@ def ps(output: Output, name: str | None) -> None:
     CPU is in cores over a short moment. RESTARTS counts since `up`; a plus means that it goes
     on crashing and is no longer counted.
     """
-    from rollout.local.listing import listing
+    from rollout.client.process_table import listing
 
     found = listing(name)
     if output.as_json:

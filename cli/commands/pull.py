@@ -12,7 +12,7 @@ from cli.output import Output, reporting
 from cli.shipping import pull as take_in
 
 if TYPE_CHECKING:
-    from services.ship.push import Target
+    from bento.transfer.push import Target
 
 
 @click.command()
@@ -34,7 +34,7 @@ def pull(output: Output, what: str, out: Path | None, force: bool) -> None:
     BENTO is folder:PATH, oci:PATH (#NAME:VERSION for one of several) or mlflow:MODEL
     (#VERSION), as `mlctl build --push` tells it; it is put into the Bento store.
     """
-    from services.ship.push import parse_source
+    from bento.transfer.push import parse_source
 
     source = parse_source(what)
     if source is not None:
@@ -48,7 +48,7 @@ def pull(output: Output, what: str, out: Path | None, force: bool) -> None:
 
 
 def _pull_bento(output: Output, source: Target, out: Path | None, *, force: bool) -> None:
-    from services.ship.parcel import list_files
+    from bento.transfer.archive import list_files
 
     if out is not None:
         raise click.UsageError("--out is for a bundle: a Bento is put into the store")

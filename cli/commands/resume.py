@@ -17,6 +17,6 @@ def resume(output: Output, name: str, reason: str) -> None:
     One that was paused at its deadline gets the same time once more.
     """
     from cli.asking import ask
-    from rollout.state.wishes import Wish
+    from rollout.domain.operator_commands import Wish
 
     ask(output, name, Wish.RESUME, reason)

@@ -17,6 +17,6 @@ def rollback(output: Output, name: str, reason: str) -> None:
     All traffic returns to the previous model at once.
     """
     from cli.asking import take_back
-    from rollout.state.wishes import Wish
+    from rollout.domain.operator_commands import Wish
 
     take_back(output, name, Wish.ROLLBACK, reason)

@@ -28,12 +28,12 @@ def sbom(output: Output, bento: str, file: Path | None, platform: str, lock: Pat
     BENTO is NAME:VERSION, or NAME for the newest. The hashes of its packages come from the
     package index that pip uses.
     """
+    from bento.containers.lock import Platform
+    from bento.containers.locking import lock_for
+    from bento.containers.sbom import sbom_of
     from bundle.files import write_atomic
-    from services.bento.store import find_bento
-    from services.layout import unpack
-    from services.ship.lock import Platform
-    from services.ship.locking import lock_for
-    from services.ship.sbom import sbom_of
+    from services.runtime.bento_layout import unpack
+    from services.runtime.bento_store import find_bento
 
     found = find_bento(bento)
     target = Platform.of(platform)

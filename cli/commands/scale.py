@@ -36,7 +36,7 @@ def scale(
     A replica that goes finishes its requests first. Not during a rollout: both revisions are
     compared at the same size.
     """
-    from rollout.local import resizing
+    from rollout.client import scaling as resizing
 
     found = bounds(min_replicas, max_replicas, replicas)
     if found is None and replicas is None:

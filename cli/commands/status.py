@@ -11,7 +11,7 @@ from bundle.errors import ErrorCode, MlctlError
 from cli.output import Output, reporting
 
 if TYPE_CHECKING:
-    from rollout.deployments import Status
+    from rollout.client.deployments import Status
 
 
 @click.command()
@@ -25,7 +25,7 @@ def status(output: Output, name: str | None, *, watched: bool) -> None:
     NAME, until its rollout ends or Ctrl-C, which leaves everything running; where there is no
     terminal, a line for each event of the rollout.
     """
-    from rollout import deployments
+    from rollout.client import deployments
 
     if watched:
         _watch(output, name)
@@ -42,7 +42,7 @@ def status(output: Output, name: str | None, *, watched: bool) -> None:
 
 def running_line(running: Mapping[str, bool]) -> str:
     """Which of the processes, by their roles, do not run; or that all do, or none is needed."""
-    from rollout.local.supervisor import ACTIVATOR
+    from rollout.daemon.supervisor import ACTIVATOR
 
     down = sorted(role for role, runs in running.items() if not runs)
     if down:
@@ -69,7 +69,7 @@ def _draw(name: str) -> None:
     from rich.console import Console
 
     from cli.watch import watch
-    from rollout.seen.looking import looking
+    from rollout.client.live_state import looking
 
     with looking(name) as looker:
         watch(Console(highlight=False), looker)
@@ -77,7 +77,7 @@ def _draw(name: str) -> None:
 
 def _follow(output: Output, name: str) -> None:
     from cli.rollouts import event_line
-    from rollout import deployments
+    from rollout.client import deployments
 
     (found,) = deployments.status(name)
     if found.rollout is None:
@@ -94,8 +94,8 @@ def _follow(output: Output, name: str) -> None:
 def _show(output: Output, status: Status) -> None:
     from cli.rollouts import event_line
     from cli.telling import show_links
-    from rollout.planes.edge import url_of
-    from rollout.seen.links import links
+    from rollout.client.links import links
+    from rollout.drivers.listener import url_of
 
     deployment, weights = status.deployment, status.weights
     cluster = deployment.settings.kubernetes
@@ -123,7 +123,7 @@ def _show(output: Output, status: Status) -> None:
 def _document(status: Status) -> dict[str, Any]:
     from cli.rollouts import rollout_document
     from cli.telling import links_document, run_document
-    from rollout.seen.links import links
+    from rollout.client.links import links
 
     deployment, rollout = status.deployment, None
     found = links(deployment.name)

@@ -33,7 +33,7 @@ def run(output: Output, /, bento: str, **given: Any) -> None:
     comes again. A PLACE is SCHEME://ADDRESS#TOPIC, such as sqlite://events.db#orders, a file
     of JSON lines, or - for the standard streams.
     """
-    from services.batch.model import find_scorable
+    from services.runtime.scorable import find_scorable
     from services.stream.metrics import counting
     from services.stream.run import run_stream
 

@@ -14,8 +14,8 @@ from cli.scaling import bound_options, settings_of
 from cli.telling import telling, telling_options
 
 if TYPE_CHECKING:
-    from rollout.model import Settings
-    from rollout.state.records import Deployment
+    from rollout.domain.spec import Settings
+    from rollout.journal.records import Deployment
 
 
 @click.command()
@@ -71,7 +71,7 @@ def up(
     machine went down.
     """
     from cli.revisions import find_revision
-    from rollout import deployments
+    from rollout.client import deployments
 
     if everything or name is None or bento is None:
         _show(output, *_brought_back(name, everything=everything))
@@ -96,7 +96,7 @@ def up(
 
 
 def _brought_back(name: str | None, *, everything: bool) -> tuple[Deployment, ...]:
-    from rollout import deployments
+    from rollout.client import deployments
 
     if everything and name is not None:
         raise click.UsageError("--all takes no NAME")
@@ -129,7 +129,7 @@ def _settings(target: str, options: dict[str, Any], **local: Any) -> Settings:
 
 
 def _show(output: Output, *found: Deployment) -> None:
-    from rollout.planes.edge import url_of
+    from rollout.drivers.listener import url_of
 
     if output.as_json:
         documents = [_document(deployment) for deployment in found]
@@ -147,7 +147,7 @@ def _show(output: Output, *found: Deployment) -> None:
 
 
 def _document(deployment: Deployment) -> dict[str, Any]:
-    from rollout.planes.edge import url_of
+    from rollout.drivers.listener import url_of
 
     live, settings = deployment.live, deployment.settings
     served = {"name": deployment.name, "bento": live.bento, "digest": live.digest}

@@ -35,7 +35,7 @@ def ask_v2_grpc(host: str, port: int, image: NDArray[np.float32]) -> Logits:
     """The Open Inference Protocol over gRPC, with raw tensor contents."""
     import grpc
 
-    from services.v2.messages import SERVICE, methods
+    from services.protocol.messages import SERVICE, methods
 
     infer = methods()["ModelInfer"]
     request = infer.request(model_name="digits", raw_input_contents=[image.tobytes()])

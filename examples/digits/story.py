@@ -26,7 +26,7 @@ from examples.digits.client import ask_everyone
 from examples.digits.data import load_split
 from examples.digits.traffic import Traffic, Window, request_body
 from registry.mlflow_catalog import MlflowCatalog
-from services.bento.store import find_bento
+from services.runtime.bento_store import find_bento
 
 DEPLOYMENT = "shop"
 REQUESTS_PER_SECOND = 200.0

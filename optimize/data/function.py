@@ -10,7 +10,7 @@ import numpy as np
 
 from optimize.data.rows import Tensors
 from optimize.data.source import invalid
-from optimize.imported import load_function, user_code
+from optimize.user_functions import load_function, user_code
 
 _HINT = "The function returns batches: dicts of an array [rows, ...] for each input, and labels."
 _END = object()

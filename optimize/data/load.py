@@ -21,7 +21,7 @@ from optimize.data.parquet import ParquetSource, open_folder
 from optimize.data.rows import EvalData, Rows
 from optimize.data.sampling import MIN_ROWS, Sampling, choose_rows
 from optimize.data.source import RowSource, invalid
-from optimize.imported import is_function_name
+from optimize.user_functions import is_function_name
 
 _FORMS_HINT = (
     "Give an .npz or .parquet file, a folder of .parquet files, "

@@ -6,7 +6,7 @@ import numpy as np
 
 from bundle.tensors import Datatype
 from optimize.data.source import invalid
-from services.v2.wire import encode_raw
+from services.protocol.wire import encode_raw
 
 
 def as_bytes(name: str, array: np.ndarray) -> np.ndarray:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from optimize.quantize.blocks import OPERATORS, WeightOnly
-from optimize.quantize.build import build
-from optimize.quantize.edit import read_graph
-from optimize.quantize.layers import find_layers
 from optimize.recipes.base import Details, Precision, Target, Workbench
+from optimize.recipes.quantize.blocks import OPERATORS, WeightOnly
+from optimize.recipes.quantize.build import build
+from optimize.recipes.quantize.edit import read_graph
+from optimize.recipes.quantize.layers import find_layers
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,14 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from optimize.quantize.build import build
-from optimize.quantize.choose import static_method
-from optimize.quantize.dynamic import OPERATORS
-from optimize.quantize.edit import read_graph
-from optimize.quantize.form import QuantForm
-from optimize.quantize.layers import WEIGHTED, find_layers
-from optimize.quantize.methods import Dynamic, Method
 from optimize.recipes.base import Details, Precision, Target, Workbench
+from optimize.recipes.quantize.build import build
+from optimize.recipes.quantize.choose import static_method
+from optimize.recipes.quantize.dynamic import OPERATORS
+from optimize.recipes.quantize.edit import read_graph
+from optimize.recipes.quantize.form import QuantForm
+from optimize.recipes.quantize.layers import WEIGHTED, find_layers
+from optimize.recipes.quantize.methods import Dynamic, Method
 
 # A convolution whose output goes to one of these in float would itself run in float.
 _COMBINING = ("Add", "AveragePool", "Concat", "GlobalAveragePool", "LeakyRelu", "Mul", "Sigmoid")

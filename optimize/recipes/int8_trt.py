@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from optimize.quantize.build import build
-from optimize.quantize.choose import static_method
-from optimize.quantize.form import QuantForm
-from optimize.quantize.layers import WEIGHTED
 from optimize.recipes.base import Details, Precision, Target, Workbench
+from optimize.recipes.quantize.build import build
+from optimize.recipes.quantize.choose import static_method
+from optimize.recipes.quantize.form import QuantForm
+from optimize.recipes.quantize.layers import WEIGHTED
 
 FORM = QuantForm("s8", WEIGHTED)
 

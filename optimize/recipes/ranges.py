@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from optimize.data import Rows
-from optimize.quantize.edit import write_beside
 from optimize.recipes.graphs import load_typed
 from optimize.recipes.half import is_beyond
+from optimize.recipes.quantize.edit import write_beside
 from services.runtime.scorer import split_rows
 from services.runtime.session import open_session
 

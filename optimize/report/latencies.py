@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from optimize.latency import BatchLatency
+from optimize.metrics.latency import BatchLatency
 from optimize.report import axes
 from optimize.report.axes import Frame
 from optimize.report.markup import Markup, tag

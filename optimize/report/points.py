@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from optimize.choose import MEGABYTE
+from optimize.choice import MEGABYTE
 from optimize.goals import MIN_AGREEMENT, MIN_CENTRED_COSINE, Prefer
 from optimize.report.record import Report, Verdict
 from optimize.variant import Measured

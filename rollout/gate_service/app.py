@@ -18,11 +18,11 @@ from starlette.routing import Route
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.latency import SERVED_EDGES_MS
+from rollout.domain import slo
+from rollout.domain.spec import RolloutSpec
 from rollout.gate_service.service import Answer, GateService
 from rollout.gate_service.session import Result
 from rollout.gate_service.store import Terms
-from rollout.judging import slo
-from rollout.model import RolloutSpec
 
 _NUMBERS = ("max_p99_ms", "max_p50_ms", "max_error_rate", "alpha", "margin")
 _KNOWN = {*_NUMBERS, "min_requests", "slo", "blue", "green", "weight", "final"}

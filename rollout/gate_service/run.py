@@ -11,13 +11,13 @@ import uvicorn
 from bundle.clock import SystemClock
 from bundle.errors import ErrorCode, MlctlError
 from bundle.home import state_dir
+from rollout.domain.kubernetes_target import Reach
+from rollout.domain.ports import PlaneUnavailable
+from rollout.drivers.kubernetes.meter import ServiceSource, Source
 from rollout.gate_service.app import gate_app
 from rollout.gate_service.service import GateService
 from rollout.gate_service.sources import ServiceName, UrlSource
 from rollout.gate_service.store import Store
-from rollout.kubernetes.meter import ServiceSource, Source
-from rollout.kubernetes.target import Reach
-from rollout.ports import PlaneUnavailable
 
 
 def serve(
@@ -43,7 +43,7 @@ def _source(what: tuple[str, ...] | ServiceName, pods: str, stack: ExitStack) ->
     if isinstance(what, tuple):
         return UrlSource(what)
     try:
-        from rollout.kubernetes.cluster import Cluster
+        from rollout.drivers.kubernetes.cluster import Cluster
     except ImportError as error:
         raise MlctlError(
             ErrorCode.RUNTIME_MISSING,

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.latency import SERVED_EDGES_MS
+from rollout.domain.gates import Verdict
+from rollout.domain.observer import Observer
+from rollout.domain.ports import PlaneRejected, PlaneUnavailable
+from rollout.domain.spec import Colour
+from rollout.drivers.kubernetes.meter import Source, SourceMeter
 from rollout.gate_service import session as sessions
 from rollout.gate_service.session import Result, Session
 from rollout.gate_service.store import Store, Terms
-from rollout.judging.gates import Verdict
-from rollout.judging.observer import Observer
-from rollout.kubernetes.meter import Source, SourceMeter
-from rollout.model import Colour
-from rollout.ports import PlaneRejected, PlaneUnavailable
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,199}")
 

@@ -11,10 +11,10 @@ from enum import StrEnum
 
 from pydantic import TypeAdapter
 
-from rollout.judging import gates
-from rollout.judging.gates import Action, Evidence, Gate, Verdict
-from rollout.machine import Look
-from rollout.model import RolloutSpec
+from rollout.domain import gates
+from rollout.domain.gates import Action, Evidence, Gate, Verdict
+from rollout.domain.spec import RolloutSpec
+from rollout.domain.state_machine import Look
 
 # The share that is still an equal one where only the counts tell it.
 _NEARLY_FAIR = 45

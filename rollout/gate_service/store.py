@@ -8,10 +8,10 @@ from pathlib import Path
 
 from bundle.clock import Clock
 from bundle.errors import ErrorCode, MlctlError
+from rollout.domain.spec import RolloutSpec
 from rollout.gate_service import session as sessions
 from rollout.gate_service.session import Session
-from rollout.model import RolloutSpec
-from rollout.state.schema import open_database, transaction
+from rollout.journal.schema import open_database, transaction
 
 _VERSION = 1
 _SCHEMA = """

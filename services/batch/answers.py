@@ -11,7 +11,7 @@ import numpy as np
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from services.batch.base import DIGEST_COLUMN, SCORED_AT_COLUMN
-from services.batch.tensors import Reasons
+from services.runtime.tabular.tensors import Reasons
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -36,7 +36,7 @@ class Unit:
 class BadRow:
     """A row without an answer: its number in the unit's origin, the reason, and its values.
 
-    `values` are JSON; services.batch.values converts other types.
+    `values` are JSON; services.runtime.tabular.values converts other types.
     """
 
     row: int

@@ -25,8 +25,8 @@ from services.batch.base import (
     Unit,
     UnitResult,
 )
-from services.batch.bisect import TooManyError
 from services.batch.limits import ErrorLimit
+from services.runtime.bisect import TooManyError
 
 # Answers in memory until they are committed, and work that a kill may cost.
 _COMMIT_BYTES = 32 << 20

@@ -26,8 +26,8 @@ from services.batch.job import (
     usual_threads,
 )
 from services.batch.limits import ErrorLimit
-from services.batch.model import Scorable
 from services.batch.sinks import open_sink
+from services.runtime.scorable import Scorable
 
 _MILLION = 1e6
 _HOUR = 3600.0

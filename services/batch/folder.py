@@ -21,7 +21,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.files import fsync_directory, write_atomic
 from services.batch.base import Job, Progress, Quarantined, UnitResult
 from services.batch.ledger import Ledger
-from services.batch.locking import lock_job
+from services.batch.locks import lock_job
 from services.batch.partitions import partitioned
 
 if TYPE_CHECKING:

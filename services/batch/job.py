@@ -23,11 +23,11 @@ from services.batch.base import (
     Totals,
 )
 from services.batch.engine import Event, Executor, ReadingExecutor, Run
-from services.batch.feeds import find_feeds, parse_map
 from services.batch.filters import Filter
 from services.batch.limits import ErrorLimit
-from services.batch.model import Scorable, check_batched, open_scorable
 from services.batch.scoring import Recipe, UnitScorer
+from services.runtime.scorable import Scorable, check_batched, open_scorable
+from services.runtime.tabular.input_columns import find_feeds, parse_map
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -215,8 +215,8 @@ def executor_of(scorer: UnitScorer, threads: int | None) -> Executor[Chunk]:
     On the CPU a transform holds Python's lock for most of its time: with a thread for each step
     it was 20 % slower.
     """
-    from services.batch.executors.local import LocalExecutor
-    from services.batch.executors.pipeline import PipelineExecutor
+    from services.batch.local_executor import LocalExecutor
+    from services.batch.pipeline_executor import PipelineExecutor
 
     if scorer.scorer.provider != "cpu":
         return PipelineExecutor((scorer.prepare, scorer.run, scorer.finish))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from bundle.errors import ErrorCode, MlctlError
-from services.batch.absence import cause, is_away, refusal
+from services.batch.transient_errors import cause, is_away, refusal
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 _GLOB = re.compile(r"[*?\[]")

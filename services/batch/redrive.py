@@ -24,8 +24,8 @@ from services.batch.job import (
     start,
 )
 from services.batch.limits import ErrorLimit
-from services.batch.model import Scorable
-from services.batch.values import rows_from_json
+from services.runtime.scorable import Scorable
+from services.runtime.tabular.values import rows_from_json
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -15,16 +15,16 @@ import numpy as np
 from bundle.clock import Clock, SystemClock
 from services.batch.answers import NUL, numbers, output_column, text_column, unusable
 from services.batch.base import BadRow, Chunk, UnitResult
-from services.batch.bisect import Arrays, Scored, score_rows
-from services.batch.feeds import Feed
 from services.batch.filters import Filter
-from services.batch.tensors import Reasons, Tensors, to_tensors
-from services.batch.values import row_as_json, with_nul
+from services.runtime.bisect import Arrays, Scored, score_rows
+from services.runtime.tabular.input_columns import Feed
+from services.runtime.tabular.tensors import Reasons, Tensors, to_tensors
+from services.runtime.tabular.values import row_as_json, with_nul
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from services.pipelines.scorer import PipelineScorer
+    from services.runtime.pipeline_scorer import PipelineScorer
     from services.runtime.scorer import Scorer
 
 

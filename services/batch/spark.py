@@ -19,13 +19,19 @@ import numpy as np
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import DYNAMIC, Datatype, TensorSpec
 from bundle.verify import VerifiedBundle
-from services.batch.bisect import TooManyError, score_rows
-from services.batch.model import Scorable, check_batched, find_scorable, open_scorable, verify_at
 from services.batch.scoring import run_checked
-from services.pipelines.scorer import WholePipeline
+from services.runtime.bisect import TooManyError, score_rows
+from services.runtime.pipeline_scorer import WholePipeline
+from services.runtime.scorable import (
+    Scorable,
+    check_batched,
+    find_scorable,
+    open_scorable,
+    verify_at,
+)
 
 if TYPE_CHECKING:
-    from services.pipelines.scorer import PipelineScorer
+    from services.runtime.pipeline_scorer import PipelineScorer
     from services.runtime.scorer import Scorer
 
 # Rows in a call of the function; the scorer cuts them as it does in a job.

@@ -24,9 +24,9 @@ from bundle.tensors import DYNAMIC
 from services.runtime.faults import run_error
 from services.runtime.graph import Graph, read_graph
 from services.runtime.installed import require_onnxruntime
-from services.tensorrt.options import EngineOptions
-from services.tensorrt.provider import PROVIDER as TENSORRT
-from services.tensorrt.provider import Providers, prepare_providers
+from services.runtime.tensorrt.options import EngineOptions
+from services.runtime.tensorrt.provider import PROVIDER as TENSORRT
+from services.runtime.tensorrt.provider import Providers, prepare_providers
 
 _PROVIDERS: Mapping[str, str] = MappingProxyType(
     {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}

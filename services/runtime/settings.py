@@ -9,8 +9,8 @@ from pydantic import AfterValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from bundle.errors import ErrorCode, MlctlError
-from services.tensorrt.options import EngineOptions
-from services.tensorrt.profile import Range
+from services.runtime.tensorrt.options import EngineOptions
+from services.runtime.tensorrt.profile import Range
 
 PREFIX = "MLCTL_"
 S = TypeVar("S", bound=BaseSettings)

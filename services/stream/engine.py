@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
+from services.stream.answer_headers import Stamp
 from services.stream.base import (
     Ending,
     Link,
@@ -26,9 +27,8 @@ from services.stream.base import (
 )
 from services.stream.buffer import Buffer
 from services.stream.events import Batch, Event, Phase, Totals
-from services.stream.flight import Flight, ModelThread
+from services.stream.in_flight import Flight, ModelThread
 from services.stream.scoring import PASSING, MessageScorer
-from services.stream.stamps import Stamp
 from services.stream.window import DeadRate, Goals, Window
 
 _T = TypeVar("_T")

@@ -9,8 +9,8 @@ import numpy as np
 import orjson
 
 from bundle.errors import ErrorCode, MlctlError
+from services.stream.answer_headers import DIGEST, SOURCE
 from services.stream.base import Message, Place
-from services.stream.stamps import DIGEST, SOURCE
 from services.stream.tools import browsable
 
 Answer = Mapping[str, np.ndarray]

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field, replace
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Signature
-from services.batch.model import Scorable, check_batched, open_scorable
+from services.runtime.scorable import Scorable, check_batched, open_scorable
+from services.stream.answer_headers import Stamp
 from services.stream.base import Guarantee, Link, LinkRequest, Payload, Place
-from services.stream.bridge import connect
 from services.stream.engine import Pump, Report, RunSettings
 from services.stream.events import Event
 from services.stream.payloads import PayloadRequest, open_payload
 from services.stream.scoring import MessageScorer
-from services.stream.stamps import Stamp
+from services.stream.transports.bridge import connect
 
 _SENTENCES = {
     Guarantee.EXACTLY_ONCE: "each message is answered exactly once, whatever is killed",

@@ -11,7 +11,7 @@ import numpy as np
 
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
-from services.batch.bisect import Scored, score_rows
+from services.runtime.bisect import Scored, score_rows
 from services.runtime.faults import lacks_memory
 from services.stream.base import Decoded, Payload
 

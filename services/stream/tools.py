@@ -13,6 +13,7 @@ import orjson
 
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
+from services.stream.answer_headers import ATTEMPTS, OURS
 from services.stream.base import (
     Browsable,
     Commit,
@@ -23,9 +24,8 @@ from services.stream.base import (
     Outgoing,
     Place,
 )
-from services.stream.bridge import connect
-from services.stream.stamps import ATTEMPTS, OURS
 from services.stream.transports import transport_of
+from services.stream.transports.bridge import connect
 from services.stream.transports.jsonl import LineReader
 from services.stream.transports.lines import from_line
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from services.batching.costs import BatchCosts
+from services.runtime.batch_costs import BatchCosts
 
 # Before anything was measured; and by how much a batch may be larger than any before it.
 _FIRST = 256

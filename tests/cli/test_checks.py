@@ -16,11 +16,11 @@ from cli.checks import (
     check_tensorrt,
     run_checks,
 )
-from services.hybrid.base import Commit, Row
-from services.hybrid.places import open_store
-from services.tensorrt import devices
-from services.tensorrt import installed as tensorrt
-from services.tensorrt.devices import Gpu
+from services.precomputed.base import Commit, Row
+from services.precomputed.store_urls import open_store
+from services.runtime.tensorrt import devices
+from services.runtime.tensorrt import installed as tensorrt
+from services.runtime.tensorrt.devices import Gpu
 
 GPU = Gpu("NVIDIA L4", "8.9", "580.65.06")
 

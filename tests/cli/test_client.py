@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from bento.clients.languages import GENERATORS
 from cli.commands.client import LANGUAGES
 from cli.main import cli
-from services.ship.clients.languages import GENERATORS
 from tests.support.bundles import make_bundle
 
 

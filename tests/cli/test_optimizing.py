@@ -8,7 +8,7 @@ from bundle.clock import ManualClock
 from cli.optimizing import Board, Lines, Piecework, duration, only_results_on_stdout, watching
 from cli.output import Output
 from cli.variants import COLUMNS, NUMBERS, filled, models_table, number_cells, variants_table
-from optimize.choose import choose
+from optimize.choice import choose
 from optimize.events import Event, Stage, Status
 from optimize.evidence import variant_record
 from optimize.goals import Goals

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from bento.packaging import build_bento
 from bundle.home import HOME_VARIABLE
 from cli.main import cli
-from services.bento.packaging import build_bento
-from services.parity.compare import Finding, Verdict
-from services.parity.run import Parity
+from loadtest.parity.compare import Finding, Verdict
+from loadtest.parity.run import Parity
 from tests.support.bundles import make_bundle
 from tests.support.pairs import make_pair_pipeline
 
@@ -81,7 +81,7 @@ def test_a_difference_is_shown_and_is_an_error(home: Path, monkeypatch: pytest.M
         Finding("/predict", "golden", 8, Verdict.LEFT_OUT, detail="JSON has no word for it"),
     )
     told = Parity("d" * 64, exact=True, findings=findings)
-    monkeypatch.setattr("services.parity.run.run_parity", lambda *_arguments: told)
+    monkeypatch.setattr("loadtest.parity.run.run_parity", lambda *_arguments: told)
     shown = CliRunner().invoke(cli, ["parity", "tiny/tiny"])
     assert shown.exit_code == 5
     assert f"/tiny {'d' * 12}" in shown.output

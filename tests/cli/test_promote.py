@@ -17,14 +17,15 @@ from cli.main import cli
 from cli.output import Output
 from cli.revisions import find_revision
 from cli.rollouts import event_line, verdict_text
-from rollout.judging.plan import Today, plan
-from rollout.judging.verdict import Action, Gate, Verdict
-from rollout.machine import Phase
-from rollout.model import Outcome, Ports, RolloutSpec, Settings
-from rollout.state import places, records
-from rollout.state.journal import Journal
-from rollout.traffic import broken_by
-from services.layout import pack
+from rollout.client.traffic import broken_by
+from rollout.domain.planner import Today, plan
+from rollout.domain.spec import Outcome, Ports, RolloutSpec, Settings
+from rollout.domain.state_machine import Phase
+from rollout.domain.verdict import Action, Gate, Verdict
+from rollout.journal import paths as places
+from rollout.journal import records
+from rollout.journal.journal import Journal
+from services.runtime.bento_layout import pack
 from tests.support.bundles import make_bundle
 
 
@@ -152,7 +153,7 @@ def test_promote__proved_score_is_clearly_worse__refused_with_both_scores_unless
     assert "is 0.3 on 1,000 rows" in error["message"]
     assert "0.89" in error["message"]
     assert "--force" in error["hint"]
-    monkeypatch.setattr("rollout.deployments.ensure_daemon", lambda *_: None)
+    monkeypatch.setattr("rollout.client.deployments.ensure_daemon", lambda *_: None)
     forced = CliRunner().invoke(cli, ["promote", "shop", worse, "--force", "--detach"])
     assert forced.exit_code == 0, forced.output
 
@@ -163,6 +164,6 @@ def test_promote__scores_differ_within_their_noise__judged_by_the_traffic(
     serve(put(store, "1", make_bundle(tmp_path / "a", name="shop", accuracy=0.89)))
     near = put(store, "2", make_bundle(tmp_path / "b", name="shop", accuracy=0.885))
     spec = RolloutSpec()
-    monkeypatch.setattr("rollout.traffic.plan_for", lambda *_: plan(spec, Today(0.0), 0.5))
+    monkeypatch.setattr("rollout.client.traffic.plan_for", lambda *_: plan(spec, Today(0.0), 0.5))
     told = CliRunner().invoke(cli, ["promote", "shop", near, "--json"])
     assert json.loads(told.stdout)["error"]["code"] == "cannot_end", told.output

@@ -10,12 +10,12 @@ import pytest
 from bundle.clock import ManualClock
 from bundle.errors import ErrorCode, MlctlError
 from cli.provenance import Known, chain, full_digest
-from rollout.model import Ports, RolloutSpec, Settings
-from rollout.state.journal import Journal
-from rollout.state.wishes import Wish
-from services.bento.store import DIGEST_LABEL, MODELS_LABEL, BentoInfo
-from services.layout import pack
-from tests.services.test_layout import lay_out
+from rollout.domain.operator_commands import Wish
+from rollout.domain.spec import Ports, RolloutSpec, Settings
+from rollout.journal.journal import Journal
+from services.runtime.bento_layout import pack
+from services.runtime.bento_store import DIGEST_LABEL, MODELS_LABEL, BentoInfo
+from tests.services.runtime.test_bento_layout import lay_out
 from tests.support.bundles import make_bundle
 from tests.support.rollouts import revision
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from bento.packaging import build_bento
 from bundle.error_table import ERROR_TABLE
 from bundle.errors import ErrorCode
-from rollout.local.launcher import free_ports
-from services.bento.packaging import build_bento
+from rollout.drivers.local.launcher import free_ports
 from tests.support.bundles import make_bundle
 from tests.support.mlctl import Mlctl
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from bento.transfer.archive import list_files
+from bento.transfer.push import push_folder, push_oci
 from bundle.verify import VerifiedBundle
 from cli import shipping
 from cli.main import cli
-from services.ship.parcel import list_files
-from services.ship.push import push_folder, push_oci
 from tests.support.bundles import make_bundle
 from tests.support.small_bento import small_bento
 

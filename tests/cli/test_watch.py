@@ -25,12 +25,12 @@ from rich.console import Console
 
 from cli.main import cli
 from cli.watch import picture
-from rollout import deployments
-from rollout.local.launcher import free_ports
-from rollout.machine import Phase, Progress
-from rollout.model import Colour, Outcome, Ports, RolloutSpec, Settings
-from rollout.seen.view import ScreenState, Snapshot, screen
-from rollout.state.records import Deployment, Event, Rollout
+from rollout.client import deployments
+from rollout.client.view import ScreenState, Snapshot, screen
+from rollout.domain.spec import Colour, Outcome, Ports, RolloutSpec, Settings
+from rollout.domain.state_machine import Phase, Progress
+from rollout.drivers.local.launcher import free_ports
+from rollout.journal.records import Deployment, Event, Rollout
 from tests.support.mlctl import Mlctl
 from tests.support.receiver import receiving
 from tests.support.rollouts import Load, quick_settings, quick_spec, revision

@@ -18,15 +18,15 @@ from starlette.testclient import TestClient
 from bundle.clock import ManualClock
 from bundle.errors import ErrorCode
 from cli.main import cli
+from rollout.domain.kubernetes_target import Target
+from rollout.domain.spec import Colour
+from rollout.drivers.kubernetes import route as routes
+from rollout.drivers.kubernetes.meter import Scrape
+from rollout.drivers.kubernetes.scrape import NOTHING
 from rollout.gate_service.app import gate_app
 from rollout.gate_service.service import GateService
 from rollout.gate_service.sources import ServiceName, parse_sources
 from rollout.gate_service.store import Store
-from rollout.kubernetes import route as routes
-from rollout.kubernetes.meter import Scrape
-from rollout.kubernetes.scrape import NOTHING
-from rollout.kubernetes.target import Target
-from rollout.model import Colour
 from tests.support.schemas import faults, kinds
 
 EXAMPLES = Path(__file__).parents[2] / "deploy/examples"

@@ -13,10 +13,10 @@ from typing import Any
 import httpx
 import pytest
 
-from rollout.local.launcher import free_ports
-from rollout.machine import Phase
-from rollout.state.journal import Journal
-from services.bento.packaging import build_bento
+from bento.packaging import build_bento
+from rollout.domain.state_machine import Phase
+from rollout.drivers.local.launcher import free_ports
+from rollout.journal.journal import Journal
 from tests.support.bundles import make_bundle
 from tests.support.mlctl import Mlctl
 from tests.support.wait import PATIENCE_SECONDS, wait_until

@@ -9,8 +9,8 @@ import pytest
 
 from bundle.verify import verify
 from services.batch.job import Wanted
-from services.batch.sinks.hybrid import HybridSink
-from services.hybrid.places import lock_path, open_store
+from services.batch.sinks.precomputed import HybridSink
+from services.precomputed.store_urls import lock_path, open_store
 from tests.support import tables
 from tests.support.bundles import make_bundle
 from tests.support.wait import PATIENCE_SECONDS, wait_until

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from rollout import deployments
-from rollout.judging.gates import Gate
-from rollout.local import processes
-from rollout.local.launcher import free_ports
-from rollout.machine import Phase
-from rollout.model import Colour, Outcome
-from rollout.state import places
+from rollout.client import deployments
+from rollout.domain.gates import Gate
+from rollout.domain.spec import Colour, Outcome
+from rollout.domain.state_machine import Phase
+from rollout.drivers.local import processes
+from rollout.drivers.local.launcher import free_ports
+from rollout.journal import paths as places
 from tests.support.rollouts import (
     Load,
     daemon_of,

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from rollout.controller import Controller, Watch, World
-from rollout.machine import Phase
-from rollout.model import Colour, Outcome, Ports, RolloutSpec, Settings
-from rollout.state.journal import Journal
-from rollout.state.wishes import Wish
+from rollout.daemon.controller import Controller, Watch, World
+from rollout.domain.operator_commands import Wish
+from rollout.domain.spec import Colour, Outcome, Ports, RolloutSpec, Settings
+from rollout.domain.state_machine import Phase
+from rollout.journal.journal import Journal
 from tests.support.disk_world import EDGES, DiskWorld, Fragile, Points
 from tests.support.rollouts import revision
 

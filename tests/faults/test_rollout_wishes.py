@@ -12,11 +12,11 @@ import pytest
 from click.testing import CliRunner
 
 from cli.main import cli
-from rollout import deployments
-from rollout.judging.gates import Gate
-from rollout.local.launcher import free_ports
-from rollout.machine import Phase
-from rollout.model import Colour, Outcome
+from rollout.client import deployments
+from rollout.domain.gates import Gate
+from rollout.domain.spec import Colour, Outcome
+from rollout.domain.state_machine import Phase
+from rollout.drivers.local.launcher import free_ports
 from tests.support.rollouts import (
     Load,
     kill_daemon,

@@ -14,10 +14,10 @@ from typing import TypeVar
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from rollout.local.launcher import free_ports
+from rollout.drivers.local.launcher import free_ports
 from services.stream.base import LinkRequest, LostPartitionsError, Place
 from services.stream.transports import transport_of
-from tests.services.hybrid.servers import redis_server
+from tests.services.precomputed.servers import redis_server
 from tests.services.stream.contract import numbered, numbers, read, send
 from tests.support.broker_kill import Install, Member, Steps, answers_to
 from tests.support.broker_steps import REDIS_STEPS, install_redis

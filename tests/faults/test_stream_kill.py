@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from services.stream.answer_headers import Stamp
 from services.stream.base import Guarantee, LinkRequest, Outgoing, Place
 from services.stream.engine import Pump, RunSettings
 from services.stream.scoring import MessageScorer
-from services.stream.stamps import Stamp
 from services.stream.transports.sqlite import SqliteLink, SqliteTransport, transport
 from services.stream.window import Goals
 from tests.services.stream.test_scoring import Doubling, Numbers

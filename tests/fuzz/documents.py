@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import parse_manifest
 from bundle.tensors import Datatype, Signature, TensorSpec
-from services.grpc.codec import GrpcCodec
-from services.v2.codec import V2Codec
-from services.v2.messages import methods
-from services.v2.wire import InferRequest
+from services.online.grpc.codec import GrpcCodec
+from services.protocol.codec import V2Codec
+from services.protocol.messages import methods
+from services.protocol.wire import InferRequest
 from tests.fuzz.target import Feed, FindingError, Target
 from tests.support.manifests import manifest_document
 

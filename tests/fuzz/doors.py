@@ -17,16 +17,16 @@ from hpack import Encoder
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from services.grpc.server import GrpcServer
-from services.host import ModelHost
-from services.http.app import V2App
-from services.inference import Inference
-from services.lean.protocol import lean_protocol
-from services.settings import Settings
+from services.online.grpc.server import GrpcServer
+from services.online.http.app import V2App
+from services.online.http.connection.protocol import lean_protocol
+from services.online.http.inference import Inference
+from services.online.models.served_model import ModelHost
+from services.online.settings import Settings
 from tests.fuzz.documents import BINARY, BINARY_DOCUMENT, V2_DOCUMENT, altered
 from tests.fuzz.target import Feed, FindingError, Target
-from tests.services.lean_grpc.conftest import EMPTY, LIVE, framed, head, infer_message
-from tests.services.lean_grpc.test_fuzz import PREFACE, frames
+from tests.services.online.grpc.http2.conftest import EMPTY, LIVE, framed, head, infer_message
+from tests.services.online.grpc.http2.test_fuzz import PREFACE, frames
 from tests.support.bundles import make_bundle
 from tests.support.listening import listening, until
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from bento.transfer import oci
 from bundle.errors import ErrorCode, MlctlError
-from services.ship import oci
 from tests.fuzz.files import _LISTING
 
 

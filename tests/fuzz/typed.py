@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from hypothesis import strategies as st
 
 from bundle.errors import ErrorCode
-from services.typed.codec import TypedCodec
-from services.typed.descriptors import make_messages
-from services.typed.layout import lay_out
-from services.typed.model import describe
+from services.online.grpc.typed.codec import TypedCodec
+from services.online.grpc.typed.descriptors import make_messages
+from services.online.grpc.typed.layout import lay_out
+from services.online.openapi.model import describe
 from tests.fuzz.documents import SIGNATURE, answer_of
 from tests.fuzz.target import Feed, Target
 

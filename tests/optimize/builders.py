@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from optimize.bootstrap import Estimate
-from optimize.latency import BatchLatency
-from optimize.metrics import MetricResult
-from optimize.parity import Parity
+from optimize.metrics.bootstrap import Estimate
+from optimize.metrics.latency import BatchLatency
+from optimize.metrics.parity import Parity
+from optimize.metrics.scores import MetricResult
 from optimize.variant import Measured, Variant
 
 

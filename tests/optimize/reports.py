@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from optimize.choose import choose
+from optimize.choice import choose
 from optimize.evidence import variant_record
 from optimize.goals import Goals
 from optimize.recipes.base import LayerCost

@@ -19,7 +19,7 @@ from optimize.data import (
     require_labels,
     split,
 )
-from optimize.metrics import METRICS
+from optimize.metrics.scores import METRICS
 from tests.support.eval_rows import TOKENS, Batches, signature
 from tests.support.sources import save_rows
 

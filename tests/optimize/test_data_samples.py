@@ -12,8 +12,8 @@ from bundle.errors import MlctlError
 from bundle.sampling import Sampling as Recorded
 from bundle.tensors import Signature
 from optimize.data import Sampling, load_data, read_rows
-from services.observe.calls import Payload
-from services.observe.segments import SegmentWriter
+from services.online.observability.calls import Payload
+from services.online.observability.segments import SegmentWriter
 from tests.support.eval_rows import Batches, save_parquet, signature
 
 SIGNATURE = signature(2, 3)

@@ -14,20 +14,20 @@ from onnx import helper
 import optimize.judge
 from bundle.clock import SystemClock
 from bundle.manifest import Batching
+from optimize.batching import DEFAULT, Joining
 from optimize.data import Rows
+from optimize.device import Place
 from optimize.goals import Goals
-from optimize.joining import DEFAULT, Joining
 from optimize.judge import Baseline, QualityMeter, measure_variant, run_rows
-from optimize.metrics import load_metric
-from optimize.place import Place
-from optimize.quantize.edit import read_graph
-from optimize.quantize.layers import find_layers
-from optimize.quantize.methods import Dynamic
+from optimize.metrics.scores import load_metric
 from optimize.recipes.base import Details, Target
+from optimize.recipes.quantize.edit import read_graph
+from optimize.recipes.quantize.layers import find_layers
+from optimize.recipes.quantize.methods import Dynamic
 from optimize.variant import Measured
 from services.runtime.faults import RunError
 from services.runtime.session import Session, open_session
-from tests.optimize.quantize.nets import product_net, save_net, token_rows
+from tests.optimize.recipes.quantize.nets import product_net, save_net, token_rows
 from tests.support.sessions import FunctionSession
 
 CPU = Place(Target.CPU, "cpu")

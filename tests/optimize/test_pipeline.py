@@ -47,7 +47,7 @@ class Recorder:
 @pytest.fixture
 def digits_data(tmp_path: Path, catalog: MlflowCatalog) -> Path:
     """Rows of the digits model, labelled with its own answers, so that its accuracy is 1."""
-    from optimize.reference import load_reference
+    from optimize.proofs.reference import load_reference
 
     reference = load_reference(catalog.resolve("Digits"))
     labels = reference.run({"x": images()})["logits"].argmax(axis=1)

@@ -13,7 +13,7 @@ from torch import nn
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Datatype, Signature, TensorSpec
-from optimize.reference import load_reference
+from optimize.proofs.reference import load_reference
 from registry.catalog import Flavor, SourceModel
 from tests.support.torch_models import save_torch
 

@@ -14,8 +14,8 @@ from optimize.prepare import Options
 from optimize.recipes.base import Target
 from optimize.recipes.discovery import select
 from registry.mlflow_catalog import MlflowCatalog
+from services.online.settings import Settings
 from services.runtime.scorer import Scorer
-from services.settings import Settings
 from tests.optimize.conftest import images
 from tests.support.sources import save_rows
 

@@ -13,10 +13,10 @@ from pyarrow import parquet
 
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.base import SourceRequest
-from services.batch.bisect import Arrays, TooManyError, score_rows
 from services.batch.sources.parquet import ParquetSource
-from services.batch.values import row_as_json, rows_from_json
+from services.runtime.bisect import Arrays, TooManyError, score_rows
 from services.runtime.faults import ModelError
+from services.runtime.tabular.values import row_as_json, rows_from_json
 
 
 @given(rows=st.integers(1, 300), data=st.data())

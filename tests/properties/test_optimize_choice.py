@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from optimize.choose import choose
+from optimize.choice import choose
 from optimize.data import Rows, split
 from optimize.goals import Goals, Prefer
-from optimize.parity import compare
+from optimize.metrics.parity import compare
 from optimize.variant import Variant
 from tests.optimize.builders import failed, variant
 

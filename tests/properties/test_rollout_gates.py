@@ -8,12 +8,13 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout import machine
-from rollout.judging import eprocess, gates
-from rollout.judging.counts import Counts, Totals, Window
-from rollout.judging.gates import Action, Evidence
-from rollout.machine import Look, Phase, Progress
-from rollout.model import Outcome, RolloutSpec
+from rollout.domain import e_values as eprocess
+from rollout.domain import gates
+from rollout.domain import state_machine as machine
+from rollout.domain.counts import Counts, Totals, Window
+from rollout.domain.gates import Action, Evidence
+from rollout.domain.spec import Outcome, RolloutSpec
+from rollout.domain.state_machine import Look, Phase, Progress
 
 SPEC = RolloutSpec(
     steps=(10, 50, 100),

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from bundle.clock import ManualClock
 from bundle.errors import ErrorCode, MlctlError
-from rollout.controller import Controller, Watch, World
-from rollout.machine import Phase
-from rollout.model import Colour, OnInconclusive, Outcome, Ports, RolloutSpec, Settings
-from rollout.ports import PlaneRejected, Probe
-from rollout.state.journal import Journal
-from rollout.state.wishes import Wish
+from rollout.daemon.controller import Controller, Watch, World
+from rollout.domain.operator_commands import Wish
+from rollout.domain.ports import PlaneRejected, Probe
+from rollout.domain.spec import Colour, OnInconclusive, Outcome, Ports, RolloutSpec, Settings
+from rollout.domain.state_machine import Phase
+from rollout.journal.journal import Journal
 from tests.support.memory import MemoryLauncher, MemoryPlane
 from tests.support.rollouts import revision
 

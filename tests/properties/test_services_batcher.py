@@ -10,9 +10,9 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from bundle.errors import ErrorCode, MlctlError
-from services.batching.batcher import Batcher, Limits, Priority, QueueFullError, Ticket
-from services.batching.costs import BatchCosts
-from services.lanes import TURNS
+from services.online.batching.scheduler import Batcher, Limits, Priority, QueueFullError, Ticket
+from services.protocol.priority import TURNS
+from services.runtime.batch_costs import BatchCosts
 
 MAX_ROWS, MAX_QUEUE, MAX_WAIT = 8, 20, 0.5
 SECONDS = st.integers(0, 24).map(lambda eighths: eighths / 8)  # sums of these are exact

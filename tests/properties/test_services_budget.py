@@ -17,13 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from services.grpc.server import GrpcServer
-from services.host import ModelHost
-from services.http.app import V2App
-from services.inference import Inference
-from services.lean.protocol import lean_protocol
-from services.settings import Settings
-from services.v2.messages import SERVICE, methods
+from services.online.grpc.server import GrpcServer
+from services.online.http.app import V2App
+from services.online.http.connection.protocol import lean_protocol
+from services.online.http.inference import Inference
+from services.online.models.served_model import ModelHost
+from services.online.settings import Settings
+from services.protocol.messages import SERVICE, methods
 from tests.support.listening import Listening, listening, until
 from tests.support.streams import counting_row, make_stream_bundle
 

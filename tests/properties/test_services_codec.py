@@ -12,11 +12,11 @@ from hypothesis.extra import numpy as hnp
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Datatype, Signature, TensorSpec
-from services.grpc.codec import GrpcCodec
-from services.v2.codec import V2Codec
-from services.v2.jsondata import BINARY_ONLY
-from services.v2.messages import methods
-from services.v2.wire import InferRequest, encode_raw
+from services.online.grpc.codec import GrpcCodec
+from services.protocol.codec import V2Codec
+from services.protocol.jsondata import BINARY_ONLY
+from services.protocol.messages import methods
+from services.protocol.wire import InferRequest, encode_raw
 
 
 @st.composite

@@ -9,10 +9,10 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from bundle.errors import ErrorCode, MlctlError
-from services.batching.admission import Limits, QueueFullError
-from services.batching.batcher import Batcher
-from services.batching.costs import BatchCosts
-from services.lanes import Ticket
+from services.online.batching.admission import Limits, QueueFullError
+from services.online.batching.scheduler import Batcher
+from services.protocol.priority import Ticket
+from services.runtime.batch_costs import BatchCosts
 
 MAX_ROWS, MAX_QUEUE, MAX_LONG = 8, 20, 3
 SECONDS = st.integers(0, 24).map(lambda eighths: eighths / 8)  # sums of these are exact

@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout.shadow.join import Joiner, Key, Recorded, Side
+from rollout.domain.join import Joiner, Key, Recorded, Side
 
 ARRIVALS = st.lists(st.tuples(st.sampled_from(list(Side)), st.integers(0, 8)), max_size=60)
 

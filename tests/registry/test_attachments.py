@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from bento.transfer.archive import list_files
+from bento.transfer.push import Place, Target
 from bundle.errors import ErrorCode, MlctlError
 from cli import shipping
 from registry.catalog import PublishReport
 from registry.mlflow_catalog import MlflowCatalog
-from services.bento.store import find_bento
-from services.ship.parcel import list_files
-from services.ship.push import Place, Target
+from services.runtime.bento_store import find_bento
 from tests.support.bundles import make_bundle
 from tests.support.small_bento import small_bento
 

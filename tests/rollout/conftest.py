@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bundle.clock import ManualClock
-from rollout.state.journal import Journal
+from rollout.journal.journal import Journal
 from tests.support.played import Played
 
 

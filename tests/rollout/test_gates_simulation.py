@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rollout.judging import gates
-from rollout.judging.counts import Counts, Window
-from rollout.judging.gates import Evidence
-from rollout.model import RolloutSpec
+from rollout.domain import gates
+from rollout.domain.counts import Counts, Window
+from rollout.domain.gates import Evidence
+from rollout.domain.spec import RolloutSpec
 from tests.support.gate_simulation import Judges, Side, Tick, proved_at, rolled_back_at
 
 RUNS = 2000

@@ -15,10 +15,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from rollout.judging.counts import LATENCY_EDGES_MS, difference
-from rollout.model import Colour
-from rollout.planes.marks import CLIENT_HEADER, TESTER_COOKIE, TESTER_HEADER, TESTER_VALUE
-from rollout.ports import Traffic
+from rollout.domain.counts import LATENCY_EDGES_MS, difference
+from rollout.domain.ports import Traffic
+from rollout.domain.spec import Colour
+from rollout.drivers.headers import CLIENT_HEADER, TESTER_COOKIE, TESTER_HEADER, TESTER_VALUE
 from tests.support.planes import NO_TLS, Stage, Traffickers, stage
 from tests.support.wait import wait_until
 

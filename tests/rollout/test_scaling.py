@@ -14,17 +14,18 @@ import httpx
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from rollout import deployments
-from rollout.local import logs, processes, resizing
-from rollout.local.fleet import replicas_of
-from rollout.local.keeping import ensure_daemon
-from rollout.local.launcher import free_ports, process_role
-from rollout.local.listing import Row, listing
-from rollout.model import Colour, Outcome, Settings
-from rollout.process_ref import ProcessRef
-from rollout.state import places
-from rollout.state.journal import Journal
-from rollout.state.records import Event
+from rollout.client import deployments
+from rollout.client import scaling as resizing
+from rollout.client.lifecycle import ensure_daemon
+from rollout.client.process_table import Row, listing
+from rollout.domain.process_ref import ProcessRef
+from rollout.domain.spec import Colour, Outcome, Settings
+from rollout.drivers.local import logs, processes
+from rollout.drivers.local.fleet import replicas_of
+from rollout.drivers.local.launcher import free_ports, process_role
+from rollout.journal import paths as places
+from rollout.journal.journal import Journal
+from rollout.journal.records import Event
 from tests.support.rollouts import Load, daemon_of, quick_settings, quick_spec, revision, story
 from tests.support.wait import wait_until
 

@@ -5,9 +5,9 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from rollout.model import Revision
+from rollout.domain.spec import Revision
+from rollout.journal import records
 from rollout.scores import Score, clearly_worse
-from rollout.state import records
 
 ACCURACY = Score("digits", "accuracy", 0.89, higher_is_better=True, rows=1000, data="d")
 RMSE = Score("price", "rmse", 12.0, higher_is_better=False, rows=1000, data="d")

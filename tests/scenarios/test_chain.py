@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from bundle.verify import verify
 from examples.digits.data import load_split
-from rollout.local.launcher import free_ports
+from rollout.drivers.local.launcher import free_ports
 from tests.scenarios.conftest import Shop
 
 pytestmark = pytest.mark.slow
@@ -30,7 +30,7 @@ def images() -> NDArray[np.float32]:
 @pytest.fixture(scope="module")
 def torch_answers(shop: Shop, images: NDArray[np.float32]) -> NDArray[np.float32]:
     """What the registered torch model itself says."""
-    from optimize.reference import load_reference
+    from optimize.proofs.reference import load_reference
     from registry.mlflow_catalog import MlflowCatalog
 
     with pytest.MonkeyPatch.context() as patch:

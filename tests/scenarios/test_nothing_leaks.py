@@ -23,17 +23,17 @@ from prometheus_client import CollectorRegistry
 
 from bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
-from services.batching.batcher import QueueFullError, deadline_exceeded
-from services.bento.seam import build_service
-from services.grpc.server import GrpcServer
-from services.host import ModelHost
-from services.http.app import V2App
-from services.inference import Inference
-from services.lean.protocol import lean_protocol
-from services.secure.public import CALLERS
-from services.secure.tokens import unauthenticated
-from services.settings import Settings
-from services.v2.messages import SERVICE, methods
+from services.online.batching.scheduler import QueueFullError, deadline_exceeded
+from services.online.grpc.server import GrpcServer
+from services.online.http.app import V2App
+from services.online.http.connection.protocol import lean_protocol
+from services.online.http.inference import Inference
+from services.online.models.served_model import ModelHost
+from services.online.security.public import CALLERS
+from services.online.security.tokens import unauthenticated
+from services.online.server.seam import build_service
+from services.online.settings import Settings
+from services.protocol.messages import SERVICE, methods
 from tests.support.bundles import make_bundle
 from tests.support.listening import listening
 
@@ -81,7 +81,7 @@ class Doors:
         self.front = service.to_asgi()
         self.failure: BaseException = RuntimeError()
         monkeypatch.setattr(self.host, "infer", self._fail)
-        monkeypatch.setattr("services.bento.seam._share_log", lambda: None)
+        monkeypatch.setattr("services.online.server.seam._share_log", lambda: None)
 
     def _fail(self, *_arguments: Any, **_options: Any) -> Any:
         raise self.failure

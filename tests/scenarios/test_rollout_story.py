@@ -20,7 +20,7 @@ import pytest
 
 from examples.digits.data import load_split
 from examples.digits.traffic import Traffic, Window, request_body
-from rollout.local.launcher import free_ports
+from rollout.drivers.local.launcher import free_ports
 from tests.scenarios.conftest import train_in_another_process
 from tests.support.mlctl import Mlctl
 from tests.support.wait import wait_until
@@ -91,8 +91,8 @@ def _built(mlctl: Mlctl, data: Path, recipe: str) -> dict[str, Any]:
 
 
 def _build_wrong(mlctl: Mlctl, bundle: Path) -> dict[str, Any]:
+    from bento.packaging import build_bento
     from bundle.verify import VerifiedBundle
-    from services.bento.packaging import build_bento
     from tests.support.wrong import negated
 
     made: VerifiedBundle = negated(bundle, mlctl.home / "wrong")

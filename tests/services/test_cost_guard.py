@@ -27,11 +27,11 @@ from uvicorn.server import ServerState
 
 from bundle.clock import ManualClock
 from bundle.verify import VerifiedBundle
-from services.host import ModelHost
-from services.http.app import V2App
-from services.inference import Inference
-from services.lean.protocol import lean_protocol
-from services.settings import Settings
+from services.online.http.app import V2App
+from services.online.http.connection.protocol import lean_protocol
+from services.online.http.inference import Inference
+from services.online.models.served_model import ModelHost
+from services.online.settings import Settings
 from tests.support import wires
 from tests.support.bundles import make_bundle
 from tests.support.wires import Wire

@@ -16,14 +16,14 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from bundle.verify import VerifiedBundle
-from services.grpc.server import GrpcServer
-from services.host import ModelHost
-from services.http.app import V2App
-from services.inference import Inference
-from services.lean.protocol import lean_protocol
-from services.settings import Settings
-from services.v2.messages import SERVICE
-from tests.services.lean_grpc.conftest import Raw, head, infer_message
+from services.online.grpc.server import GrpcServer
+from services.online.http.app import V2App
+from services.online.http.connection.protocol import lean_protocol
+from services.online.http.inference import Inference
+from services.online.models.served_model import ModelHost
+from services.online.settings import Settings
+from services.protocol.messages import SERVICE
+from tests.services.online.grpc.http2.conftest import Raw, head, infer_message
 from tests.support.listening import Listening, listening, until
 
 PATH = "/v2/models/tiny/infer"

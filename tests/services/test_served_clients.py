@@ -21,7 +21,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 from tritonclient.utils import InferenceServerException
 
-from services.bento.packaging import BuiltBento
+from bento.packaging import BuiltBento
 from tests.support.bundles import expected
 from tests.support.serving import Server
 

@@ -12,12 +12,12 @@ import httpx
 import numpy as np
 import pytest
 
+from bento.packaging import build_bento
 from bundle.verify import VerifiedBundle
-from services.bento.packaging import build_bento
-from services.typed.descriptors import make_messages
-from services.typed.layout import lay_out
-from services.typed.model import describe
-from services.v2.messages import SERVICE, methods
+from services.online.grpc.typed.descriptors import make_messages
+from services.online.grpc.typed.layout import lay_out
+from services.online.openapi.model import describe
+from services.protocol.messages import SERVICE, methods
 from tests.support.bundles import make_lookup_bundle
 from tests.support.serving import Server, launch, running
 

@@ -10,17 +10,17 @@ import httpx
 import numpy as np
 import pytest
 
+from bento.packaging import BuiltBento, build_bento
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import TRANSFORM_NAME
 from cli.provenance import Known, chain
 from cli.revisions import find_revision
-from services.batch.model import find_model
-from services.bench.target import Address
-from services.bento.packaging import BuiltBento, build_bento
-from services.bento.store import find_bento
-from services.layout import pack, unpack
-from services.parity.base import Arrays
-from services.parity.online import open_online
+from loadtest.parity.base import Arrays
+from loadtest.parity.online import open_online
+from loadtest.target import Address
+from services.runtime.bento_layout import pack, unpack
+from services.runtime.bento_store import find_bento
+from services.runtime.scorable import find_model
 from tests.support.bundles import expected, make_bundle
 from tests.support.serving import Server, launch, running
 from tests.support.transforms import make_text_bundle

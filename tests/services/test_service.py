@@ -18,19 +18,19 @@ from prometheus_client import CollectorRegistry
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
-from rollout.local.launcher import free_ports
-from services.bento.service_bundle import find_bundles
-from services.host import ModelHost
-from services.layout import digest_file
-from services.lean.accepting import AcceptingLoop
-from services.lean.protocol import LeanProtocol
-from services.lean_grpc.frames import ACK, HEADERS, PING, frame
-from services.lean_grpc.head import OK_TRAILERS
-from services.lean_grpc.hpack import encode
+from rollout.drivers.local.launcher import free_ports
+from services.online.grpc.http2.frames import ACK, HEADERS, PING, frame
+from services.online.grpc.http2.head import OK_TRAILERS
+from services.online.grpc.http2.hpack import encode
+from services.online.http.connection.accept_loop import AcceptingLoop
+from services.online.http.connection.protocol import LeanProtocol
+from services.online.models.served_model import ModelHost
+from services.online.server.service_bundle import find_bundles
+from services.online.settings import Settings
+from services.protocol.messages import SERVICE, methods
+from services.runtime.bento_layout import digest_file
 from services.runtime.scorer import Scorer
-from services.settings import Settings
-from services.v2.messages import SERVICE, methods
-from tests.services.lean_grpc.conftest import Raw, framed, head
+from tests.services.online.grpc.http2.conftest import Raw, framed, head
 from tests.support.wait import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[2]
@@ -41,11 +41,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 @pytest.fixture(scope="module")
 def seam(store_home: Path) -> Any:
-    """`services.bento.seam`, imported where BentoML's imports may warn; its home is not ours."""
+    """Import the seam where BentoML's imports may warn, with a home of its own."""
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         patch.setenv("BENTOML_HOME", str(store_home))
         warnings.simplefilter("ignore", DeprecationWarning)
-        return importlib.import_module("services.bento.seam")
+        return importlib.import_module("services.online.server.seam")
 
 
 def test_the_variable_wins_over_the_folder_beside(bundle: VerifiedBundle, tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_a_stop_lets_grpc_calls_have_their_answers(
     request.raw_input_contents.append(bytes(16))
     monkeypatch.setattr(seam, "_GRPC_GRACE_SECONDS", 0.0)
     # Too slow to run on the event loop, by what the warm-up is told.
-    monkeypatch.setattr("services.host.warm_up", lambda *_: {1: 0.1, 32: 0.1})
+    monkeypatch.setattr("services.online.models.served_model.warm_up", lambda *_: {1: 0.1, 32: 0.1})
 
     async def main() -> None:
         asked = asyncio.Event()

@@ -12,11 +12,11 @@ import tritonclient.http
 from tritonclient.grpc import _utils as triton_grpc_utils
 
 from bundle.tensors import Datatype, Signature, TensorSpec
-from services.grpc.codec import GrpcCodec
-from services.v2.codec import V2Codec
-from services.v2.encoding import CODINGS, deflate, inflate
-from services.v2.jsondata import BINARY_ONLY
-from services.v2.messages import methods
+from services.online.grpc.codec import GrpcCodec
+from services.protocol.codec import V2Codec
+from services.protocol.compression import CODINGS, deflate, inflate
+from services.protocol.jsondata import BINARY_ONLY
+from services.protocol.messages import methods
 
 HTTP: Any = tritonclient.http
 GRPC: Any = tritonclient.grpc

@@ -21,7 +21,7 @@ _PRELOADED = [
     "services.runtime.scorer",
     "services.batch.job",
     "services.batch.folder",
-    "services.batch.executors.local",
+    "services.batch.local_executor",
     "services.batch.sinks.parquet",
     "services.batch.sources.parquet",
 ]

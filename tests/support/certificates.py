@@ -8,7 +8,7 @@ from pathlib import Path
 
 import trustme
 
-from services.secure.tls import Tls
+from services.online.security.tls import Tls
 
 
 @dataclass(frozen=True, slots=True)

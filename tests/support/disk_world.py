@@ -15,10 +15,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rollout.judging.counts import Totals
-from rollout.model import Colour, Endpoint
-from rollout.ports import Probe
-from rollout.state.journal import Journal
+from rollout.domain.counts import Totals
+from rollout.domain.ports import Probe
+from rollout.domain.spec import Colour, Endpoint
+from rollout.journal.journal import Journal
 from tests.support.memory import MemoryLauncher, MemoryPlane
 
 EDGES = (100.0,)

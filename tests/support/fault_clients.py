@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import httpx
 
-from services.v2.messages import SERVICE, methods
+from services.protocol.messages import SERVICE, methods
 from tests.support.serving import Server
 from tests.support.wait import PATIENCE_SECONDS
 

@@ -1,6 +1,6 @@
 """Many rollouts at once in front of the gates, as arrays with one entry per rollout.
 
-The sums are those of `rollout.judging.evidence` and its `gates`, whose constants they use; a test
+The sums are those of `rollout.domain.evidence` and its `gates`, whose constants they use; a test
 compares both on the same ticks.
 """
 
@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from rollout.judging import eprocess, gates
-from rollout.judging.evidence import SLOW_SHARE
-from rollout.model import RolloutSpec
+from rollout.domain import e_values as eprocess
+from rollout.domain import gates
+from rollout.domain.evidence import SLOW_SHARE
+from rollout.domain.spec import RolloutSpec
 
 Numbers = npt.NDArray[np.int64]
 

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollout.local.launcher import free_ports
-from services.ship.container import CONTAINERFILE
-from services.ship.containerfile import USER
+from bento.containers.container import CONTAINERFILE
+from bento.containers.containerfile import USER
+from rollout.drivers.local.launcher import free_ports
 from tests.support.wait import PATIENCE_SECONDS, wait_until
 
 _ENV = re.compile(r"^ENV ([A-Z_]+)=(.*)$", re.MULTILINE)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from bundle.errors import ErrorCode, MlctlError
-from rollout.judging.counts import Reading, Totals
-from rollout.model import Colour, Endpoint, Revision, replica_role
-from rollout.ports import PlaneRejected, Probe, Served, Traffic
-from rollout.process_ref import ProcessRef
+from rollout.domain.counts import Reading, Totals
+from rollout.domain.ports import PlaneRejected, Probe, Served, Traffic
+from rollout.domain.process_ref import ProcessRef
+from rollout.domain.spec import Colour, Endpoint, Revision, replica_role
 
 
 @dataclass

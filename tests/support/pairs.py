@@ -21,7 +21,7 @@ from bundle.manifest import (
 )
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle, seal
-from services.layout import Packed, pack
+from services.runtime.bento_layout import Packed, pack
 from services.runtime.golden import save_golden
 from tests.support.bundles import OPSET, make_bundle
 

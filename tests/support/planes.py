@@ -20,11 +20,11 @@ from typing import Self
 import grpc
 import httpx
 
-from rollout.local.launcher import free_ports
-from rollout.model import Colour, Endpoint, Ports, Settings
-from rollout.planes import proxy_of
-from rollout.planes.marks import TESTER_HEADER, TESTER_VALUE
-from rollout.ports import Plane, PlaneUnavailable, Proxy, Traffic
+from rollout.domain.ports import Plane, PlaneUnavailable, Proxy, Traffic
+from rollout.domain.spec import Colour, Endpoint, Ports, Settings
+from rollout.drivers.headers import TESTER_HEADER, TESTER_VALUE
+from rollout.drivers.local.launcher import free_ports
+from rollout.drivers.proxies import proxy_of
 from tests.support.wait import wait_until
 
 _FAKE_BENTO = Path(__file__).with_name("fake_bento.py")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from bundle.clock import ManualClock
-from rollout.controller import Controller, Watch, World
-from rollout.machine import Phase
-from rollout.model import Colour, Ports, RolloutSpec, Settings
-from rollout.state.journal import Journal
+from rollout.daemon.controller import Controller, Watch, World
+from rollout.domain.spec import Colour, Ports, RolloutSpec, Settings
+from rollout.domain.state_machine import Phase
+from rollout.journal.journal import Journal
 from tests.support.memory import MemoryLauncher, MemoryPlane
 from tests.support.rollouts import revision
 

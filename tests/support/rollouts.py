@@ -13,14 +13,14 @@ from typing import Self
 
 import httpx
 
-from rollout import deployments
-from rollout.daemon import DAEMON
-from rollout.local import processes
-from rollout.model import Revision, RolloutSpec, Settings
-from rollout.process_ref import ProcessRef
-from rollout.state import places
-from rollout.state.journal import Journal
-from rollout.state.records import ENDED, Event
+from rollout.client import deployments
+from rollout.daemon.daemon import DAEMON
+from rollout.domain.process_ref import ProcessRef
+from rollout.domain.spec import Revision, RolloutSpec, Settings
+from rollout.drivers.local import processes
+from rollout.journal import paths as places
+from rollout.journal.journal import Journal
+from rollout.journal.records import ENDED, Event
 from tests.support.wait import wait_until
 
 FAKE_BENTO = Path(__file__).with_name("fake_bento.py")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from bento.packaging import BuiltBento, build_bento
 from bundle.verify import VerifiedBundle
-from services.bento.packaging import BuiltBento, build_bento
 from tests.support.bundles import make_bundle
 from tests.support.serving import Server, launch, running
 

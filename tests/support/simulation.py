@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from math import inf
 
 from bundle.errors import MlctlError
-from services.batching.batcher import Batcher, Limits, Priority
-from services.batching.costs import BatchCosts
+from services.online.batching.scheduler import Batcher, Limits, Priority
+from services.runtime.batch_costs import BatchCosts
 
 Cost = Callable[[int], float]
 

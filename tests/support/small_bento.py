@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from bundle.verify import VerifiedBundle
-from services.bento.store import BentoInfo, read_bento
+from services.runtime.bento_store import BentoInfo, read_bento
 
 
 def small_bento(root: Path, bundle: VerifiedBundle) -> BentoInfo:

@@ -11,7 +11,7 @@ import psycopg
 import pyarrow as pa
 
 from services.batch.base import BadRow, Job, QuarantineSink, SinkRequest, Unit, UnitResult
-from services.batch.database import DatabaseSink
+from services.batch.databases.sink import DatabaseSink
 from services.batch.sinks import open_sink
 
 MARK = [("mlctl_digest", pa.dictionary(pa.int32(), pa.string()))]

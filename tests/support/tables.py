@@ -13,8 +13,8 @@ from services.batch.base import Sink, SourceRequest
 from services.batch.engine import Event
 from services.batch.job import Control, Report, Wanted, local_executor, run_job
 from services.batch.limits import ErrorLimit
-from services.batch.model import Scorable
 from services.batch.sources import open_source
+from services.runtime.scorable import Scorable
 
 FEATURES = 4
 

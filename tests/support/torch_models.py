@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from optimize.adapter import order_outputs
+from optimize.proofs.adapter import order_outputs
 from registry.catalog import Flavor, SourceModel, artifacts_sha256
 from registry.mlmodel import read_mlmodel
 from registry.quiet import quiet

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from services.batch.values import as_json
+from services.runtime.tabular.values import as_json
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import NO_SPACE
 from services.batch.base import SinkRequest
-from services.batch.database import DatabaseSink
 from services.batch.databases.base import Place, column_list, quoted
+from services.batch.databases.sink import DatabaseSink
 
 if TYPE_CHECKING:
     import pyarrow as pa

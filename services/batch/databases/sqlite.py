@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.base import SinkRequest
-from services.batch.database import DatabaseSink
 from services.batch.databases.base import Place, column_list, quoted
+from services.batch.databases.sink import DatabaseSink
 from services.batch.ledger import is_out_of_space
-from services.batch.locking import lock_job
-from services.batch.values import as_json
+from services.batch.locks import lock_job
+from services.runtime.tabular.values import as_json
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -18,9 +18,9 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import MANIFEST_NAME
 from bundle.paths import check_relative
 from services.batch.base import Chunk, SplittableSource, Unit, UnitResult
-from services.batch.bisect import TooManyError
 from services.batch.executors.scratch import Scratch, sweep
-from services.batch.model import Scorable, bundles_of, verify_at
+from services.runtime.bisect import TooManyError
+from services.runtime.scorable import Scorable, bundles_of, verify_at
 
 if TYPE_CHECKING:
     from services.batch.job import Scoring

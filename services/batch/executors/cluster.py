@@ -22,7 +22,7 @@ from bundle.errors import ErrorCode, MlctlError
 from services.batch.base import Chunk, SplittableSource, Unit, UnitResult
 from services.batch.executors.actor import Errand, Failure, ScoringActor, Unread, read_files
 from services.batch.executors.scratch import sweep
-from services.batch.model import bundles_of
+from services.runtime.scorable import bundles_of
 
 if TYPE_CHECKING:
     from services.batch.engine import Executor

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from services.batch.base import SinkRequest
 from services.batch.folder import FolderSink
-from services.batch.values import as_json
+from services.runtime.tabular.values import as_json
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -15,7 +15,7 @@ from bundle.errors import ErrorCode, MlctlError
 from services.batch.base import BadRow
 from services.batch.locations import InputFile
 from services.batch.sources.files import FilesSource, Loaded, Piece, opened
-from services.batch.values import as_json
+from services.runtime.tabular.values import as_json
 
 if TYPE_CHECKING:
     import pyarrow as pa

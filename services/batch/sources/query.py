@@ -13,7 +13,7 @@ from services.batch.base import BadRow, Chunk, SourceRequest, Unit
 from services.batch.databases.base import column_list, quoted
 from services.batch.databases.reading import Reader, open_reader
 from services.batch.locations import without_password
-from services.batch.values import as_json
+from services.runtime.tabular.values import as_json
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -15,13 +15,13 @@ import numpy as np
 from bundle.errors import MlctlError
 from bundle.tensors import Signature
 from services.batch.answers import output_column
-from services.batch.feeds import Feed, find_feeds, parse_map
-from services.batch.tensors import to_tensors
+from services.protocol.wire import invalid
+from services.runtime.tabular.input_columns import Feed, find_feeds, parse_map
+from services.runtime.tabular.tensors import to_tensors
 from services.stream.base import Decoded
 from services.stream.payloads import PayloadRequest
 from services.stream.payloads.jsonrows import too_long
 from services.stream.payloads.objects import Piece, joined
-from services.v2.wire import invalid
 
 if TYPE_CHECKING:
     import pyarrow as pa

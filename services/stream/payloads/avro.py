@@ -16,13 +16,13 @@ import orjson
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Datatype, Signature, TensorSpec
-from services.batch.values import as_json
+from services.protocol.wire import invalid
+from services.runtime.tabular.values import as_json
 from services.stream.base import Decoded
 from services.stream.payloads import PayloadRequest
 from services.stream.payloads.jsonrows import JsonWriter, too_long
 from services.stream.payloads.objects import Carried, ObjectReader
 from services.stream.payloads.schemas import SchemaRegistry, require_registry_client
-from services.v2.wire import invalid
 
 _HEAD = struct.Struct(">BI")
 _PLAIN = ("null", "boolean", "long", "double", "string")

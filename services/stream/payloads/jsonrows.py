@@ -14,13 +14,13 @@ import orjson
 
 from bundle.errors import MlctlError
 from bundle.tensors import Datatype, Signature, TensorSpec
+from services.protocol.codec import V2Codec
+from services.protocol.jsonbody import parse_object
+from services.protocol.jsondata import encode_data
+from services.protocol.wire import invalid
 from services.stream.base import Decoded
 from services.stream.payloads import PayloadRequest
 from services.stream.payloads.objects import Carried, ObjectReader
-from services.v2.codec import V2Codec
-from services.v2.jsonbody import parse_object
-from services.v2.jsondata import encode_data
-from services.v2.wire import invalid
 
 
 class JsonPayload:

@@ -15,10 +15,10 @@ import numpy as np
 
 from bundle.errors import MlctlError
 from bundle.tensors import DYNAMIC, Signature, TensorSpec
+from services.protocol.jsondata import decode_data
+from services.protocol.wire import Declared, declare, invalid
 from services.stream.base import Decoded
 from services.stream.payloads import PayloadRequest
-from services.v2.jsondata import decode_data
-from services.v2.wire import Declared, declare, invalid
 
 # Fewer messages than this are read one by one to find the one at fault.
 _FEW = 8

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from bundle.tensors import Signature
-from services.hybrid.keys import key_text
-from services.hybrid.rows import RowCodec
+from services.precomputed.rows import RowCodec
+from services.protocol.keys import key_text
+from services.protocol.wire import invalid
 from services.stream.base import Decoded, Payload
 from services.stream.payloads import PayloadRequest, open_payload
 from services.stream.payloads.objects import Carried
-from services.v2.wire import invalid
 
 _SIZE = struct.Struct("<H")
 

@@ -16,12 +16,12 @@ import numpy as np
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Datatype, Signature
+from services.protocol.wire import invalid
 from services.stream.base import Decoded
 from services.stream.payloads import PayloadRequest
 from services.stream.payloads.jsonrows import JsonWriter, too_long
 from services.stream.payloads.objects import Carried, ObjectReader
 from services.stream.payloads.schemas import require_registry_client
-from services.v2.wire import invalid
 
 
 class ProtobufPayload:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
-from services.v2.wire import invalid
+from services.protocol.wire import invalid
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import Schema

@@ -28,7 +28,7 @@ from services.stream.base import (
     Outgoing,
     Place,
 )
-from services.stream.bridge import connect
+from services.stream.transports.bridge import connect
 from services.stream.transports.lines import Cutter, from_line, to_line
 
 PIPE = "-"

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bundle.errors import ErrorCode, MlctlError
+from services.stream.answer_headers import ERROR, OURS
 from services.stream.base import Headers, Message, Outgoing
-from services.stream.stamps import ERROR, OURS
 
 # A script of Redis can give a command about 8,000 values: names and contents of the fields.
 MOST_HEADERS = 2000

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from optimize.goals import Goals
-from optimize.quantize.blocks import BLOCK, quantize_blocks, weight_loss
 from optimize.recipes.int4 import Int4
+from optimize.recipes.quantize.blocks import BLOCK, quantize_blocks, weight_loss
 from tests.optimize.recipes.models import (
     FEATURES,
     answers,

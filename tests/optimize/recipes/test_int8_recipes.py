@@ -14,11 +14,11 @@ from onnx import helper
 
 from bundle.files import sha256_file
 from bundle.home import HOME_VARIABLE
-from optimize.quantize import build as building
 from optimize.recipes.base import Calibrator, Recipe, Workbench
 from optimize.recipes.int8_cpu import Int8Cpu
 from optimize.recipes.int8_trt import Int8Trt
-from tests.optimize.quantize.nets import (
+from optimize.recipes.quantize import build as building
+from tests.optimize.recipes.quantize.nets import (
     Shelf,
     conv_net,
     distance,
@@ -251,7 +251,7 @@ import sys
 from pathlib import Path
 from optimize.recipes.int8_cpu import Int8Cpu
 from optimize.recipes.int8_trt import Int8Trt
-from tests.optimize.quantize.nets import conv_net, image_rows, workbench
+from tests.optimize.recipes.quantize.nets import conv_net, image_rows, workbench
 root = Path(sys.argv[1])
 source = conv_net(root / "net", hard=True)
 for recipe in (Int8Cpu(), Int8Trt()):

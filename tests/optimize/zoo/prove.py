@@ -15,12 +15,12 @@ import torch
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import MODEL_NAME
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from optimize.adapter import order_outputs
-from optimize.checks import check_graph, check_parity, check_source
 from optimize.data import Rows
-from optimize.export import OPSET
-from optimize.independence import is_row_independent
-from optimize.reference import TorchReference
+from optimize.proofs.adapter import order_outputs
+from optimize.proofs.checks import check_graph, check_parity, check_source
+from optimize.proofs.export import OPSET
+from optimize.proofs.independence import is_row_independent
+from optimize.proofs.reference import TorchReference
 from services.runtime.session import open_session
 
 Arrays = dict[str, np.ndarray]

@@ -17,9 +17,9 @@ from bundle.errors import ErrorCode, MlctlError
 from optimize.goals import Goals, Prefer
 from optimize.pipeline import OptimizeResult, optimize
 from optimize.prepare import Options
+from optimize.proofs.reference import load_reference
 from optimize.recipes.base import Target
 from optimize.recipes.discovery import select
-from optimize.reference import load_reference
 from registry.catalog import Flavor, SourceModel
 from registry.mlmodel import read_mlmodel
 from services.runtime.golden import load_golden

@@ -2,6 +2,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from rollout.domain.counts import Counts, Window
+from rollout.domain.gates import Gate
+from rollout.domain.spec import RolloutSpec
+from rollout.domain.state_machine import Look
 from rollout.gate_service.session import (
     Result,
     Session,
@@ -11,10 +15,6 @@ from rollout.gate_service.session import (
     result_of,
     to_json,
 )
-from rollout.judging.counts import Counts, Window
-from rollout.judging.gates import Gate
-from rollout.machine import Look
-from rollout.model import RolloutSpec
 
 SPEC = RolloutSpec(min_requests=20, max_p99_ms=200.0, max_error_rate=0.05)
 GOOD = Window(Counts(requests=100, timed=100), Counts(requests=100, timed=100))

@@ -15,8 +15,8 @@ from bundle.clock import ManualClock
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.base import BadRow, Chunk, Job, Progress, Totals, Unit, UnitResult
 from services.batch.engine import Event, Phase, Run, grouped
-from services.batch.executors.local import LocalExecutor
 from services.batch.limits import ErrorLimit
+from services.batch.local_executor import LocalExecutor
 
 
 def chunks(count: int, rows: int = 10) -> list[Chunk]:

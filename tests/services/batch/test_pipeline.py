@@ -12,8 +12,8 @@ import pytest
 
 from bundle.verify import VerifiedBundle
 from services.batch.base import Chunk, SourceRequest, Unit, UnitResult
-from services.batch.executors.pipeline import PipelineExecutor
 from services.batch.job import Scoring, Wanted, make_job, make_recipe
+from services.batch.pipeline_executor import PipelineExecutor
 from services.batch.sources import open_source
 from tests.support import tables
 from tests.support.wait import PATIENCE_SECONDS

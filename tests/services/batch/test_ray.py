@@ -27,12 +27,12 @@ from services.batch.executors import choose_executor, cluster
 from services.batch.executors.actor import Errand, Failure, ScoringActor, read_files
 from services.batch.job import Control, Report, Scoring, Wanted, make_recipe, run_job
 from services.batch.limits import ErrorLimit
-from services.batch.model import Scorable
 from services.batch.sinks.parquet import open_sink
 from services.batch.sources import open_source
 from services.batch.sources.parquet import ParquetSource
-from services.pipelines.scorer import WholePipeline
-from tests.services.pipelines.test_scorer import pipeline
+from services.runtime.pipeline_scorer import WholePipeline
+from services.runtime.scorable import Scorable
+from tests.services.runtime.test_pipeline_scorer import pipeline
 from tests.support import tables
 from tests.support.bundles import expected, make_bundle
 from tests.support.wait import wait_until

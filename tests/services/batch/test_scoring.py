@@ -16,10 +16,10 @@ from bundle.tensors import Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle
 from services.batch.answers import result_schema
 from services.batch.base import BadRow, Chunk, Unit
-from services.batch.feeds import find_feeds
 from services.batch.filters import Filter
 from services.batch.scoring import Recipe, UnitScorer
 from services.runtime.scorer import Scorer
+from services.runtime.tabular.input_columns import find_feeds
 from tests.support.sessions import FunctionSession
 
 SOURCE = pa.schema([("id", pa.int64()), ("x", pa.float32())])

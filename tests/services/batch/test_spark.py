@@ -14,8 +14,8 @@ import pytest
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
 from services.batch.spark import make_predict
-from services.pipelines.scorer import WholePipeline
-from tests.services.pipelines.test_scorer import pipeline
+from services.runtime.pipeline_scorer import WholePipeline
+from tests.services.runtime.test_pipeline_scorer import pipeline
 from tests.support import tables
 from tests.support.bundles import expected, make_bundle
 from tests.support.pairs import answer_of, make_pair_pipeline

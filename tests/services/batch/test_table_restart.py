@@ -8,7 +8,7 @@ import pytest
 
 from bundle.errors import MlctlError
 from services.batch.base import Totals
-from services.batch.database import DatabaseSink
+from services.batch.databases.sink import DatabaseSink
 from tests.services.batch.conftest import Place
 from tests.support.table_jobs import JOB, query, result, sink_at
 

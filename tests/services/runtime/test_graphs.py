@@ -18,13 +18,13 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import MODEL_NAME, Batching
 from bundle.tensors import Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle
-from services.batch.model import open_scorer
+from services.online.settings import Settings
 from services.runtime.faults import RunError
 from services.runtime.graphs import GraphedSession, open_graphed
 from services.runtime.padding import RowPaddedSession
+from services.runtime.scorable import open_scorer
 from services.runtime.scorer import Scorer
 from services.runtime.session import OnnxSession, Session, open_session
-from services.settings import Settings
 from tests.support import tables
 
 BUCKETS = (1, 4, 16)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from services.batching.joining import cut, run_joined
+from services.online.batching.joining import cut, run_joined
 from services.runtime.padding import Arrays, LengthPadding, RowPaddedSession, shape_key
 from tests.support.sessions import FunctionSession
 

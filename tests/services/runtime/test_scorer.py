@@ -7,10 +7,10 @@ import pytest
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import GOLDEN_NAME, Axis, InputConstraints, Manifest
 from bundle.verify import VerifiedBundle
+from services.online.settings import Settings
 from services.runtime.faults import InputRejectedError, ModelError
 from services.runtime.padding import RowPaddedSession
 from services.runtime.scorer import Scorer
-from services.settings import Settings
 from tests.support.bundles import LOOKUP_ROWS, expected, make_lookup_bundle
 from tests.support.manifests import manifest_document
 from tests.support.sessions import FunctionSession

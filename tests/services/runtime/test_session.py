@@ -12,8 +12,8 @@ from bundle.manifest import MODEL_NAME
 from bundle.verify import VerifiedBundle
 from services.runtime import session
 from services.runtime.session import open_session
-from services.tensorrt.provider import Providers
-from tests.services.tensorrt.graphs import scaling
+from services.runtime.tensorrt.provider import Providers
+from tests.services.runtime.tensorrt.graphs import scaling
 from tests.support.bundles import expected
 
 ROOT = Path(__file__).parents[3]

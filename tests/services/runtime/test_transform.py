@@ -12,13 +12,13 @@ from bundle.clock import SystemClock
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle, verify
-from services.batching.batcher import Limits
-from services.batching.shell import Answer, Batching
-from services.metrics.counts import BatchStats
+from services.online.batching.executor import Answer, Batching
+from services.online.batching.scheduler import Limits
+from services.online.metrics.counts import BatchStats
+from services.online.settings import Settings
 from services.runtime.scorer import Scorer
 from services.runtime.transform import Transform, TransformError, load_module, load_transform
 from services.runtime.warmup import check_golden
-from services.settings import Settings
 from tests.support.transforms import (
     TOKENIZER,
     make_text_bundle,

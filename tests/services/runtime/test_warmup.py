@@ -8,11 +8,11 @@ from bundle.clock import ManualClock
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import Manifest
 from bundle.verify import VerifiedBundle
+from services.online.settings import Settings
 from services.runtime.faults import RunError
 from services.runtime.padding import LengthPadding
 from services.runtime.scorer import Scorer
 from services.runtime.warmup import check_golden, check_padding, warm_up
-from services.settings import Settings
 from tests.support.bundles import expected, make_bundle
 from tests.support.manifests import manifest_document
 from tests.support.sessions import FunctionSession

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
+from services.stream.answer_headers import Stamp
 from services.stream.base import (
     Commit,
     Guarantee,
@@ -24,7 +25,6 @@ from services.stream.base import (
 from services.stream.engine import Pump, Report, RunSettings
 from services.stream.events import Event, Phase
 from services.stream.scoring import MessageScorer
-from services.stream.stamps import Stamp
 from services.stream.window import Goals
 from tests.services.stream.test_scoring import Doubling, Numbers
 from tests.support.wait import PATIENCE_SECONDS

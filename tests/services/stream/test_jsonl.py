@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from bundle import files
 from bundle.errors import ErrorCode, MlctlError
 from services.stream.base import Commit, Guarantee, Link, LinkRequest, Outgoing, Place
-from services.stream.bridge import connect
 from services.stream.transports import jsonl
+from services.stream.transports.bridge import connect
 from services.stream.transports.lines import Cutter, from_line, to_line
 from tests.services.stream.contract import (
     Broker,
@@ -303,7 +303,7 @@ def test_a_line_without_an_end_is_ended_first(tmp_path: Path) -> None:
 def test_pipes() -> None:
     program = (
         "from services.stream.base import *\n"
-        "from services.stream.bridge import connect\n"
+        "from services.stream.transports.bridge import connect\n"
         "request = LinkRequest(Place.parse('-'), 'g', Place.parse('-'))\n"
         "with connect(request) as link:\n"
         "    assert link.guarantee is Guarantee.AT_LEAST_ONCE\n"

@@ -10,15 +10,15 @@ import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
-from services.hybrid.places import open_store
-from services.hybrid.rows import RowCodec
+from services.precomputed.rows import RowCodec
+from services.precomputed.store_urls import open_store
 from services.stream.base import LinkRequest, Outgoing, Place
 from services.stream.engine import RunSettings
 from services.stream.payloads import PayloadRequest
 from services.stream.payloads.precomputed import PrecomputedPayload
 from services.stream.run import Wanted, run_stream
 from services.stream.transports import transport_of
-from services.stream.transports.hybrid import HybridProducer
+from services.stream.transports.precomputed import HybridProducer
 from tests.services.stream.contract import read, send
 from tests.support.bundles import expected, make_bundle
 

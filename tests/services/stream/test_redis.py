@@ -21,7 +21,7 @@ from services.stream.base import (
     Place,
 )
 from services.stream.transports.redis import transport
-from tests.services.hybrid.servers import RedisServer, redis_server
+from tests.services.precomputed.servers import RedisServer, redis_server
 from tests.services.stream.contract import (
     Broker,
     Places,

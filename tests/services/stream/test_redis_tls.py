@@ -9,7 +9,7 @@ import pytest
 from bundle.errors import ErrorCode, MlctlError
 from services.stream.base import Guarantee, LinkRequest, Place
 from services.stream.transports import transport_of
-from tests.services.hybrid.servers import redis_server
+from tests.services.precomputed.servers import redis_server
 from tests.services.stream.contract import answer, numbered, numbers, read, send, take
 from tests.support.certificates import issue_certificates
 from tests.support.tls_front import tls_front

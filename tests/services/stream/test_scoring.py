@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from services.batch.bisect import TooManyError
+from services.runtime.bisect import TooManyError
 from services.runtime.faults import ModelError
+from services.stream.answer_headers import Stamp
 from services.stream.base import Decoded, Message, Place
 from services.stream.scoring import Fault, MessageScorer, NoMemoryError
-from services.stream.stamps import Stamp
 
 
 class Numbers:

@@ -16,13 +16,13 @@ import pytest
 
 from bundle.clock import ManualClock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
+from services.stream.answer_headers import Stamp
 from services.stream.base import Commit, LinkRequest, Message, Outgoing, Place, TakingOver
-from services.stream.bridge import connect
 from services.stream.engine import Pump, Report, RunSettings
 from services.stream.events import Phase
 from services.stream.scoring import MessageScorer
-from services.stream.stamps import Stamp
-from tests.services.hybrid.servers import redis_server
+from services.stream.transports.bridge import connect
+from tests.services.precomputed.servers import redis_server
 from tests.services.stream.contract import numbers, read, send, take
 from tests.services.stream.test_engine import AWAY, Hasty, MemoryLink, plain, pump_of, stream_of
 from tests.services.stream.test_scoring import Doubling, Numbers
@@ -204,7 +204,7 @@ def test_until_empty__peer_holds_the_only_partition__waits_for_its_commit(source
 _VICTIM = """
 import sys, time
 from services.stream.base import Commit, LinkRequest, Outgoing, Place
-from services.stream.bridge import connect
+from services.stream.transports.bridge import connect
 from tests.services.stream.contract import take
 
 source, answers = map(Place.parse, sys.argv[1:])

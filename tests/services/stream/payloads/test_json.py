@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bundle.errors import MlctlError
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from services.http.predict import to_array
+from services.online.http.predict import to_array
 from services.stream.base import Decoded
 from services.stream.payloads import PayloadRequest, open_payload
 

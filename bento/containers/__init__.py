@@ -1,0 +1,1 @@
+"""Containerfiles, locked requirements and bills of materials of a Bento."""

@@ -1,0 +1,28 @@
+"""What callers can ask of a Bento: the signatures of its models by their names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bundle.interface import PREDICT
+from bundle.tensors import Signature
+from bundle.verify import read_manifest
+from services.runtime.bento_layout import model_folder, read_together
+from services.runtime.pipeline import join
+
+
+def interface_of(source: Path) -> dict[str, Signature]:
+    """Those of the Bento whose sources are in the folder `source`; its bundles are not verified.
+
+    Of several models `/predict` has one as well: which model it asks may change by itself.
+    MANIFEST_INVALID as for a server's start.
+    """
+    together = read_together(source)
+    if together is None:
+        manifest = read_manifest(model_folder(source))
+        return {manifest.name: manifest.signature}
+    stages = {name: read_manifest(model_folder(source, name)).signature for name in together.names}
+    if together.pipeline is None:
+        return {**stages, PREDICT: stages[together.default]}
+    whole = join(together.pipeline, stages)
+    return {**stages, together.name: whole, PREDICT: whole}

@@ -1,0 +1,245 @@
+"""From verified bundles to a Bento: our serving code, the bundles, pinned requirements.
+
+The version is the start of the digest, so the same bundles give the same tag; what is put
+in is told by a digest as well, so the same bundles under the same mlctl give the same bytes.
+BentoML builds in a process of its own: it imports the service it builds, and that
+import must see the staged files and leave nothing behind here.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import bundle as bundle_package
+import services as services_package
+from bundle.errors import ErrorCode, MlctlError
+from bundle.files import sha256_file, write_atomic
+from bundle.home import BENTO_HOME_VARIABLE, bento_environment, bento_home
+from bundle.manifest import canonical_json
+from bundle.verify import VerifiedBundle, verify
+from services.runtime.bento_layout import MODEL_FOLDER, Packed, pack, unpack
+from services.runtime.bento_store import (
+    CONTENT_LABEL,
+    DIGEST_LABEL,
+    MODELS_LABEL,
+    BentoInfo,
+    find_bento,
+)
+from services.runtime.requirements import Flavour, pinned
+
+__all__ = ["MODEL_FOLDER", "BuiltBento", "bento_tag", "build_bento"]
+
+SERVICE = "services.service:service"
+_LINES_TOLD = 20
+_REASON = re.compile(r"[\w.]*(Error|Exception)\b")
+_SOURCES = ("*.py", "*.proto", "*.binpb", "py.typed")
+# The runners: an image does not start them yet.
+_NOT_SERVED = frozenset({"batch", "stream"})
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltBento:
+    """A Bento of a bundle, or of several; `reused` if the store had it already.
+
+    `digest` is the bundle's, or that of all together; `content_digest` covers every file that
+    was put in and the requirements, and nothing that depends on when or where it was built.
+    """
+
+    tag: str
+    digest: str
+    path: Path
+    reused: bool
+    content_digest: str
+
+
+def build_bento(
+    bundles: VerifiedBundle | Packed,
+    labels: Mapping[str, str],
+    *,
+    force: bool = False,
+    flavour: Flavour | None = None,
+) -> BuiltBento:
+    """Build the Bento of `bundles`, or find it in the store; `force` builds it again.
+
+    One that was altered, or that holds other serving code than this mlctl's, is built anew,
+    and stays in the store until the new one takes its place.
+    RUNTIME_MISSING if the packages that it needs are not installed here (their
+    versions are pinned to these); INTERNAL with BentoML's own words if it fails.
+    """
+    packed = bundles if isinstance(bundles, Packed) else pack([bundles])
+    tag = bento_tag(packed, flavour)
+    requirements = pinned(packed.bundles, flavour)
+    content = _content_digest(packed, requirements)
+    present = _present(tag)
+    if present is not None and not force and _is_whole(present, packed, content):
+        return BuiltBento(tag, packed.digest, present.path, reused=True, content_digest=content)
+    own = {DIGEST_LABEL: packed.digest, CONTENT_LABEL: content}
+    if packed.together is not None:
+        own[MODELS_LABEL] = packed.together.told()
+    if flavour is not None:
+        own["mlctl.flavour"] = flavour.value
+    with (
+        tempfile.TemporaryDirectory(prefix="mlctl-bento-") as folder,
+        # In the store's file system, so that what is built there can be moved in at once.
+        tempfile.TemporaryDirectory(prefix=".mlctl-build-", dir=bento_home()) as apart,
+    ):
+        stage, home = Path(folder), Path(apart)
+        _stage(stage, packed)
+        document = _bentofile(packed, {**labels, **own}, requirements)
+        (stage / "bentofile.yaml").write_text(json.dumps(document))
+        _run_bentoml(stage, home, tag.partition(":")[2])
+        _move_in(home, tag)
+    path = find_bento(tag).path
+    return BuiltBento(tag, packed.digest, path, reused=False, content_digest=content)
+
+
+def bento_tag(bundles: VerifiedBundle | Packed, flavour: Flavour | None = None) -> str:
+    """NAME:VERSION of the Bento of `bundles`; a flavour that was asked for is told in it."""
+    packed = bundles if isinstance(bundles, Packed) else pack([bundles])
+    end = "" if flavour is None else f"-{flavour.value}"
+    return f"{packed.name}:{packed.digest[:12]}{end}"
+
+
+def _present(tag: str) -> BentoInfo | None:
+    try:
+        return find_bento(tag)
+    except MlctlError as error:
+        if error.code is ErrorCode.BENTO_NOT_FOUND:
+            return None
+        raise
+
+
+def _is_whole(bento: BentoInfo, packed: Packed, content: str) -> bool:
+    """Whether `bento` still holds the bundles that were put there, and the code of today."""
+    source = bento.path / "src"
+    if bento.labels.get(CONTENT_LABEL) != content:
+        return False
+    try:
+        unpack(source)
+    except (MlctlError, OSError):
+        return False
+    notes = packed.notes().items()
+    if any(not _has(source / name, text) for name, text in notes):
+        return False
+    return all(_same(file, source / _name_in_bento(file)) for file in bento_sources())
+
+
+def _has(path: Path, content: bytes) -> bool:
+    return path.is_file() and path.read_bytes() == content
+
+
+def _same(ours: Path, theirs: Path) -> bool:
+    return theirs.is_file() and filecmp.cmp(ours, theirs, shallow=False)
+
+
+def bento_sources() -> Iterator[Path]:
+    """Yield every file of our code that a Bento contains: what its server imports."""
+    for package in _packages():
+        for pattern in _SOURCES:
+            for path in package.rglob(pattern):
+                if path.relative_to(package).parts[0] not in _NOT_SERVED:
+                    yield path
+
+
+def _packages() -> list[Path]:
+    return [Path(str(package.__file__)).parent for package in (bundle_package, services_package)]
+
+
+def _name_in_bento(source: Path) -> str:
+    root = Path(str(services_package.__file__)).parents[1]
+    return source.relative_to(root).as_posix()
+
+
+def _content_digest(packed: Packed, requirements: Sequence[str]) -> str:
+    """The hex sha256 over the name and content of each file of the Bento, and what it needs."""
+    files = {_name_in_bento(file): sha256_file(file) for file in bento_sources()}
+    models = {folder: bundle.digest for folder, bundle in packed.folders()}
+    document = {
+        "files": files,
+        "models": models,
+        "notes": {name: text.decode() for name, text in packed.notes().items()},
+        "requirements": list(requirements),
+    }
+    return hashlib.sha256(canonical_json(document)).hexdigest()
+
+
+def _stage(stage: Path, packed: Packed) -> None:
+    for source in bento_sources():
+        copy = stage / _name_in_bento(source)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, copy)
+    for folder, bundle in packed.folders():
+        shutil.copytree(bundle.root, stage / folder)
+        verify(stage / folder, bundle.digest)
+    for name, text in packed.notes().items():
+        (stage / name).write_bytes(text)
+
+
+def _bentofile(
+    packed: Packed, labels: Mapping[str, str], requirements: Sequence[str]
+) -> dict[str, Any]:
+    """The build options; JSON is YAML."""
+    manifests = [bundle.manifest for bundle in packed.bundles]
+    told = [f"{each.name} from {each.source.uri}, {each.variant.recipe}" for each in manifests]
+    folders = {folder.partition("/")[0] for folder, _ in packed.folders()}
+    return {
+        "service": SERVICE,
+        "name": packed.name,
+        "description": "; ".join(told),
+        "labels": dict(sorted(labels.items())),
+        "include": [
+            "services/",
+            "bundle/",
+            *(f"{one}/" for one in sorted(folders)),
+            *packed.notes(),
+        ],
+        "python": {"packages": list(requirements), "lock_packages": False},
+    }
+
+
+def _run_bentoml(stage: Path, home: Path, version: str) -> None:
+    # It imports the service: whose models may serve is asked where they are served.
+    unasked = {"MLCTL_REQUIRE_SIGNATURE": "", BENTO_HOME_VARIABLE: str(home)}
+    environment = {**os.environ, **bento_environment(), **unasked}
+    command = [sys.executable, "-m", "bentoml", "build", "--version", version, str(stage)]
+    done = subprocess.run(
+        command, cwd=stage, env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        said = (done.stderr or done.stdout).strip().splitlines() or ["it said nothing"]
+        # Advice of its own may follow the error.
+        reason = next((line for line in reversed(said) if _REASON.match(line)), said[-1])
+        raise MlctlError(
+            ErrorCode.INTERNAL,
+            f"BentoML could not build the Bento: {reason}",
+            "\n".join(["The end of what it said:", *said[-_LINES_TOLD:]]),
+        )
+
+
+def _move_in(home: Path, tag: str) -> None:
+    """Move the Bento `tag` from the store `home` to ours; the one it replaces goes to `home`."""
+    name, _, version = tag.partition(":")
+    built, place = (store / "bentos" / name / version for store in (home, bento_home()))
+    place.parent.mkdir(parents=True, exist_ok=True)
+    old = home / "replaced"
+    if place.exists():
+        place.rename(old)
+    try:
+        built.rename(place)
+    except OSError:
+        if old.exists():
+            old.rename(place)
+        raise
+    write_atomic(place.parent / "latest", version.encode())

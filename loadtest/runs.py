@@ -1,0 +1,204 @@
+"""One measurement: a plan of what to ask, warm-up, load, and the figures."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import uvloop
+
+from bundle.errors import ErrorCode, MlctlError
+from loadtest.figures import Figures, Record, ServerUse, summarize
+from loadtest.grpc_load import GrpcTarget
+from loadtest.http_load import HttpTarget
+from loadtest.inputs import Arrays, given_rows, grpc_request, http_request, random_rows
+from loadtest.loops import OpenLoop, Sender, closed_loop
+from loadtest.target import Address, Model, ask_grpc, ask_http, batches_so_far
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+_WARM_UP_SECONDS = 1.0
+
+
+class Protocols(StrEnum):
+    """How a server is asked."""
+
+    HTTP = "http"
+    GRPC = "grpc"
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """What is asked: `rows` in each request, of `data` or else drawn.
+
+    Dynamic dimensions of what is drawn have the size `length`. `binary` is how HTTP carries the
+    tensors; gRPC always sends raw contents.
+    """
+
+    protocol: Protocols = Protocols.HTTP
+    binary: bool = True
+    rows: int = 1
+    length: int = 16
+    data: Path | None = None
+    model: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How much is asked for `seconds`: each of `clients` in a closed loop, or `rate` a second."""
+
+    seconds: float = 5.0
+    clients: Sequence[int] = (1, 16, 64)
+    rate: float | None = None
+
+
+class Connector(Protocol):
+    """Opens senders: an `HttpTarget` or a `GrpcTarget`."""
+
+    async def connect(self) -> Sender: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A server to measure: where it is asked and, if known, where its metrics are.
+
+    `cpu_seconds` and `memory_bytes` tell what its processes have used so far and have now, where
+    they are on this machine; `ready_seconds` how long it took to start.
+    """
+
+    address: Address
+    metrics: Address | None = None
+    cpu_seconds: Callable[[], float] | None = None
+    memory_bytes: Callable[[], int] | None = None
+    ready_seconds: float | None = None
+
+
+def bench(
+    served: Served,
+    asking: Asking,
+    load: Load,
+    tell: Callable[[Figures], None] = lambda _figures: None,
+) -> tuple[Model, list[Figures]]:
+    """Return the model, as its server describes it, and the figures of each load in turn.
+
+    `tell` gets the figures as soon as they are known. It runs on an event loop of its own.
+    """
+
+    async def main() -> tuple[Model, list[Figures]]:
+        ask = ask_grpc if asking.protocol is Protocols.GRPC else ask_http
+        model = await ask(served.address, asking.model)
+        found = []
+        async with _target(served.address, asking, model) as target:
+            for clients in load.clients if load.rate is None else (None,):
+                figures = await _measure_one(served, target, load, clients)
+                tell(figures)
+                found.append(figures)
+        return model, found
+
+    return uvloop.run(main())
+
+
+async def _measure_one(
+    served: Served, target: Connector, load: Load, clients: int | None
+) -> Figures:
+    warm_up = min(_WARM_UP_SECONDS, load.seconds)
+    async with _loop(target, load.rate, clients) as run:
+        await run(warm_up, Record())
+        before = await _use(served)
+        record = Record()
+        seconds = await run(load.seconds, record)
+        memory = None if served.memory_bytes is None else served.memory_bytes()
+        use = replace(_difference(before, await _use(served)), memory_bytes=memory)
+    return summarize(record, seconds, clients=clients, rate=load.rate, use=use)
+
+
+Run = Callable[[float, Record], Awaitable[float]]
+
+
+def _loop(
+    target: Connector, rate: float | None, clients: int | None
+) -> AbstractAsyncContextManager[Run]:
+    return _open(target, rate) if rate is not None else _closed(target, clients or 1)
+
+
+@asynccontextmanager
+async def _closed(target: Connector, clients: int) -> AsyncIterator[Run]:
+    senders: list[Sender] = []
+    try:
+        while len(senders) < clients:
+            senders.append(await _connect(target, len(senders)))
+        yield partial(closed_loop, senders)
+    finally:
+        for sender in senders:
+            sender.close()
+
+
+async def _connect(target: Connector, before: int) -> Sender:
+    try:
+        return await target.connect()
+    except OSError as error:
+        raise MlctlError(
+            ErrorCode.UNAVAILABLE, f"the server takes no connection after {before} others"
+        ) from error
+
+
+@asynccontextmanager
+async def _open(target: Connector, rate: float) -> AsyncIterator[Run]:
+    loop = OpenLoop(target.connect, rate)
+    try:
+        yield loop.run
+    finally:
+        loop.close()
+
+
+@asynccontextmanager
+async def _target(address: Address, asking: Asking, model: Model) -> AsyncIterator[Connector]:
+    inputs = list(_inputs(asking, model))
+    if asking.protocol is Protocols.HTTP:
+        path = f"/v2/models/{model.name}/infer"
+        headers = {"Host": address.authority, **address.headers}
+        requests = [
+            http_request(model.signature, each, path, headers, binary=asking.binary)
+            for each in inputs
+        ]
+        yield HttpTarget(address.host, address.port, requests, address.context)
+        return
+    messages = [grpc_request(model.signature, each, model.name) for each in inputs]
+    target = GrpcTarget(address.authority, messages, address.headers, tls=address.tls)
+    try:
+        yield target
+    finally:
+        await target.close()
+
+
+def _inputs(asking: Asking, model: Model) -> Iterator[Arrays]:
+    if asking.data is not None:
+        return given_rows(model.signature, asking.data, asking.rows)
+    return random_rows(model.signature, asking.rows, asking.length)
+
+
+@dataclass(frozen=True, slots=True)
+class _Totals:
+    batches: tuple[float, float] | None
+    cpu_seconds: float | None
+
+
+async def _use(served: Served) -> _Totals:
+    batches = None if served.metrics is None else await batches_so_far(served.metrics)
+    return _Totals(batches, None if served.cpu_seconds is None else served.cpu_seconds())
+
+
+def _difference(before: _Totals, after: _Totals) -> ServerUse:
+    rows = cpu = None
+    if before.batches is not None and after.batches is not None:
+        count = after.batches[1] - before.batches[1]
+        rows = (after.batches[0] - before.batches[0]) / count if count > 0 else None
+    if before.cpu_seconds is not None and after.cpu_seconds is not None:
+        cpu = after.cpu_seconds - before.cpu_seconds
+    return ServerUse(rows, cpu)

@@ -1,0 +1,225 @@
+"""The search for a Bento's settings with real servers; each trial is kept until the search ends."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bundle.clock import Clock, SystemClock
+from bundle.home import state_dir
+from bundle.manifest import MANIFEST_NAME, parse_manifest
+from loadtest.figures import Figures
+from loadtest.naming import folder_of
+from loadtest.runs import Asking, Load, bench
+from loadtest.search import Knob, Score, Values, search
+from loadtest.server import serving
+from services.runtime.bento_store import BentoInfo
+
+_WAITS_MS = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
+_VARIABLES = {
+    "threads": "MLCTL_THREADS",
+    "workers": "MLCTL_WORKERS",
+    "max_rows": "MLCTL_MAX_ROWS",
+    "max_wait_ms": "MLCTL_MAX_WAIT_MS",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """The p99 in milliseconds to stay below, and the seconds after which no trial is begun."""
+
+    max_p99_ms: float
+    budget: float
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One server with its settings: all its runs, and the best of them under the goal."""
+
+    environment: Mapping[str, str]
+    runs: tuple[Figures, ...]
+    best: Figures
+    score: Score
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """The best settings found; `fits` says whether they keep to the goal."""
+
+    environment: Mapping[str, str]
+    max_p99_ms: float
+    fits: bool
+    complete: bool
+    trials: tuple[Trial, ...]
+
+    def environment_lines(self) -> str:
+        """The settings as lines of NAME=VALUE."""
+        return "".join(f"{name}={value}\n" for name, value in self.environment.items())
+
+    def as_dict(self) -> dict[str, Any]:
+        """The search as JSON carries it."""
+        return {
+            "environment": dict(self.environment),
+            "max_p99_ms": self.max_p99_ms,
+            "fits": self.fits,
+            "complete": self.complete,
+            "trials": [
+                {"environment": dict(trial.environment), "runs": [r.as_dict() for r in trial.runs]}
+                for trial in self.trials
+            ],
+        }
+
+
+class Tuning:
+    """One search. `ports` gives two free ones for each server, `tell` hears what goes on."""
+
+    def __init__(
+        self,
+        bento: BentoInfo,
+        asking: Asking,
+        load: Load,
+        goal: Goal,
+        ports: Callable[[], tuple[int, int]],
+        tell: Callable[[str], None],
+        *,
+        cores: int | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._bento = bento
+        self._asking = asking
+        self._load = load
+        self._goal = goal
+        self._ports = ports
+        self._tell = tell
+        self._cores = cores or len(os.sched_getaffinity(0))
+        self._clock = clock or SystemClock()
+        self._trials: list[Trial] = []
+        self._kept = _Kept(self._key())
+
+    def run(self) -> Tuned:
+        """Search; what `serving` and `bench` raise ends it, and the next one goes on from there."""
+        end = self._clock.monotonic() + self._goal.budget
+        found = search(self._knobs(), self._try, lambda: self._clock.monotonic() < end)
+        if found.complete:
+            self._kept.forget()
+        return Tuned(
+            environment=environment_of(found.values),
+            max_p99_ms=self._goal.max_p99_ms,
+            fits=found.score.fits,
+            complete=found.complete,
+            trials=tuple(self._trials),
+        )
+
+    def _knobs(self) -> list[Knob]:
+        manifest = folder_of(self._bento.source, self._asking.model) / MANIFEST_NAME
+        batching = parse_manifest(manifest.read_bytes()).batching
+        processors = _doubling(self._cores)
+        knobs = [Knob("threads", processors, 1), Knob("workers", processors, 1)]
+        if batching.row_independent and batching.max_rows > 1:
+            knobs.append(Knob("max_rows", _doubling(batching.max_rows), batching.max_rows))
+            knobs.append(Knob("max_wait_ms", _WAITS_MS, 0.0))
+        return knobs
+
+    def _try(self, values: Values) -> Score:
+        environment = environment_of(values)
+        runs = self._kept.find(environment)
+        if runs is None:
+            shown = ", ".join(f"{name} {value:g}" for name, value in values.items())
+            self._tell(f"Trial {len(self._trials) + 1}: {shown} ...")
+            runs = self._measure(environment)
+            self._kept.add(environment, runs)
+        best, score = judge(runs, self._goal.max_p99_ms)
+        self._trials.append(Trial(environment, runs, best, score))
+        return score
+
+    def _measure(self, environment: Mapping[str, str]) -> tuple[Figures, ...]:
+        with (
+            tempfile.TemporaryDirectory(prefix="mlctl-tune-") as folder,
+            serving(
+                self._bento.tag,
+                self._ports(),
+                self._asking.protocol,
+                Path(folder) / "log",
+                environment,
+            ) as served,
+        ):
+            return tuple(bench(served, self._asking, self._load)[1])
+
+    def _key(self) -> str:
+        """What has to be the same for a trial to count again."""
+        parts = (
+            self._bento.tag, asdict(self._asking), asdict(self._load), self._goal.max_p99_ms,
+            self._cores,
+        )  # fmt: skip
+        return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:16]
+
+
+def environment_of(values: Values) -> dict[str, str]:
+    """The settings as a server's environment has them; no wait is the server's own choice."""
+    given = {name: value for name, value in values.items() if name != "max_wait_ms" or value}
+    return {_VARIABLES[name]: f"{value:g}" for name, value in given.items()}
+
+
+def judge(runs: tuple[Figures, ...], max_p99_ms: float) -> tuple[Figures, Score]:
+    """The run that counts, and its score.
+
+    In closed loops that with the most answers of those within the goal; at a given rate all
+    answer as much, and what counts is how little CPU it takes.
+    """
+
+    def fits(figures: Figures) -> bool:
+        return not figures.failed and p99(figures) <= max_p99_ms
+
+    def gain(figures: Figures) -> float:
+        return figures.per_second if figures.rate is None else figures.per_cpu_second or 0.0
+
+    def p99(figures: Figures) -> float:
+        return float("inf") if figures.p99_ms is None else figures.p99_ms
+
+    fitting = [figures for figures in runs if fits(figures)]
+    best = max(fitting, key=gain) if fitting else min(runs, key=p99)
+    return best, Score(bool(fitting), gain(best), p99(best))
+
+
+def _doubling(most: int) -> tuple[float, ...]:
+    """1, 2, 4 and so on, and `most` itself as the last."""
+    found = [1.0]
+    while found[-1] * 2 < most:
+        found.append(found[-1] * 2)
+    return tuple(found) if most == 1 else (*found, float(most))
+
+
+class _Kept:
+    """The trials of a search that has not ended, one JSON line each."""
+
+    def __init__(self, key: str) -> None:
+        self._path = state_dir("cache", "tune") / f"{key}.jsonl"
+
+    def find(self, environment: Mapping[str, str]) -> tuple[Figures, ...] | None:
+        """The runs with these settings; None if there are none."""
+        if not self._path.is_file():
+            return None
+        for line in self._path.read_text().splitlines():
+            try:
+                document = json.loads(line)
+            except ValueError:
+                continue  # the line that was being written when the search was killed
+            if document["environment"] == environment:
+                return tuple(Figures(**run) for run in document["runs"])
+        return None
+
+    def add(self, environment: Mapping[str, str], runs: tuple[Figures, ...]) -> None:
+        """Keep a trial."""
+        document = {"environment": environment, "runs": [run.as_dict() for run in runs]}
+        with self._path.open("a") as file:
+            file.write(json.dumps(document) + "\n")
+
+    def forget(self) -> None:
+        """The search has ended: the next one measures again."""
+        self._path.unlink(missing_ok=True)

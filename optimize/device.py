@@ -1,0 +1,50 @@
+"""Where a variant is judged: on its target if this machine has it, else on the CPU, untimed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from bundle.errors import ErrorCode, MlctlError
+from optimize.recipes.base import Target
+from services.runtime.session import open_session
+from services.runtime.tensorrt.devices import find_gpu
+from services.runtime.tensorrt.installed import provider_problem
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """`provider` runs the variants of `target`; `missing` says why it is not the target itself.
+
+    `device` names the GPU that latencies are of; None on the CPU.
+    """
+
+    target: Target
+    provider: str
+    missing: str | None = None
+    device: str | None = None
+
+    @property
+    def timed(self) -> bool:
+        """Whether a latency measured here is one that the target would have."""
+        return self.missing is None
+
+
+def find_place(target: Target, graph: Path) -> Place:
+    """The place for `target` on this machine, found out without building an engine."""
+    if target is Target.CPU:
+        return Place(target, target.value)
+    missing = provider_problem() if target is Target.TENSORRT else None
+    if missing is None:
+        try:
+            if target is Target.CUDA:
+                open_session(graph, target.value)
+            gpu = find_gpu()
+        except MlctlError as error:
+            if error.code is not ErrorCode.PROVIDER_UNAVAILABLE:
+                raise
+            missing = error.message
+        else:
+            name = f"{gpu.name} (compute {gpu.compute_capability})"
+            return Place(target, target.value, device=name)
+    return Place(target, Target.CPU.value, missing)

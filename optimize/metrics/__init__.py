@@ -1,0 +1,1 @@
+"""Scores, their confidence, parity and latency."""

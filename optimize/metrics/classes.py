@@ -1,0 +1,117 @@
+"""Metrics of class predictions: how scores are read as a decision, and what it is worth.
+
+The first output is read as scores [rows, classes], the class with the highest one being
+the answer (of equal ones the first). An output [rows] or [rows, 1] is the score of class
+1 against class 0, with its threshold at 0.5 if all scores of the reference lie in [0, 1]
+(probabilities) and at 0 otherwise (logits).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bundle.errors import ErrorCode, MlctlError
+from optimize.data import Tensors
+from optimize.metrics.bootstrap import Statistic, weighted_mean
+
+_TOP = 5
+_OWN_HINT = "Give --metric module:function for such an output, or leave the labels out."
+
+
+def accuracy(outputs: Tensors, labels: np.ndarray, reference: Tensors) -> Statistic:
+    """The share of rows whose answer is their label."""
+    scores = _scores(outputs, reference)
+    return weighted_mean(scores.argmax(axis=1) == _classes(labels, scores))
+
+
+def top5(outputs: Tensors, labels: np.ndarray, reference: Tensors) -> Statistic:
+    """The share of rows whose label has one of the five highest scores."""
+    scores = _scores(outputs, reference)
+    if scores.shape[1] <= _TOP:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"metric top5 needs more than {_TOP} classes, the model has {scores.shape[1]}",
+            "Give --metric accuracy.",
+        )
+    labels = _classes(labels, scores)
+    own = scores[np.arange(len(labels)), labels][:, None]
+    before = np.arange(scores.shape[1]) < labels[:, None]
+    ahead = (scores > own) | ((scores == own) & before)
+    return weighted_mean(ahead.sum(axis=1) < _TOP)
+
+
+def f1(outputs: Tensors, labels: np.ndarray, reference: Tensors) -> Statistic:
+    """The mean over classes of F1 = 2 tp / (predicted + labelled).
+
+    Classes that neither occur nor are predicted in the weighted rows do not count.
+    """
+    scores = _scores(outputs, reference)
+    labels, answers = _classes(labels, scores), scores.argmax(axis=1)
+    hits, classes = answers == labels, scores.shape[1]
+
+    def weighted(weights: np.ndarray) -> float:
+        true = np.bincount(labels[hits], weights[hits], classes)
+        either = np.bincount(labels, weights, classes) + np.bincount(answers, weights, classes)
+        seen = either > 0
+        return float(np.mean(2 * true[seen] / either[seen]))
+
+    return weighted
+
+
+def top1_margin_used(reference: Tensors, outputs: Tensors) -> float:
+    """`margin_used` for decisions by the highest score."""
+    return _margin_used(reference, outputs, 1)
+
+
+def top5_margin_used(reference: Tensors, outputs: Tensors) -> float:
+    """`margin_used` for membership in the five highest scores."""
+    return _margin_used(reference, outputs, _TOP)
+
+
+def _margin_used(reference: Tensors, outputs: Tensors, top: int) -> float:
+    """The largest part of a row's decision margin that the change of its scores used up.
+
+    The margin is the gap between the last score inside the top and the first outside, in
+    whichever output it is smaller; the change is the most that one score moved against
+    another. 0 if no score moved, 1 where a decision changed or could have.
+    """
+    before, after = _scores(reference, reference), _scores(outputs, reference)
+    moved = np.ptp(after - before, axis=1)
+    margin = np.minimum(_margins(before, top), _margins(after, top))
+    used = np.divide(moved, margin, out=np.ones_like(moved), where=margin > moved)
+    return float(np.max(np.where(moved == 0, 0.0, used)))
+
+
+def _margins(scores: np.ndarray, top: int) -> np.ndarray:
+    inside = scores.shape[1] - top
+    ordered = np.partition(scores, (inside - 1, inside), axis=1)
+    return np.asarray(ordered[:, inside] - ordered[:, inside - 1])
+
+
+def _scores(outputs: Tensors, reference: Tensors) -> np.ndarray:
+    """The first output as float64 [rows, classes >= 2]; INVALID_INPUT if it is no such thing."""
+    name, array = next(iter(outputs.items()))
+    if not np.issubdtype(array.dtype, np.floating) or array.ndim not in (1, 2):
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"labels were given, but output {name!r} ({array.dtype} of shape "
+            f"{list(array.shape)}) does not hold one score for each class",
+            _OWN_HINT,
+        )
+    if array.ndim == 2 and array.shape[1] >= 2:
+        return array.astype(np.float64)
+    score, like = array.reshape(-1).astype(np.float64), reference[name]
+    probabilities = bool(np.all((like >= 0) & (like <= 1)))
+    threshold = 0.5 if probabilities else 0.0
+    return np.stack([np.full_like(score, threshold), score], axis=1)
+
+
+def _classes(labels: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= scores.shape[1]:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"labels range from {low} to {high}, but the model has {scores.shape[1]} classes",
+            "Labels are class numbers, from 0.",
+        )
+    return labels

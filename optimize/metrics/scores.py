@@ -1,0 +1,230 @@
+"""Task metrics on labelled rows, and how much worse one model is than another by them."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from numbers import Real
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.files import sha256_file
+from optimize.data import SEED, LabelKind, Tensors
+from optimize.metrics import classes as class_metrics
+from optimize.metrics.bootstrap import (
+    Estimate,
+    Statistic,
+    bootstrap,
+    canonical_order,
+    weighted_mean,
+)
+from optimize.user_functions import is_function_name, load_function, user_code
+from registry.names import suggestion
+
+RESAMPLES = 1000
+LEVEL = 0.95
+
+# A user's function may take long; so many resamples still place the ends of a 95 % interval.
+CUSTOM_RESAMPLES = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A number of outputs and labels.
+
+    `statistic(outputs, labels, reference)` binds rows and gives the metric by weights;
+    the reference outputs decide how scores are to be read. `margin_used(reference,
+    outputs)` is the part of the decision margin that the change of the outputs used up,
+    from 0 to 1, or None if the metric knows of no decisions. `code` is the hex sha256 of
+    the file that a user's function is in.
+    """
+
+    name: str
+    higher_is_better: bool
+    labels: LabelKind
+    statistic: Callable[[Tensors, np.ndarray, Tensors], Statistic]
+    margin_used: Callable[[Tensors, Tensors], float] | None = None
+    max_resamples: int | None = None
+    code: str | None = None
+
+    def score(self, outputs: Tensors, labels: np.ndarray) -> float:
+        """The metric of all rows; INVALID_INPUT if it does not apply to such outputs."""
+        return self.statistic(outputs, labels, outputs)(np.ones(len(labels)))
+
+
+@dataclass(frozen=True, slots=True)
+class MetricResult:
+    """The metric of the `reference` model and of another; `drop` > 0 means the other is worse."""
+
+    reference: float
+    value: float
+    drop: Estimate
+
+
+def load_metric(text: str) -> Metric:
+    """The metric that `text` names: `accuracy`, `top5`, `f1`, `rmse` or `module:function`.
+
+    A function takes the outputs by name and the labels and returns a number, higher is
+    better unless it has an attribute `higher_is_better = False`.
+    """
+    if text in METRICS:
+        return METRICS[text]
+    if is_function_name(text):
+        return _custom(text, load_function(text))
+    near = suggestion(text, METRICS, "there are")
+    raise MlctlError(
+        ErrorCode.INVALID_INPUT,
+        f"no metric {text!r}; {near}",
+        "Give one of these, or a function of your own as module:function.",
+    )
+
+
+def compare_metric(
+    metric: Metric,
+    reference: Tensors,
+    outputs: Tensors,
+    labels: np.ndarray,
+    *,
+    seed: int = SEED,
+    resamples: int = RESAMPLES,
+    level: float = LEVEL,
+) -> MetricResult:
+    """The drop from `reference` to `outputs` with its paired bootstrap interval.
+
+    The bootstrap cannot draw what no row shows, so it is given a row of which none was seen
+    to draw too, one that moves a metric of shares by a whole row (macro F1 on average).
+    That row is scaled by `margin_used`: decision margins have a finite density at 0,
+    so the share of rows within a distance of a decision's border grows in proportion to
+    that distance. It is 0 for equal outputs and all of it once one decision changed.
+    """
+    order = canonical_order(labels, (reference.values(), outputs.values()))
+    labels = labels[order]
+    reference = {name: array[order] for name, array in reference.items()}
+    outputs = {name: array[order] for name, array in outputs.items()}
+    before = metric.statistic(reference, labels, reference)
+    after = metric.statistic(outputs, labels, reference)
+    sign = 1.0 if metric.higher_is_better else -1.0
+
+    def drop(weights: np.ndarray) -> float:
+        # Rounded, so that a drop of exactly the limit is not over it by an error of the sum.
+        return round(sign * (before(weights) - after(weights)), 12)
+
+    whole = np.ones(len(labels))
+    values = before(whole), after(whole)
+    if _equal(reference, outputs):
+        return MetricResult(*values, Estimate(0.0, 0.0, 0.0, level))
+    count = min(resamples, metric.max_resamples or resamples)
+    unseen = None if metric.margin_used is None else metric.margin_used(reference, outputs)
+    found = bootstrap(drop, len(labels), resamples=count, level=level, seed=seed, unseen=unseen)
+    return MetricResult(*values, found)
+
+
+def _equal(reference: Tensors, outputs: Tensors) -> bool:
+    return all(np.array_equal(array, outputs[name]) for name, array in reference.items())
+
+
+def _rmse(outputs: Tensors, labels: np.ndarray, reference: Tensors) -> Statistic:
+    """Root of the mean over rows of the squared error, itself a mean over a row's values."""
+    del reference
+    name, found = next(iter(outputs.items()))
+    rows = len(labels)
+    found, wanted = (array.astype(np.float64).reshape(rows, -1) for array in (found, labels))
+    if found.shape != wanted.shape:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"output {name!r} has {found.shape[1]} values for each row, "
+            f"the labels have {wanted.shape[1]}",
+            "Save labels of shape [rows, k] for an output of shape [rows, k].",
+        )
+    mean = weighted_mean(np.mean((found - wanted) ** 2, axis=1))
+    return lambda weights: math.sqrt(mean(weights))
+
+
+def _no_decisions(reference: Tensors, outputs: Tensors) -> float:
+    """Every change of an output changes the metric, so no row's effect is unseen."""
+    del reference, outputs
+    return 0.0
+
+
+def _custom(text: str, function: Callable[..., Any]) -> Metric:
+    """The user's function, called on the resampled rows themselves."""
+
+    def statistic(outputs: Tensors, labels: np.ndarray, reference: Tensors) -> Statistic:
+        del reference
+
+        def weighted(weights: np.ndarray) -> float:
+            index = np.repeat(np.arange(len(labels)), weights.astype(np.int64))
+            taken = {name: array[index] for name, array in outputs.items()}
+            resampled = "" if (weights == 1).all() else " on resampled rows (some more than once)"
+            with user_code(f"metric {text!r}{resampled}"):
+                return _number(text, function(taken, labels[index]), resampled)
+
+        return weighted
+
+    return Metric(
+        name=text,
+        higher_is_better=bool(getattr(function, "higher_is_better", True)),
+        labels=LabelKind.ANY,
+        statistic=statistic,
+        max_resamples=CUSTOM_RESAMPLES,
+        code=_code(function),
+    )
+
+
+def _code(function: Callable[..., Any]) -> str | None:
+    """None for a function that has no source file, such as one of an extension module."""
+    try:
+        path = inspect.getsourcefile(inspect.unwrap(function))
+    except TypeError:
+        return None
+    return None if path is None else sha256_file(Path(path).resolve())
+
+
+def _number(text: str, found: Any, resampled: str) -> float:
+    """What a user's function returned, numpy scalars and 0-d arrays included."""
+    value = found.item() if getattr(found, "shape", None) == () else found
+    if isinstance(value, Real) and math.isfinite(value):
+        return float(value)
+    shown = repr(value) if isinstance(value, Real) else f"a value of type {type(value).__name__}"
+    raise MlctlError(
+        ErrorCode.INVALID_INPUT,
+        f"metric {text!r} returned {shown}{resampled}, expected a finite number",
+        "The function takes the outputs by name and the labels, and returns one number.",
+    )
+
+
+METRICS: Mapping[str, Metric] = MappingProxyType(
+    {
+        metric.name: metric
+        for metric in (
+            Metric(
+                "accuracy",
+                True,
+                LabelKind.CLASSES,
+                class_metrics.accuracy,
+                class_metrics.top1_margin_used,
+            ),
+            Metric(
+                "top5",
+                True,
+                LabelKind.CLASSES,
+                class_metrics.top5,
+                class_metrics.top5_margin_used,
+            ),
+            Metric(
+                "f1",
+                True,
+                LabelKind.CLASSES,
+                class_metrics.f1,
+                class_metrics.top1_margin_used,
+            ),
+            Metric("rmse", False, LabelKind.QUANTITIES, _rmse, _no_decisions),
+        )
+    }
+)

@@ -1,0 +1,67 @@
+"""Whether TensorRT's importer takes a graph, found out on a machine without a GPU.
+
+TensorRT-RTX has the importer and the builder of TensorRT 11 and needs no GPU to build,
+so what it refuses is known before anyone rents one. It says nothing of speed, and what
+it builds is thrown away.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from bundle.clock import Clock, SystemClock
+from bundle.manifest import Batching
+from services.runtime.graph import read_graph
+from services.runtime.tensorrt.build import LIBRARY, build_engine
+from services.runtime.tensorrt.process import Cause, WorkerError
+from services.runtime.tensorrt.profile import DEFAULT_LENGTHS, Range, make_profile
+
+_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class ImporterVerdict:
+    """Whether the importer takes a graph: `ok` is None if that could not be found out.
+
+    `reason` is the importer's own sentence, or why there is no answer; empty when ok. A
+    graph that ends the importer's process is not taken.
+    """
+
+    ok: bool | None
+    reason: str = ""
+    seconds: float | None = None
+    engine_bytes: int | None = None
+    importer_version: str | None = None
+
+
+def check_importable(
+    model: Path,
+    batching: Batching | None = None,
+    lengths: Range = DEFAULT_LENGTHS,
+    timeout_s: float = _TIMEOUT_S,
+    clock: Clock | None = None,
+) -> ImporterVerdict:
+    """Parse the ONNX file `model` and build an engine of it, in a process of its own.
+
+    The engine is for `batching`'s batch sizes and for `lengths` of other dynamic
+    dimensions. PATH_UNSAFE, FILE_MISSING or UNSUPPORTED_MODEL if `model` is no ONNX graph.
+    """
+    clock = clock or SystemClock()
+    if find_spec(LIBRARY) is None:
+        return ImporterVerdict(None, "not checked: install mlctl[trt-check]")
+    profile = make_profile(read_graph(model).inputs, batching, lengths)
+    start = clock.monotonic()
+    try:
+        built = build_engine(model, profile, timeout_s)
+    except WorkerError as error:
+        if error.cause in (Cause.TIMED_OUT, Cause.UNAVAILABLE):
+            return ImporterVerdict(None, f"not checked: {error.reason}")
+        return ImporterVerdict(False, error.reason, round(clock.monotonic() - start, 3))
+    return ImporterVerdict(
+        True,
+        seconds=round(clock.monotonic() - start, 3),
+        engine_bytes=built.engine_bytes,
+        importer_version=f"tensorrt-rtx {built.version}",
+    )

@@ -1,0 +1,142 @@
+"""4-bit weights: each block of 64 along a weight's inputs has a scale; activations stay in fp32.
+
+The weight is stored as INT4 behind a blocked DequantizeLinear, symmetric, because
+TensorRT takes no zero point, with scales above 0, because it demands that too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from optimize.recipes.base import save_graph
+from optimize.recipes.graphs import drop_unused_weights, raise_opset
+from optimize.recipes.quantize.edit import Names, add_tensor, insert, read_graph
+from optimize.recipes.quantize.layers import Layer
+from optimize.recipes.quantize.trial import Trial
+
+BLOCK = 64
+OPERATORS = ("Gemm", "MatMul")
+
+# The first with 4-bit integers and blocks, and the format of the file that goes with it.
+_OPSET = 21
+_IR_VERSION = 10
+
+_LOW, _HIGH = -8, 7
+
+# The block's largest weight may be cut off a little, if that serves the others.
+_STEPS = np.array([7.0, 7.5, 8.0, 8.5], np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightOnly:
+    """Quantizes the weights of matrix products; `layers` are all that could be."""
+
+    source: Path
+    layers: tuple[Layer, ...]
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return {"method": "weights only", "form": f"INT4 in blocks of {BLOCK}"}
+
+    @property
+    def identity(self) -> str:
+        return f"weights-only int4 {BLOCK}"
+
+    def write(self, kept: Collection[str], directory: Path) -> None:
+        """Write the graph with all layers quantized but those named in `kept`."""
+        model = raise_opset(read_graph(self.source, data=True), _OPSET)
+        model.ir_version = max(model.ir_version, _IR_VERSION)
+        quantize_weights(model, [layer for layer in self.layers if layer.name not in kept])
+        save_graph(model, directory)
+
+    def trial(self, scratch: Path) -> Trial:
+        return Trial(self.source, self.layers, weight_loss, None, scratch)
+
+
+def quantize_weights(model: Any, layers: Iterable[Layer]) -> None:
+    """Quantize the weights of `layers` of the ONNX model in place."""
+    graph = model.graph
+    names = Names(graph)
+    nodes = {node.name: node for node in graph.node}
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    added: dict[str, list[Any]] = {}
+    readers: dict[tuple[str, int], str] = {}
+    for layer in layers:
+        assert layer.weight is not None
+        key = (layer.weight, layer.axis)
+        if key not in readers:
+            node = _reader(graph, names, weights[layer.weight], layer.axis)
+            added.setdefault(layer.weight, []).append(node)
+            readers[key] = node.output[0]
+        nodes[layer.name].input[1] = readers[key]
+    insert(graph, added, {})
+    drop_unused_weights(graph)
+
+
+def quantize_blocks(weight: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
+    """A weight of two dimensions as integers from -8 to 7 and the fp32 scales of its blocks.
+
+    Blocks run across the channels at `axis`; the scales have the weight's shape with the
+    other dimension divided by BLOCK, rounded up. Of several scales that cut off more or
+    less of the block's largest weight each block has the one with the least square error.
+    """
+    blocks = _blocks(weight, axis)
+    largest = np.abs(blocks).max(axis=-1, keepdims=True)
+    best = np.full(largest.shape, np.inf, np.float32)
+    scales = np.ones_like(largest)
+    for step in _STEPS:
+        scale = np.where(largest > 0, largest / step, np.float32(1))
+        error = np.square(_rounded(blocks, scale) * scale - blocks).sum(axis=-1, keepdims=True)
+        better = error < best
+        best, scales = np.where(better, error, best), np.where(better, scale, scales)
+    integers = _rounded(blocks, scales).astype(np.int8)
+    inputs = weight.shape[1 - axis]
+    stored = integers.reshape(len(integers), -1)[:, :inputs], scales[..., 0]
+    return stored if axis == 0 else (stored[0].T.copy(), stored[1].T.copy())
+
+
+def weight_loss(weight: np.ndarray, axis: int) -> np.ndarray:
+    """What is left of `weight` after `quantize_blocks`."""
+    integers, scales = quantize_blocks(weight, axis)
+    spread = np.repeat(scales, BLOCK, axis=1 - axis)
+    inputs = weight.shape[1 - axis]
+    left: np.ndarray = integers * (spread[:, :inputs] if axis == 0 else spread[:inputs])
+    return left
+
+
+def _blocks(weight: np.ndarray, axis: int) -> np.ndarray:
+    """Shape [channels, blocks, BLOCK], the last block filled up with 0."""
+    rows = weight if axis == 0 else weight.T
+    padding = -rows.shape[1] % BLOCK
+    return np.pad(rows, ((0, 0), (0, padding))).reshape(len(rows), -1, BLOCK)
+
+
+def _rounded(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    rounded: np.ndarray = np.rint(blocks / scales).clip(_LOW, _HIGH)
+    return rounded
+
+
+def _reader(graph: Any, names: Names, tensor: Any, axis: int) -> Any:
+    """Store the weight and its scales; the node that makes fp32 of them."""
+    import ml_dtypes
+    from onnx import helper, numpy_helper
+
+    integers, scales = quantize_blocks(numpy_helper.to_array(tensor), axis)
+    inputs = [
+        add_tensor(graph, names.new(f"{tensor.name}_int4"), integers.astype(ml_dtypes.int4)),
+        add_tensor(graph, names.new(f"{tensor.name}_scales"), scales),
+    ]
+    real = names.new(f"{tensor.name}_dequantized")
+    return helper.make_node(
+        "DequantizeLinear",
+        inputs,
+        [real],
+        name=names.new(f"{real}_node"),
+        axis=1 - axis,
+        block_size=BLOCK,
+    )

@@ -1,0 +1,130 @@
+"""The exported source model: its graph, its answers on held-out rows, and what was proved.
+
+One cache entry holds all of it, so that a repeated run needs no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from bundle.entries import Key, hash_key
+from bundle.files import write_atomic
+from bundle.manifest import MODEL_NAME
+from bundle.tensors import Signature
+from optimize.batching import DEFAULT
+from optimize.cache import fetch_or_build, versions
+from optimize.data import Rows
+from optimize.judge import Baseline, run_rows
+from optimize.prepare import Prepared
+from optimize.proofs.checks import check_finite, check_graph, check_parity, check_source
+from optimize.proofs.export import OPSET
+from optimize.proofs.independence import is_row_independent
+from optimize.proofs.reference import load_reference
+from registry.catalog import Flavor
+from services.runtime.golden import load_golden, save_golden
+from services.runtime.session import open_session
+
+VERSION = 3
+EXAMPLE_ROWS = 3
+
+_ANSWERS_NAME = "answers.npz"
+_FACTS_NAME = "facts.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A graph that was proved to be the source model's; `key` names it in the cache."""
+
+    prepared: Prepared
+    graph: Path
+    opset: int
+    baseline: Baseline
+    key: str
+    reused: bool
+
+    @property
+    def signature(self) -> Signature:
+        """The graph's tensors."""
+        return self.prepared.source.signature
+
+    @property
+    def calibration(self) -> Rows:
+        return self.prepared.calibration
+
+
+class _Facts(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    opset: int
+    row_independent: bool
+
+
+def export_source(prepared: Prepared) -> Exported:
+    """Export, check and run the source model, or take all that from the cache.
+
+    EXPORT_FAILED if the graph is not provably the model; UNSUPPORTED_MODEL if the
+    model itself does not run, or answers with NaN; INVALID_INPUT if the metric does not
+    fit its answers.
+    """
+    key = export_key(prepared)
+    entry = fetch_or_build(key, lambda directory: _build(directory, prepared))
+    facts = _Facts.model_validate_json((entry.root / _FACTS_NAME).read_bytes())
+    _, outputs = load_golden(entry.root / _ANSWERS_NAME)
+    ordered = {spec.name: outputs[spec.name] for spec in prepared.source.signature.outputs}
+    baseline = Baseline(
+        prepared.held_out, ordered, facts.row_independent, prepared.metric, prepared.joining
+    )
+    _ = baseline.score  # whether the metric fits is known before any work on variants
+    return Exported(
+        prepared=prepared,
+        graph=entry.root / MODEL_NAME,
+        opset=facts.opset,
+        baseline=baseline,
+        key=hash_key(key),
+        reused=entry.reused,
+    )
+
+
+def export_key(prepared: Prepared) -> Key:
+    """What the graph and the answers depend on."""
+    transform = prepared.transform
+    return {
+        "kind": "export",
+        "version": VERSION,
+        "source": prepared.source.sha256,
+        "data": prepared.raw.sha256,
+        "calibration_rows": prepared.calibration.count,
+        "held_out_rows": prepared.held_out.count,
+        "transform": None if transform is None else transform.sha256,
+        "opset": OPSET,
+        "libraries": versions("torch", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu"),
+    }
+
+
+def _build(directory: Path, prepared: Prepared) -> None:
+    source, held_out = prepared.source, prepared.held_out
+    reference = load_reference(source)
+    check_source(reference, source.signature, held_out)
+    calibration = prepared.calibration
+    example = calibration.take(np.arange(EXAMPLE_ROWS) % calibration.count)
+    reference.export(directory, example.inputs)
+    graph = directory / MODEL_NAME
+    asked = None if source.flavor is Flavor.ONNX else OPSET
+    opset = check_graph(graph, source.signature, asked)
+    check_parity(reference, open_session(graph), source.signature, held_out)
+    independent = is_row_independent(reference, held_out)
+    if prepared.transform is not None:
+        raw = prepared.raw.held_out.inputs
+        prepared.transform.check_pure(raw, reference.run)
+        independent = independent and prepared.transform.is_row_independent(raw, reference.run)
+    outputs = run_rows(
+        reference.run, held_out, DEFAULT.batching(row_independent=independent).max_rows
+    )
+    check_finite(outputs)
+    save_golden(directory / _ANSWERS_NAME, held_out.head(1).inputs, outputs)
+    facts = _Facts(opset=opset, row_independent=independent)
+    write_atomic(directory / _FACTS_NAME, facts.model_dump_json().encode())

@@ -1,0 +1,1 @@
+"""User code before and after the model."""

@@ -1,0 +1,318 @@
+"""Deployments as a client sees them: up, down, status, promote, follow, rollback, history.
+
+Every call is short-lived and only writes wishes to the journal; the daemon acts. Each one that
+finds the daemon dead or stuck replaces it: the former is killed before the new one starts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.home import bento_home
+from registry.tracking import tracking_uri
+from rollout.client.lifecycle import deployment_up, ensure_daemon, spawn_daemon, take_down
+from rollout.daemon.reporting.telemetry import LOOPBACK
+from rollout.daemon.reporting.webhook_secret import with_secret
+from rollout.daemon.supervisor import PROXY
+from rollout.domain import agreement, slo
+from rollout.domain.operator_commands import Wish
+from rollout.domain.ports import PlaneRejected, PlaneUnavailable
+from rollout.domain.process_ref import NO_PROCESS
+from rollout.domain.spec import Colour, Ports, Revision, RolloutSpec, Settings, check_name
+from rollout.drivers.local import processes
+from rollout.drivers.local.activator import awake
+from rollout.drivers.local.launcher import free_ports, require_free, resolve_host
+from rollout.drivers.local.security_settings import with_signer, with_token
+from rollout.drivers.proxies import edges_of, proxy_of
+from rollout.journal import paths as places
+from rollout.journal.journal import Journal
+from rollout.journal.records import ENDED, Deployment, Event, Rollout
+
+_POLL_SECONDS = 0.05
+_PAGE = 500
+_DAEMON_CHECK_SECONDS = 2.0
+_STOP_SECONDS = 10.0
+_BENTO_FAILED = "the Bento did not become ready"
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A deployment now. `weights` and `healthy` are the proxy's own words, None if it is silent."""
+
+    deployment: Deployment
+    weights: dict[Colour, int] | None
+    healthy: dict[Colour, bool] | None
+    running: dict[str, bool]
+    rollout: Rollout | None
+    last: Event | None
+
+
+def up(
+    name: str,
+    revision: Revision,
+    port: int,
+    *,
+    host: str = "127.0.0.1",
+    settings: Settings | None = None,
+) -> Deployment:
+    """Start the proxy, `revision` behind it and the daemon; return when it answers.
+
+    The Bento store and the registry in force now stay the deployment's own. INVALID_INPUT,
+    PORT_TAKEN and DEPLOYMENT_EXISTS before anything is started; NOT_READY with the tail of the
+    log. A failure or an interrupt stops what was started.
+    """
+    check_name(name)
+    settings = awake(_at_home(settings or Settings()))
+    with Journal(places.journal()) as journal:
+        _check_free(journal, name)
+        places.require_writable(name)
+        ports = _ports(host, port, settings)
+        _check_metrics(settings, ports)
+        settings = with_signer(with_token(name, with_secret(name, settings)))
+        proxy = proxy_of(places.directory(name), ports, settings)
+        proxy.command()  # what is missing is told before anything is started
+        places.heartbeat(name).unlink(missing_ok=True)
+        journal.create(name, ports, settings, revision)
+        try:
+            proxy.reset()
+            _wait_ready(journal, name, settings)
+        except BaseException:
+            take_down(journal, name)
+            raise
+        return journal.deployment(name)
+
+
+def bring_back(name: str) -> Deployment:
+    """Start a deployment again that is down, with what it served, where it listened and its
+    settings; one that is up is only waited for. DEPLOYMENT_NOT_FOUND, and what `up` raises.
+    """
+    with Journal(places.journal()) as journal:
+        former = journal.deployment(name)
+        if former.up:
+            _await_again(journal, former)
+            return journal.deployment(name)
+    ports, settings = former.ports, awake(former.settings)
+    return up(name, former.live, ports.listen, host=ports.host, settings=settings)
+
+
+def bring_back_all() -> tuple[Deployment, ...]:
+    """Start every deployment again that is up by the record; for a machine that has booted.
+
+    All are started before one is waited for. NOT_READY names the first that does not come.
+    """
+    with Journal(places.journal()) as journal:
+        wanted = journal.deployments()
+        for deployment in wanted:
+            ensure_daemon(journal, deployment.name)
+    return tuple(bring_back(deployment.name) for deployment in wanted)
+
+
+def down(name: str) -> None:
+    """Stop everything of the deployment; an active rollout ends as rolled back."""
+    with Journal(places.journal()) as journal:
+        deployment_up(journal, name)
+        take_down(journal, name)
+
+
+def status(name: str | None = None) -> tuple[Status, ...]:
+    """How deployments are, one or all that are up. Replaces a dead daemon."""
+    with Journal(places.journal()) as journal:
+        wanted = journal.deployments() if name is None else (deployment_up(journal, name),)
+        for deployment in wanted:
+            ensure_daemon(journal, deployment.name)
+        return tuple(_status(journal, deployment) for deployment in wanted)
+
+
+def promote(name: str, revision: Revision, spec: RolloutSpec) -> int:
+    """Ask for a rollout and return its id; `follow` it, or not.
+
+    A latency limit between two exact edges is rounded up to one; the first event says so.
+    Without a limit of its own a candidate made from live's very source has to agree with it.
+    DEPLOYMENT_NOT_FOUND, ALREADY_LIVE, ROLLOUT_ACTIVE, INTERFACE_BROKEN; INVALID_INPUT for an
+    agreement that nothing could show.
+    """
+    with Journal(places.journal()) as journal:
+        deployment = journal.deployment(name)
+        places.require_writable(name)
+        if spec.sticky and deployment.settings.kubernetes is not None:
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT, "the weights of an HTTPRoute are not sticky: no --sticky"
+            )
+        agreement.require_copies(spec, can_copy=deployment.settings.kubernetes is None)
+        counted = slo.counted(spec, edges_of(deployment.settings))
+        counted = agreement.by_default(counted, deployment.live, revision)
+        rollout = journal.begin(name, revision, counted, asked=spec)
+        ensure_daemon(journal, name)
+        return rollout
+
+
+def follow(name: str, rollout: int, after: int = 0) -> Iterator[Event]:
+    """The rollout's events from its begin, or after one, as they come, until it ended.
+
+    NOT_FOUND if the deployment has no such rollout.
+    """
+    with Journal(places.journal()) as journal:
+        if journal.rollout(rollout).deployment != name:
+            raise MlctlError(ErrorCode.NOT_FOUND, f"{name!r} has no rollout {rollout}")
+        seen, checked = after, 0.0
+        while True:
+            page = journal.events(name, after=seen, rollout=rollout, limit=_PAGE)
+            for event in page:
+                seen = event.seq
+                yield event
+                if event.kind == ENDED:
+                    return
+            if len(page) == _PAGE:
+                continue
+            if time.monotonic() - checked > _DAEMON_CHECK_SECONDS:
+                checked = time.monotonic()
+                ensure_daemon(journal, name)
+            time.sleep(_POLL_SECONDS)
+
+
+def rollback(name: str, reason: str, wish: Wish = Wish.ROLLBACK) -> int:
+    """Take the active rollout back, or abort it: one write of the weights.
+
+    Its id; NOT_FOUND if there is none.
+    """
+    with Journal(places.journal()) as journal:
+        rollout = journal.request(name, wish, reason)
+        ensure_daemon(journal, name)
+        return rollout
+
+
+def ask(name: str, wish: Wish, reason: str) -> Event:
+    """Ask for something about the active rollout; the event that says that it is done.
+
+    NOT_FOUND if no rollout can obey; the event that ends it, if it ended before.
+    """
+    with Journal(places.journal()) as journal:
+        before = journal.last_event(name)
+        rollout = journal.request(name, wish, reason)
+    done = follow(name, rollout, after=before.seq if before else 0)
+    return next(event for event in done if event.body.get("asked") == wish or event.kind == ENDED)
+
+
+def history(name: str) -> tuple[Rollout, ...]:
+    """Every rollout of the deployment, newest first."""
+    with Journal(places.journal()) as journal:
+        journal.deployment(name)
+        return journal.rollouts(name)
+
+
+def events(
+    name: str, after: int = 0, rollout: int | None = None, *, ticks: bool = True
+) -> tuple[Event, ...]:
+    """The record of a deployment, oldest first, with or without what its looks found."""
+    with Journal(places.journal()) as journal:
+        return journal.events(name, after, rollout, ticks=ticks)
+
+
+def _check_free(journal: Journal, name: str) -> None:
+    if any(deployment.name == name for deployment in journal.deployments()):
+        raise MlctlError(ErrorCode.DEPLOYMENT_EXISTS, f"deployment {name!r} is up")
+
+
+def _ports(host: str, port: int, settings: Settings) -> Ports:
+    """Where the proxy is to listen; PORT_TAKEN. In a cluster that is the Gateway's affair."""
+    if settings.kubernetes is not None:
+        return Ports(0, 0)
+    address = resolve_host(host)
+    require_free(address, port)
+    return Ports(port, free_ports(1)[0], address)
+
+
+def _check_metrics(settings: Settings, ports: Ports) -> None:
+    """INVALID_INPUT or PORT_TAKEN if the metrics cannot be at their port."""
+    port = settings.metrics_port
+    if port is None:
+        return
+    if port == ports.listen:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT, f"port {port} is for the requests: give another for metrics"
+        )
+    require_free(LOOPBACK, port)
+
+
+def _await_again(journal: Journal, deployment: Deployment) -> None:
+    """Wait until a deployment that should be up answers; NOT_READY."""
+    ensure_daemon(journal, deployment.name)
+    deadline = time.monotonic() + deployment.settings.ready_seconds + _STOP_SECONDS
+    while time.monotonic() < deadline:
+        _, healthy = _asked(deployment)
+        if healthy is not None and healthy[deployment.colour]:
+            return
+        time.sleep(_POLL_SECONDS)
+    raise _not_ready(
+        f"{deployment.name!r} did not become ready again",
+        processes.log_tail(places.daemon_log(deployment.name)),
+    )
+
+
+def _wait_ready(journal: Journal, name: str, settings: Settings) -> None:
+    created = journal.last_event(name)
+    begun = created.seq if created else 0
+    daemon = spawn_daemon(name, settings)
+    deadline = time.monotonic() + settings.ready_seconds + _STOP_SECONDS
+    while time.monotonic() < deadline:
+        for event in journal.events(name, after=begun):
+            if event.kind == "ready":
+                return
+            if event.kind == "start_failed":
+                what = "the proxy did not start" if event.body["role"] == PROXY else _BENTO_FAILED
+                raise _not_ready(what, str(event.body["log"]))
+        if not processes.alive(daemon):
+            break
+        time.sleep(_POLL_SECONDS)
+    raise _not_ready(
+        "the deployment did not become ready", processes.log_tail(places.daemon_log(name))
+    )
+
+
+def _not_ready(what: str, tail: str) -> MlctlError:
+    return MlctlError(ErrorCode.NOT_READY, f"{what}; its log ends:\n{tail}")
+
+
+def _at_home(settings: Settings) -> Settings:
+    """`settings` with the Bento store and the registry that are in force here."""
+    return replace(
+        settings,
+        bento_home=settings.bento_home or str(bento_home()),
+        tracking_uri=settings.tracking_uri or _absolute(tracking_uri()),
+    )
+
+
+def _absolute(uri: str) -> str:
+    """A registry URI that means the same in every directory."""
+    scheme, separator, path = uri.rpartition(":///")
+    if separator and scheme == "sqlite":
+        return f"{scheme}:///{Path(path).absolute()}"
+    return uri if ":" in uri else str(Path(uri).absolute())
+
+
+def _status(journal: Journal, deployment: Deployment) -> Status:
+    found = journal.processes(deployment.name)
+    weights, healthy = _asked(deployment)
+    return Status(
+        deployment=deployment,
+        weights=weights,
+        healthy=healthy,
+        running={
+            role: processes.alive(ref) for role, (ref, _) in found.items() if ref.pid != NO_PROCESS
+        },
+        rollout=journal.active(deployment.name),
+        last=journal.last_event(deployment.name),
+    )
+
+
+def _asked(deployment: Deployment) -> tuple[dict[Colour, int] | None, dict[Colour, bool] | None]:
+    directory = places.directory(deployment.name)
+    with proxy_of(directory, deployment.ports, deployment.settings).plane() as plane:
+        try:
+            return plane.weights(), dict(plane.read().healthy)
+        except (PlaneUnavailable, PlaneRejected):  # in a cluster the route may be gone
+            return None, None

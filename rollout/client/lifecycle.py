@@ -1,0 +1,102 @@
+"""Starting and ending a deployment's processes from a client: its daemon, and all of it.
+
+A daemon that is dead or stuck is replaced: whatever is left of the former, and of the watcher
+that would start it again, is killed before the new one starts.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.home import BENTO_HOME_VARIABLE, HOME_VARIABLE, mlctl_home
+from registry.tracking import TRACKING_VARIABLE
+from rollout.daemon.daemon import DAEMON
+from rollout.daemon.supervisor import ACTIVATOR, PROXY
+from rollout.daemon.watch import STUCK_SECONDS, seconds_unseen
+from rollout.domain.process_ref import ProcessRef
+from rollout.domain.spec import Colour, Settings
+from rollout.drivers.local import processes
+from rollout.drivers.local.fleet import replica_of
+from rollout.drivers.local.launcher import process_role
+from rollout.drivers.local.samples import SampleFolder
+from rollout.drivers.local.security_settings import guarding_environment
+from rollout.journal import paths as places
+from rollout.journal.journal import Journal
+from rollout.journal.records import Deployment
+
+_POLL_SECONDS = 0.05
+_STOP_SECONDS = 10.0
+
+
+def deployment_up(journal: Journal, name: str) -> Deployment:
+    """The deployment; DEPLOYMENT_NOT_FOUND if it is down."""
+    deployment = journal.deployment(name)
+    if not deployment.up:
+        raise MlctlError(
+            ErrorCode.DEPLOYMENT_NOT_FOUND,
+            f"deployment {name!r} is down",
+            f"`mlctl up {name}` starts it again with what it served.",
+        )
+    return deployment
+
+
+def ensure_daemon(journal: Journal, name: str) -> None:
+    """Start a daemon unless one looks at the deployment; a stuck one is killed first."""
+    found = journal.processes(name).get(DAEMON)
+    if found is not None:
+        running = processes.alive(found[0])
+        if running and seconds_unseen(places.heartbeat(name)) < STUCK_SECONDS:
+            return
+        processes.kill(found[0])
+        _await_end([found[0]])  # while it dies it still holds the lock, and another one would leave
+    spawn_daemon(name, journal.deployment(name).settings)
+
+
+def spawn_daemon(name: str, settings: Settings) -> ProcessRef:
+    """Start a watcher with its daemon; the process of the watcher."""
+    role = process_role(places.directory(name), DAEMON)
+    command = [sys.executable, "-P", "-m", "rollout.daemon.watch", name]
+    log = places.daemon_log(name)
+    processes.log_start(log, DAEMON)
+    return processes.spawn(role, command, log, _environment(settings))
+
+
+def take_down(journal: Journal, name: str) -> None:
+    """Fence the daemon out, then end daemon, proxy and Bentos in this order."""
+    journal.retire(name)
+    found = journal.processes(name)
+    replicas = tuple(role for role in found if replica_of(role) is not None)
+    for roles in ((DAEMON,), (PROXY, ACTIVATOR), (*replicas, *Colour)):
+        _stop([found[role][0] for role in roles if role in found])
+        for role in roles:
+            processes.end_strays(process_role(places.directory(name), role))
+            journal.drop_process(name, role)
+    SampleFolder(places.directory(name)).clear()
+
+
+def _stop(refs: Sequence[ProcessRef]) -> None:
+    for ref in refs:
+        processes.terminate(ref)
+    _await_end(refs)
+    for ref in refs:
+        processes.kill(ref)
+
+
+def _await_end(refs: Sequence[ProcessRef]) -> None:
+    deadline = time.monotonic() + _STOP_SECONDS
+    while time.monotonic() < deadline and any(map(processes.alive, refs)):
+        time.sleep(_POLL_SECONDS)
+
+
+def _environment(settings: Settings) -> dict[str, str]:
+    """What a daemon, and so its Bentos and its champion writer, must not take from a shell."""
+    kept = {
+        BENTO_HOME_VARIABLE: settings.bento_home,
+        TRACKING_VARIABLE: settings.tracking_uri,
+    }
+    home = {HOME_VARIABLE: str(mlctl_home())}
+    told = {name: value for name, value in kept.items() if value is not None}
+    return {**home, **told, **guarding_environment(settings)}

@@ -1,0 +1,68 @@
+"""How many replicas a deployment has, as a client asks for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bundle.errors import ErrorCode, MlctlError
+from rollout.client.lifecycle import deployment_up, ensure_daemon
+from rollout.client.process_table import rows
+from rollout.domain.spec import Settings
+from rollout.drivers.local.fleet import replica_of
+from rollout.journal import paths as places
+from rollout.journal.journal import Journal
+from rollout.journal.records import Deployment
+
+
+def scale(
+    name: str,
+    replicas: int | None = None,
+    *,
+    least: int | None = None,
+    most: int | None = None,
+    idle_seconds: float | None = None,
+) -> Deployment:
+    """Ask for `replicas` and no autoscaling, or for autoscaling from `least` to `most`.
+
+    Returns at once; `settled` tells when it is done. ROLLOUT_ACTIVE: both colours are compared
+    at one size. INVALID_INPUT for numbers that do not fit.
+    """
+
+    def changed(settings: Settings) -> Settings:
+        count = settings.replicas if replicas is None else replicas
+        if least is not None and most is not None:
+            count = min(max(count, least), most)
+        return replace(
+            settings,
+            replicas=count,
+            min_replicas=least,
+            max_replicas=most,
+            idle_seconds=settings.idle_seconds if idle_seconds is None else idle_seconds,
+        )
+
+    with Journal(places.journal()) as journal:
+        if deployment_up(journal, name).settings.kubernetes is not None:
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT,
+                f"{name!r} runs in a cluster, where its Deployments say how many pods there are",
+                "Scale them there: `kubectl scale`.",
+            )
+        active = journal.active(name)
+        if active is not None:
+            raise MlctlError(
+                ErrorCode.ROLLOUT_ACTIVE,
+                f"a rollout of {name!r} to {active.candidate.bento} is under way: both "
+                "revisions are compared at the same number of replicas",
+                "Scale when it has ended.",
+            )
+        journal.resize(name, changed, "asked for")
+        ensure_daemon(journal, name)
+        return journal.deployment(name)
+
+
+def settled(name: str) -> bool:
+    """Whether exactly the wanted replicas run, all of them ready."""
+    with Journal(places.journal()) as journal:
+        deployment = deployment_up(journal, name)
+        found = [row for row in rows(journal, deployment) if replica_of(row.role) is not None]
+        return len(found) == deployment.settings.replicas and all(row.healthy for row in found)

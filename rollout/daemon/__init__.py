@@ -1,0 +1,1 @@
+"""The process that watches one deployment: supervise, evaluate each tick, move traffic, report."""

@@ -1,0 +1,367 @@
+"""One rollout, one idempotent tick: re-assert, observe, judge, record.
+
+Every handler may run again after a crash at any point: what it did is either in the journal
+or is done again without harm. A decision is recorded before it is acted on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from bundle.clock import Clock
+from rollout.daemon.shadow.watch import Parties, ShadowWatch
+from rollout.domain import state_machine as machine
+from rollout.domain.counts import Window
+from rollout.domain.gates import Action, Gate, Verdict
+from rollout.domain.join import Side
+from rollout.domain.observer import Observer
+from rollout.domain.operator_commands import Request, next_request
+from rollout.domain.ports import DataPlane, Launcher, Meter, PlaneRejected, Probe, Traffic
+from rollout.domain.spec import Colour, Settings
+from rollout.domain.state_machine import WATCHED, Look, Phase, Progress, Signal
+from rollout.drivers.local.fleet import Fleet
+from rollout.drivers.local.samples import SampleFolder
+from rollout.journal import records
+from rollout.journal.journal import Journal, RequestWaitsError
+from rollout.journal.records import Rollout
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What a controller acts on. `edges` are the meter's latency edges in milliseconds.
+
+    `samples` is where the servers record what they answer; None where they cannot.
+    """
+
+    plane: DataPlane
+    meter: Meter
+    launcher: Launcher
+    clock: Clock
+    edges: tuple[float, ...]
+    samples: SampleFolder | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """A daemon's part: its epoch, its settings, and whether the champion's writing is settled."""
+
+    epoch: int
+    settings: Settings
+    champion_settled: Callable[[], bool]
+
+
+class Controller:
+    """Carries one rollout to its end, tick by tick."""
+
+    def __init__(self, rollout: Rollout, world: World, journal: Journal, watch: Watch) -> None:
+        self._no_shadow = _why_no_shadow(rollout, world)
+        if self._no_shadow:
+            rollout = replace(rollout, spec=rollout.spec.without_shadow())
+        self._rollout = rollout
+        self._world = world
+        self._journal = journal
+        self._settings = watch.settings
+        self._epoch = watch.epoch
+        self._champion_settled = watch.champion_settled
+        self._counting_since: float | None = None
+        self._fleet = Fleet(rollout.deployment, world.launcher, journal)
+        self._observer = Observer(
+            world.meter, world.edges, rollout.colour, rollout.spec, _comparison(rollout, world)
+        )
+        self._handlers = {
+            Phase.PENDING: self._launch,
+            Phase.WARM: self._warm,
+            Phase.SHADOW: self._watch,
+            Phase.SHIFT: self._watch,
+            Phase.BAKE: self._watch,
+            Phase.PAUSED: self._pause,
+            Phase.FINALIZE: self._finalize,
+            Phase.ROLLBACK: self._roll_back,
+        }
+
+    @property
+    def rollout(self) -> Rollout:
+        return self._rollout
+
+    @property
+    def progress(self) -> Progress:
+        return self._rollout.progress
+
+    def tick(self) -> Progress:
+        """Do what the phase asks for once; nothing when DONE.
+
+        PlaneUnavailable: nothing was decided, try again.
+        """
+        if self.progress.phase is Phase.DONE:
+            return self.progress
+        try:
+            self._act()
+        except RequestWaitsError:  # it came while the last look was judged
+            self._act()
+        except PlaneRejected as error:
+            if self.progress.phase not in machine.ABORTABLE:
+                raise
+            self._obey(Verdict(Action.ROLLBACK, Gate.CONFIG, str(error)))
+        return self.progress
+
+    def _act(self) -> None:
+        if self.progress.phase not in machine.ABORTABLE or not self._heed():
+            self._handlers[self.progress.phase]()
+
+    def _heed(self) -> bool:
+        """Obey what an operator has asked for; whether there was something."""
+        waiting = self._journal.requests(self._rollout.id)
+        request = next_request(waiting, self.progress.obeyed)
+        if request is None:
+            return False
+        heeded = machine.heed(self.progress, request, self._rollout.spec, self._now())
+        if heeded is None:
+            return False
+        self._enter(heeded, _ruling(heeded, request), asked=request.wish)
+        return True
+
+    def resume(self, unwatched_seconds: float) -> None:
+        """Go on after another daemon's death: roll back what nobody watched for too long."""
+        phase, limit = self.progress.phase, self._settings.max_unwatched_seconds
+        if phase in machine.ABORTABLE and unwatched_seconds > limit:
+            why = f"nobody watched the rollout for {unwatched_seconds:.0f} s"
+            self._obey(Verdict(Action.ROLLBACK, Gate.UNWATCHED, why, unwatched_seconds, limit))
+            return
+        self._save(
+            replace(self.progress, since=self._now(), step_requests=0, step_ticks=0),
+            "resumed",
+            {"phase": phase, "unwatched_seconds": unwatched_seconds},
+        )
+
+    def _launch(self) -> None:
+        self._apply()
+        rollout = self._rollout
+        try:
+            self._fleet.launch(rollout.colour, rollout.candidate, self._replicas())
+        except OSError as error:
+            why = f"the candidate could not be started: {error.strerror}"
+            self._obey(Verdict(Action.ROLLBACK, Gate.READY, why))
+            return
+        self._save(machine.move(self.progress, Signal.LAUNCHED, self._now()), "phase")
+
+    def _warm(self) -> None:
+        self._apply()
+        probe = self._fleet.probe(self._rollout.colour)
+        waited, limit = self._now() - self.progress.since, self._settings.ready_seconds
+        if probe is Probe.READY:
+            self._connect()
+            if self._world.meter.read().healthy[self._rollout.colour]:
+                self._begin()
+                return
+        if probe in (Probe.DEAD, Probe.WRONG_MODEL) or waited > limit:
+            why = self._why_not_ready(probe)
+            self._obey(Verdict(Action.ROLLBACK, Gate.READY, why, waited, limit))
+
+    def _why_not_ready(self, probe: Probe) -> str:
+        tail = self._fleet.tail(self._rollout.colour)
+        return f"{_WHY_NOT_READY[probe]}; its log ends:\n{tail}"
+
+    def _begin(self) -> None:
+        """From WARM on; what leaves out the comparison of answers is said in the record."""
+        spec = self._rollout.spec
+        progress = machine.warmed(self.progress, spec, self._now())
+        skipped = self._no_shadow
+        if spec.shadow_percent and progress.override:
+            skipped = "an operator skips the gates"
+        self._enter(progress, None, **({"shadow_skipped": skipped} if skipped else {}))
+
+    def _watch(self) -> None:
+        self._connect()
+        self._apply()
+        if not self._due():
+            return
+        # One replica that ended by itself is enough: a candidate is not started again.
+        probe = self._fleet.probe(self._rollout.colour)
+        if probe is Probe.WRONG_MODEL:  # in a cluster somebody else may replace it meanwhile
+            self._obey(Verdict(Action.ROLLBACK, Gate.HEALTH, self._why_not_ready(probe)))
+            return
+        alive = probe is not Probe.DEAD
+        weight = machine.candidate_weight(self.progress, self._rollout.spec)
+        mirrored = machine.mirrored_share(self.progress, self._rollout.spec) > 0
+        look, reference = self._observer.look(alive=alive, mirrored=mirrored, weight=weight)
+        self._counting_since = self._world.clock.monotonic()
+        look = self._weighed(look)
+        now, spec = self._now(), self._rollout.spec
+        judged = look.window is not None and not machine.warming_up(self.progress, spec, now)
+        progress = machine.absorb(self.progress, look, spec, now)
+        verdict = machine.judge(progress, look, spec, now)
+        body = {
+            "judged": judged,
+            "window": asdict(look.window or Window()),
+            "shadow": asdict(look.shadow) if look.shadow else None,
+            "compared": progress.evidence.shadow.hits,
+            "reference_ms": reference,
+            "verdict": asdict(verdict),
+            "e_values": _e_values(progress.evidence.log_values(spec)),
+            "proofs": _e_values(progress.evidence.proof_values(spec)),
+            "latencies": self._observer.latencies(),
+        }
+        self._save(progress, records.TICK, body)
+        self._obey(verdict)
+
+    def _due(self) -> bool:
+        """Whether a tick has passed since the last evaluation.
+
+        A daemon is woken in between, by an operator. Each evaluation is a bet of its own: if they
+        came faster than the ticks, one short stall would count as many.
+        """
+        since, tick = self._counting_since, self._settings.tick_seconds
+        return since is None or self._world.clock.monotonic() - since >= tick
+
+    def _weighed(self, look: Look) -> Look:
+        """The look with the mark whether the candidate's share was large enough for a proof."""
+        if look.window is None:
+            return look
+        spec = self._rollout.spec
+        fair = spec.fair(machine.candidate_weight(self.progress, spec))
+        return replace(look, window=replace(look.window, fair=fair))
+
+    def _pause(self) -> None:
+        if self.progress.stage in WATCHED:
+            self._watch()
+        else:
+            self._apply()
+
+    def _finalize(self) -> None:
+        self._apply()
+        retired = self._retired(self._rollout.colour.other)
+        if retired and self._champion_settled():
+            self._end()
+
+    def _roll_back(self) -> None:
+        self._apply()
+        self._mark_restored()
+        live_serves = self._world.meter.read().healthy[self._rollout.colour.other]
+        # A candidate that still works covers for a live revision that does not.
+        if live_serves and self._retired(self._rollout.colour):
+            self._end()
+
+    def _mark_restored(self) -> None:
+        progress, now = self.progress, self._now()
+        if progress.restored is not None:
+            return
+        body = {
+            "seconds_since_decision": now - progress.since,
+            "seconds_since_exposure": _since(progress.exposed, now),
+            "seconds_since_first_bad": _since(progress.first_bad, now),
+        }
+        self._save(replace(progress, restored=now), "traffic_restored", body)
+
+    def _retired(self, colour: Colour) -> bool:
+        """Drain and stop a colour, a little per tick; whether nothing of it is left."""
+        self._world.plane.connect(colour, ())
+        if not self._fleet.replicas(colour):
+            return True
+        waited, limit = self._now() - self.progress.since, self._settings.drain_seconds
+        if self._fleet.gone(colour) or waited > 2 * limit:
+            self._fleet.stop(colour, force=True)
+            return True
+        if self._world.meter.read().active[colour] == 0 or waited > limit:
+            self._fleet.stop(colour)
+        return False
+
+    def _end(self) -> None:
+        self._observer.end_comparison()
+        progress = machine.move(self.progress, Signal.SETTLED, self._now())
+        body = records.ended_body(self._rollout, progress.planned, progress.ruling, self._now())
+        self._save(progress, records.ENDED, {**body, "disagreements": self._observer.kept()})
+
+    def _obey(self, verdict: Verdict) -> None:
+        progress = machine.obey(self.progress, verdict, self._rollout.spec, self._now())
+        if progress is not self.progress:
+            self._enter(progress, verdict)
+
+    def _enter(self, progress: Progress, verdict: Verdict | None, **extra: str) -> None:
+        """Record the move, then make its weights hold at once."""
+        ruling = asdict(verdict) if verdict else None
+        self._save(progress, "phase", {"verdict": ruling, **extra})
+        if progress.stage in WATCHED:
+            self._observer.start()
+            self._counting_since = self._counting_since or self._world.clock.monotonic()
+        if progress.phase is Phase.ROLLBACK:
+            self._roll_back()
+        else:
+            self._apply()
+        if not machine.mirrored_share(progress, self._rollout.spec):
+            self._observer.end_comparison()
+
+    def _connect(self) -> None:
+        colour = self._rollout.colour
+        if endpoints := self._fleet.endpoints(colour):
+            self._world.plane.connect(colour, endpoints)
+
+    def _apply(self) -> None:
+        progress, spec, colour = self.progress, self._rollout.spec, self._rollout.colour
+        weight = machine.candidate_weight(progress, spec)
+        mirror = machine.mirrored_share(progress, spec)
+        serves = progress.stage in WATCHED
+        traffic = Traffic(
+            {colour: weight, colour.other: 100 - weight},
+            mirror=mirror,
+            mirror_to=colour if mirror else None,
+            testers=colour if serves else None,
+            sticky=spec.sticky,
+        )
+        self._world.plane.apply(traffic)
+
+    def _save(self, progress: Progress, kind: str, extra: dict[str, Any] | None = None) -> None:
+        weight = machine.candidate_weight(progress, self._rollout.spec)
+        where = {"phase": progress.phase, "step": progress.step, "weight": weight}
+        self._journal.save(self._rollout, progress, kind, {**where, **(extra or {})}, self._epoch)
+        self._rollout = replace(self._rollout, progress=progress)
+
+    def _replicas(self) -> int:
+        """As many as live has: a candidate is judged as what it is going to be."""
+        return max(1, self._journal.deployment(self._rollout.deployment).settings.replicas)
+
+    def _now(self) -> float:
+        return self._world.clock.wall()
+
+
+_WHY_NOT_READY = {
+    Probe.STARTING: "the candidate did not become ready in time",
+    Probe.READY: "the proxy did not find the candidate healthy in time",
+    Probe.WRONG_MODEL: "the candidate does not serve the digest that its Bento names",
+    Probe.DEAD: "the candidate's process ended before it was ready",
+}
+
+
+def _ruling(progress: Progress, request: Request) -> Verdict | None:
+    return progress.ruling if request.wish.final else None
+
+
+def _since(start: float | None, now: float) -> float | None:
+    return None if start is None else now - start
+
+
+def _why_no_shadow(rollout: Rollout, world: World) -> str:
+    """Why a rollout that asks for a shadow gets none; empty if it does, or does not ask."""
+    if not rollout.spec.shadows:
+        return ""
+    if not world.plane.can_mirror:
+        return "the proxy cannot copy requests"
+    if world.samples is None and rollout.spec.shadow_wait_seconds is not None:
+        return "the servers cannot be told to record; is MLCTL_SAMPLE_DIR set?"
+    return ""
+
+
+def _comparison(rollout: Rollout, world: World) -> ShadowWatch | None:
+    """What compares the two revisions' answers, where the servers can be told to record them."""
+    if world.samples is None or not rollout.spec.shadows:
+        return None
+    sides = {Side.LIVE: rollout.live, Side.CANDIDATE: rollout.candidate}
+    digests = {side: revision.recorded for side, revision in sides.items()}
+    parties = Parties(rollout.colour, digests)
+    return ShadowWatch(world.samples, parties, rollout.spec, rollout.id, world.clock)
+
+
+def _e_values(logs: Mapping[Gate, float]) -> dict[str, float]:
+    return {gate: math.exp(min(value, 700.0)) for gate, value in logs.items()}

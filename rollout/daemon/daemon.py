@@ -1,0 +1,227 @@
+"""The process that watches one deployment: `python -m rollout.daemon.daemon NAME`.
+
+It holds a lock for life, supervises the proxy and the live Bento, and ticks the active rollout.
+Clients only write to the journal, which the daemon polls; so a client may die at any time.
+The daemon's parent (`watch`) starts it again when it dies.
+If the daemon dies, the proxy and the Bentos go on with the last weights until the next one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import sys
+import time
+import traceback
+from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
+
+import psutil
+
+from bundle.clock import SystemClock
+from rollout.daemon.controller import Controller, Watch, World
+from rollout.daemon.replicas import LiveReplicas
+from rollout.daemon.reporting.alias import ChampionKeeper, ProcessChampions
+from rollout.daemon.reporting.cursors import Told
+from rollout.daemon.reporting.runs import RunKeeper
+from rollout.daemon.reporting.telemetry import MetricsServer
+from rollout.daemon.reporting.webhooks import Webhooks
+from rollout.daemon.scaler import Scaler
+from rollout.daemon.supervisor import Supervisor
+from rollout.daemon.vitals import Vitals
+from rollout.daemon.watch import seconds_unseen
+from rollout.domain.ports import Launcher, Plane, PlaneRejected, PlaneUnavailable, Traffic
+from rollout.domain.process_ref import ProcessRef
+from rollout.domain.spec import Settings, check_name
+from rollout.domain.state_machine import Phase
+from rollout.drivers.local import logs
+from rollout.drivers.local.launcher import LocalLauncher
+from rollout.drivers.local.processes import TOKEN_VARIABLE
+from rollout.drivers.local.samples import sample_folder
+from rollout.drivers.proxies import edges_of, proxy_of
+from rollout.journal import paths as places
+from rollout.journal.journal import Journal, StaleEpochError
+from rollout.journal.records import Deployment, Rollout
+
+DAEMON = "daemon"
+_POLL_SECONDS = 0.02
+_MAX_ERRORS = 5
+
+
+class Daemon:
+    """Watch the deployment `name` until SIGTERM, or until another daemon takes over."""
+
+    def __init__(
+        self, name: str, journal: Journal, stack: ExitStack, unwatched_seconds: float
+    ) -> None:
+        directory = places.directory(name)
+        deployment = journal.deployment(name)
+        self._name = name
+        self._journal = journal
+        self._heartbeat = places.heartbeat(name)
+        self._unwatched = unwatched_seconds
+        self._epoch = journal.take_over(name)
+        settings = deployment.settings
+        proxy = proxy_of(directory, deployment.ports, settings, self._epoch)
+        plane = stack.enter_context(proxy.plane())
+        launcher = _launcher(directory / "logs", settings, plane, stack)
+        samples = None if settings.kubernetes else sample_folder(directory)
+        self._world = World(plane, plane, launcher, SystemClock(), edges_of(settings), samples)
+        self._vitals = stack.enter_context(Vitals(settings.hung_seconds, settings.workers))
+        self._logs = directory / "logs"
+        live = LiveReplicas(name, self._world, journal, self._vitals, self._epoch)
+        self._supervisor = Supervisor(directory, proxy, self._world, journal, live, self._epoch)
+        self._scaler = Scaler(name, self._world, journal, self._epoch)
+        self._champions = ChampionKeeper(
+            ProcessChampions(deployment.settings.champion),
+            journal,
+            self._world.clock,
+            deployment.settings.alias_retry_seconds,
+        )
+        self._watch = Watch(self._epoch, deployment.settings, self._champion_settled)
+        self._show(settings, stack)
+        self._controller: Controller | None = None
+        self._plane_lost = False
+        self._obeyed = 0
+        self._stop = False
+
+    def _show(self, settings: Settings, stack: ExitStack) -> None:
+        """Start what reports the deployment elsewhere; none of it delays a tick."""
+        journal, clock = places.journal(), self._world.clock
+        told = stack.enter_context(Told(journal))
+        self._runs = RunKeeper(self._name, settings.runs, told, clock)
+        stack.callback(self._runs.close)
+        self._metrics = stack.enter_context(
+            MetricsServer(self._name, settings, journal, self._heartbeat, clock)
+        )
+        stack.enter_context(Webhooks(self._name, settings, journal))
+
+    def stop(self, _number: int, _frame: FrameType | None) -> None:
+        """Handle SIGTERM: finish this tick, then leave everything running."""
+        self._stop = True
+
+    def run(self) -> int:
+        """Tick until stopped; return the exit code. Repeated errors end it, for a fresh process."""
+        errors = 0
+        while not self._stop:
+            self._obeyed = self._journal.last_command(self._name)
+            try:
+                self._look()
+                errors = 0
+            except StaleEpochError:
+                return 0
+            except Exception:  # noqa: BLE001 - one bad tick must not end the daemon; it is logged
+                traceback.print_exc()
+                errors += 1
+                if errors == _MAX_ERRORS:
+                    return 1
+            self._heartbeat.touch()
+            self._wait()
+        return 0
+
+    def _look(self) -> None:
+        deployment = self._journal.deployment(self._name)
+        if deployment.epoch != self._epoch or not deployment.up:
+            raise StaleEpochError(self._name)
+        self._supervisor.ensure(deployment)
+        # In a cluster the kubelet restarts what dies.
+        remote = deployment.settings.kubernetes is not None
+        live = () if remote else self._supervisor.live.ready.values()
+        self._vitals.watch(live, loads=deployment.settings.autoscaled)
+        self._scale(deployment)
+        try:
+            self._drive(deployment)
+            self._plane_lost = False
+        except (PlaneUnavailable, PlaneRejected) as error:
+            self._report_plane(error)
+        self._champions.foresee(self._controller.rollout if self._controller else None)
+        if self._supervisor.serving:
+            self._champions.poll(self._journal.deployment(self._name))
+        self._runs.poll()
+        self._metrics.poll()
+        self._rotate()
+
+    def _scale(self, deployment: Deployment) -> None:
+        if self._supervisor.serving:
+            rollout = self._journal.active(self._name) is not None
+            self._scaler.look(deployment, self._vitals.loads(), rollout=rollout)
+
+    def _rotate(self) -> None:
+        try:
+            logs.rotate(self._logs)
+        except OSError:  # a full disk must not end what still serves
+            traceback.print_exc()
+
+    def _drive(self, deployment: Deployment) -> None:
+        """Tick the active rollout, or else hold all traffic on the live colour."""
+        active = self._journal.active(self._name)
+        if active is None:
+            self._controller = None
+            colour = deployment.colour
+            self._world.plane.apply(Traffic({colour: 100, colour.other: 0}))
+            return
+        if self._controller is None or self._controller.rollout.id != active.id:
+            self._controller = self._take_up(active)
+        self._controller.tick()
+
+    def _take_up(self, active: Rollout) -> Controller:
+        controller = Controller(active, self._world, self._journal, self._watch)
+        if active.progress.phase is not Phase.PENDING:
+            controller.resume(self._unwatched)
+        return controller
+
+    def _champion_settled(self) -> bool:
+        return self._champions.settled(self._journal.deployment(self._name))
+
+    def _report_plane(self, error: Exception) -> None:
+        if self._plane_lost or not self._supervisor.serving:
+            return
+        self._plane_lost = True
+        body = {"message": str(error)}
+        self._journal.append(self._name, None, "plane_unavailable", body, self._epoch)
+
+    def _wait(self) -> None:
+        """Sleep for a tick, or until a client asks for something of this deployment."""
+        deadline = time.monotonic() + self._watch.settings.tick_seconds
+        while not self._stop and time.monotonic() < deadline:
+            if self._journal.last_command(self._name) != self._obeyed:
+                return
+            time.sleep(_POLL_SECONDS)
+
+
+def _launcher(logs: Path, settings: Settings, plane: Plane, stack: ExitStack) -> Launcher:
+    if settings.kubernetes is not None:
+        from rollout.drivers.kubernetes.launcher import KubernetesLauncher
+        from rollout.drivers.kubernetes.plane import KubernetesPlane
+
+        assert isinstance(plane, KubernetesPlane)
+        return KubernetesLauncher(settings.kubernetes, plane, logs)
+    launcher = LocalLauncher(logs, settings)
+    stack.callback(launcher.close)
+    return launcher
+
+
+def main(name: str) -> int:
+    """Watch `name`; 0 at once if another daemon does."""
+    with ExitStack() as stack:
+        lock = stack.enter_context(places.lock(check_name(name)).open("a"))
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return 0
+        heartbeat = places.heartbeat(name)
+        unwatched = seconds_unseen(heartbeat)
+        heartbeat.touch()
+        journal = stack.enter_context(Journal(places.journal()))
+        own = psutil.Process()
+        token = os.environ.get(TOKEN_VARIABLE, "")
+        journal.put_process(name, DAEMON, ProcessRef(own.pid, own.create_time(), token))
+        daemon = Daemon(name, journal, stack, unwatched)
+        signal.signal(signal.SIGTERM, daemon.stop)
+        return daemon.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,124 @@
+"""The events worth a notice, and the JSON documents that tell them. Pure.
+
+A document holds no path, no address and no line of a log: it leaves the machine.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from rollout.domain.operator_commands import Wish
+from rollout.domain.state_machine import Phase
+from rollout.domain.verdict import Gate, first_line
+from rollout.journal.records import ENDED, Event
+
+# One notice, one id, wherever it is told from and however often.
+_NAMESPACE = uuid.UUID("6d6c6374-6c2e-5e0d-9c3a-1f0a7d6c0001")
+_VERDICT = ("action", "gate", "value", "limit", "n")
+_MOVES = frozenset({Phase.SHADOW, Phase.SHIFT, Phase.BAKE, Phase.PAUSED, Phase.ROLLBACK})
+
+
+def notice(event: Event) -> dict[str, Any] | None:
+    """The document that tells `event`; None for what no person has to hear of.
+
+    `id` is the same each time, for receivers that must not act twice; `text` is one line that
+    chat services show as it is.
+    """
+    told = _told(event)
+    if told is None:
+        return None
+    kind, text = told
+    verdict = event.body.get("verdict")
+    return {
+        "id": str(uuid.uuid5(_NAMESPACE, f"{event.deployment} {event.seq} {event.at!r}")),
+        "type": kind,
+        "at": datetime.fromtimestamp(event.at, tz=UTC).isoformat(),
+        "deployment": event.deployment,
+        "rollout": event.rollout,
+        "text": f"{event.deployment}: {text}",
+        "data": {
+            **{name: event.body[name] for name in _KEPT if name in event.body},
+            "verdict": _verdict(verdict) if verdict else None,
+        },
+    }
+
+
+_KEPT = ("phase", "step", "weight", "candidate", "live", "bento", "digest", "seconds", "role")
+
+
+def _told(event: Event) -> tuple[str, str] | None:
+    """The type of the notice and its words."""
+    if event.kind in tuple(Wish):
+        return f"rollout.{event.kind}", f"an operator asked: {event.kind.split('_')[0]}"
+    tell = _WORDS.get(event.kind)
+    return None if tell is None else tell(event.body)
+
+
+def _phase(body: Mapping[str, Any]) -> tuple[str, str] | None:
+    if body["phase"] not in _MOVES:
+        return None
+    text = f"{body['phase']}, {body['weight']} % of the traffic on the candidate"
+    return "rollout.phase", text + _because(body)
+
+
+def _ended(body: Mapping[str, Any]) -> tuple[str, str]:
+    outcome = body["outcome"]
+    unwatched = (body.get("verdict") or {}).get("gate") == Gate.UNWATCHED
+    kind = "unwatched" if unwatched else outcome
+    words = f"{body['bento']} {outcome.replace('_', ' ')} after {body['seconds']:.0f} s"
+    return f"rollout.{kind}", words + _because(body)
+
+
+def _process(what: str) -> Callable[[Mapping[str, Any]], tuple[str, str]]:
+    return lambda body: (f"process.{what}", f"{body['role']} {_PROCESS[what]}")
+
+
+_PROCESS = {
+    "restarted": "was started again",
+    "start_failed": "could not be started; it is tried again",
+    "crash_loop": "fails again and again",
+}
+_WORDS: Mapping[str, Callable[[Mapping[str, Any]], tuple[str, str] | None]] = {
+    "requested": lambda body: (
+        "rollout.begun",
+        f"a rollout from {body['live']} to {body['candidate']} begins",
+    ),
+    "phase": _phase,
+    "traffic_restored": lambda body: (
+        "rollout.traffic_restored",
+        f"all traffic is back, {body['seconds_since_decision']:.1f} s after the decision",
+    ),
+    ENDED: _ended,
+    "champion_failed": lambda _body: (
+        "registry.failed",
+        "the registry was not told of the promoted model; it is tried again",
+    ),
+    "plane_unavailable": lambda _body: ("proxy.unavailable", "the proxy does not answer"),
+    "resumed": lambda body: (
+        "rollout.resumed",
+        f"it is watched again, after {body['unwatched_seconds']:.0f} s without a daemon",
+    ),
+    "up": lambda body: ("deployment.up", f"it is up with {body['revision']}"),
+    "down": lambda _body: ("deployment.down", "it was taken down"),
+    **{what: _process(what) for what in _PROCESS},
+}
+KINDS = (*_WORDS, *Wish)
+
+
+def _because(body: Mapping[str, Any]) -> str:
+    verdict = body.get("verdict")
+    return f" ({verdict['gate']}: {reason(verdict)})" if verdict else ""
+
+
+def _verdict(verdict: Mapping[str, Any]) -> dict[str, Any]:
+    return {**{name: verdict[name] for name in _VERDICT}, "why": reason(verdict)}
+
+
+def reason(verdict: Mapping[str, Any]) -> str:
+    """Why, in words that may leave the machine."""
+    if verdict["gate"] == Gate.CONFIG:  # its own words may hold paths
+        return "the proxy or the cluster refused the change of traffic"
+    return first_line(verdict["why"])

@@ -1,0 +1,189 @@
+"""Rollouts told to MLflow as runs: a projection of the journal that may lag, and catches up.
+
+How far it came is in the journal, written after MLflow has it. What was written and not noted
+is written again, and MLflow keeps it once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+from urllib.parse import urlsplit, urlunsplit
+
+from bundle.errors import MlctlError
+from registry.runs import RunRef, Sample
+from rollout.daemon.reporting.cursors import Place, Told, run_reader
+from rollout.daemon.reporting.notices import reason
+from rollout.daemon.reporting.series import Point, Series
+from rollout.domain.spec import Outcome
+from rollout.journal.journal import Journal
+from rollout.journal.records import ENDED, Event, Rollout
+
+# A run ended by a verdict for or against, or without one.
+_STATUS = {
+    Outcome.PROMOTED: "FINISHED",
+    Outcome.ROLLED_BACK: "FAILED",
+    Outcome.INCONCLUSIVE: "KILLED",
+    Outcome.ABORTED: "KILLED",
+}
+
+
+class Runs(Protocol):
+    """Where runs are kept; MlctlError when it fails. All may be done twice."""
+
+    def open(self, key: str, name: str, begun: float, tags: Mapping[str, str]) -> RunRef: ...
+
+    def log(self, ref: RunRef, samples: Sequence[Sample]) -> None: ...
+
+    def close(self, ref: RunRef, status: str, ended: float, tags: Mapping[str, str]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunLink:
+    """Where a rollout's run is. `url` is None for a registry without a web address of its own.
+
+    `error` is why nothing more could be told, while that is so.
+    """
+
+    experiment: str | None
+    run: str | None
+    url: str | None
+    closed: bool
+    error: str | None
+
+
+class Projection:
+    """Tells all rollouts of the deployment `name`."""
+
+    def __init__(self, name: str, journal: Journal, told: Told, runs: Runs) -> None:
+        self._name = name
+        self._journal = journal
+        self._told = told
+        self._runs = runs
+        self._open: dict[int, _Run] = {}
+
+    def advance(self) -> bool:
+        """Tell what there is; whether a rollout is under way of which more will come.
+
+        MlctlError if the registry fails; why is noted for whoever asks.
+        """
+        owed = self._told.owed(self._name)
+        for rollout in owed:
+            run = self._open.get(rollout) or _Run(
+                self._journal.rollout(rollout), self._told, self._runs
+            )
+            self._open[rollout] = run
+            try:
+                run.advance()
+            except MlctlError as error:
+                run.note(error.message)
+                raise
+        self._open = {each: run for each, run in self._open.items() if not run.closed}
+        return bool(self._open)
+
+
+class _Run:
+    """One rollout on its way to its run."""
+
+    def __init__(self, rollout: Rollout, told: Told, runs: Runs) -> None:
+        self._rollout = rollout
+        self._told = told
+        self._runs = runs
+        self._reader = run_reader(rollout.id)
+        self._place = told.place(rollout.deployment, self._reader) or Place()
+        self._series = Series(rollout)
+        self._ref: RunRef | None = None
+        self._waiting: list[Point] = []
+        self._ended: Event | None = None
+        self._read = 0
+        self.closed = False
+
+    def advance(self) -> None:
+        """Tell what came since; all of a long rollout that was begun on is read anew, in pages."""
+        while page := self._told.of_rollout(self._rollout.deployment, self._rollout.id, self._read):
+            for event in page:
+                self._take(event)
+        if self._ref is None:
+            self._ref = self._runs.open(*self._begin())
+        if self._waiting:
+            samples = [sample for point in self._waiting for sample in _samples(point)]
+            self._runs.log(self._ref, samples)
+            self._put(self._waiting[-1].seq)
+            self._waiting = []
+        elif not self._place.body.get("run") or self._place.body.get("error"):
+            self._put(self._place.seq)
+        if self._ended is not None:
+            self._close(self._ref, self._ended)
+
+    def note(self, error: str) -> None:
+        body = {**self._place.body, "error": error}
+        self._told.put(self._rollout.deployment, self._reader, Place(self._place.seq, body))
+
+    def _take(self, event: Event) -> None:
+        self._read = event.seq
+        point = self._series.add(event)
+        if event.kind == ENDED:
+            self._ended = event
+            self._keep(point)
+            point = self._series.end()
+        self._keep(point)
+
+    def _keep(self, point: Point | None) -> None:
+        if point is not None and point.seq > self._place.seq:
+            self._waiting.append(point)
+
+    def _begin(self) -> tuple[str, str, float, dict[str, str]]:
+        rollout = self._rollout
+        # Another journal has a rollout of that number too, but not begun in the same microsecond.
+        key = f"{rollout.deployment}-{rollout.id}-{int(rollout.created * 1e6)}"
+        tags = {
+            "mlctl.deployment": rollout.deployment,
+            "mlctl.rollout": str(rollout.id),
+            "mlctl.from": rollout.live.bento,
+            "mlctl.from_digest": rollout.live.digest,
+            "mlctl.to": rollout.candidate.bento,
+            "mlctl.to_digest": rollout.candidate.digest,
+            "mlctl.spec": rollout.spec.to_json(),
+        }
+        name = f"{rollout.deployment} {rollout.id}: {rollout.candidate.bento}"
+        return key, name, rollout.created, tags
+
+    def _close(self, ref: RunRef, ended: Event) -> None:
+        outcome, verdict = Outcome(ended.body["outcome"]), ended.body["verdict"]
+        tags = {"mlctl.outcome": outcome.value}
+        if verdict:
+            tags |= {"mlctl.verdict": verdict["gate"], "mlctl.why": reason(verdict)}
+        self._runs.close(ref, _STATUS[outcome], ended.at, tags)
+        self._put(ended.seq, closed=True)
+        self.closed = True
+
+    def _put(self, seq: int, *, closed: bool = False) -> None:
+        assert self._ref is not None
+        body = {"experiment": self._ref.experiment, "run": self._ref.run, "closed": closed}
+        self._place = Place(seq, body)
+        self._told.put(self._rollout.deployment, self._reader, self._place)
+
+
+def link(place: Place | None, tracking_uri: str | None) -> RunLink | None:
+    """Where the run of that place is; None before anything was told or tried."""
+    if place is None:
+        return None
+    body = place.body
+    experiment, run = body.get("experiment"), body.get("run")
+    base = _web_address(tracking_uri or "")
+    url = f"{base}/#/experiments/{experiment}/runs/{run}" if base and run else None
+    return RunLink(experiment, run, url, bool(body.get("closed")), body.get("error"))
+
+
+def _web_address(uri: str) -> str | None:
+    """A tracking server's address without what may be a password; None for other stores."""
+    parts = urlsplit(uri)
+    if parts.scheme not in ("http", "https"):
+        return None
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
+
+
+def _samples(point: Point) -> list[Sample]:
+    return [Sample(name, value, point.at, int(point.age)) for name, value in point.values.items()]

@@ -1,0 +1,184 @@
+"""A deployment's rollouts as Prometheus metrics, read from the journal when somebody asks.
+
+The daemon serves them on loopback; a scrape reads what was recorded and asks the daemon nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from bundle.clock import Clock
+from rollout.daemon.reporting.cursors import Told
+from rollout.daemon.reporting.webhooks import host_of, reader_of
+from rollout.daemon.watch import seconds_unseen
+from rollout.domain.spec import Colour, Outcome, Settings
+from rollout.domain.state_machine import Phase, candidate_weight
+from rollout.journal.journal import Journal
+from rollout.journal.records import TICK, Deployment, Event, Rollout
+
+LOOPBACK = "127.0.0.1"
+IDLE = "idle"
+_RETRY_SECONDS = 10.0
+_SIDES = ("candidate", "live")
+_COUNTED = {
+    "requests": ("mlctl_rollout_requests", "Requests"),
+    "errors": ("mlctl_rollout_errors", "Failed requests"),
+}
+
+
+class RolloutCollector(Collector):
+    """The metrics of the deployment `name`. Requests are counted from its first use on."""
+
+    def __init__(self, name: str, journal: Path, heartbeat: Path) -> None:
+        self._name = name
+        self._journal = journal
+        self._heartbeat = heartbeat
+        self._lock = threading.Lock()
+        self._counts: Counter[tuple[str, Colour]] = Counter()
+        with Told(journal) as told:
+            self._read = told.last()
+
+    def collect(self) -> Iterator[Metric]:
+        with self._lock, Journal(self._journal) as journal, Told(self._journal) as told:
+            deployment, active = journal.deployment(self._name), journal.active(self._name)
+            rollouts = journal.rollouts(self._name)
+            self._count(told, {each.id: each for each in rollouts})
+            last = _last_tick(told, active)
+            failing = _failing(told, deployment)
+        phase = active.progress.phase.value if active else IDLE
+        phases = ((each, float(each == phase)) for each in (IDLE, *(p.value for p in Phase)))
+        weights = _weights(deployment, active)
+        yield self._gauge("mlctl_rollout_weight", "Percent of the requests.", "colour", weights)
+        yield self._gauge("mlctl_rollout_phase", "1 for the phase it is in.", "phase", phases)
+        yield from self._evidence(active, last)
+        yield from self._counters(rollouts)
+        yield self._gauge(
+            "mlctl_rollout_webhook_failures", "Failed deliveries in a row.", "host", failing
+        )
+        unseen = [(self._name, seconds_unseen(self._heartbeat))]
+        yield self._gauge(
+            "mlctl_rollout_last_look_seconds", "Seconds since the daemon last looked.", "", unseen
+        )
+
+    def _evidence(self, active: Rollout | None, last: Event | None) -> Iterator[Metric]:
+        """Only while a rollout is under way: nobody is to be alarmed by one that has ended."""
+        body = last.body if last else {}
+        threshold = [(self._name, 1.0 / active.spec.alpha)] if active else []
+        told = "E-value against the candidate: it is taken back at the threshold."
+        yield self._gauge("mlctl_rollout_e_value", told, "gate", body.get("e_values", {}).items())
+        told = "E-value of the proof that the limit is kept: it goes on at the threshold."
+        yield self._gauge("mlctl_rollout_proof_value", told, "gate", body.get("proofs", {}).items())
+        yield self._gauge(
+            "mlctl_rollout_threshold", "1/alpha of the rollout under way.", "", threshold
+        )
+
+    def _counters(self, rollouts: Iterable[Rollout]) -> Iterator[Metric]:
+        for what, (name, words) in _COUNTED.items():
+            counts = ((colour, self._counts[what, colour]) for colour in Colour)
+            told = f"{words} seen by the gates, since the daemon began."
+            yield self._counter(name, told, "colour", counts)
+        ended = Counter(rollout.outcome for rollout in rollouts if rollout.outcome)
+        outcomes = ((outcome, ended[outcome]) for outcome in Outcome)
+        yield self._counter("mlctl_rollout_ended", "Rollouts that ended.", "outcome", outcomes)
+
+    def _count(self, told: Told, rollouts: dict[int, Rollout]) -> None:
+        until = told.last()
+        for event in told.events(self._name, self._read, until, (TICK,)):
+            colour = rollouts[event.rollout or 0].colour
+            for side, of in zip(_SIDES, (colour, colour.other), strict=True):
+                for what in _COUNTED:
+                    self._counts[what, of] += event.body["window"][side][what]
+        self._read = until
+
+    def _gauge(
+        self, name: str, told: str, label: str, values: Iterable[tuple[str, float]]
+    ) -> Metric:
+        return self._filled(GaugeMetricFamily, name, told, label, values)
+
+    def _counter(
+        self, name: str, told: str, label: str, values: Iterable[tuple[str, float]]
+    ) -> Metric:
+        return self._filled(CounterMetricFamily, name, told, label, values)
+
+    def _filled(
+        self, family: Any, name: str, told: str, label: str, values: Iterable[tuple[str, float]]
+    ) -> Metric:
+        """One value per label; without a label, the deployment alone."""
+        labels = ["deployment", label] if label else ["deployment"]
+        metric: Metric = family(name, told, labels=labels)
+        for key, value in values:
+            metric.add_metric([self._name, key][: len(labels)], value)  # type: ignore[attr-defined]
+        return metric
+
+
+class MetricsServer:
+    """Serves a deployment's metrics at the port of its settings, if they have one."""
+
+    def __init__(
+        self, name: str, settings: Settings, journal: Path, heartbeat: Path, clock: Clock
+    ) -> None:
+        self._port = settings.metrics_port
+        self._clock = clock
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(RolloutCollector(name, journal, heartbeat))
+        self._running: tuple[Any, threading.Thread] | None = None
+        self._not_before = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._running is not None:
+            server, thread = self._running
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+    def poll(self) -> None:
+        """Serve, unless that is done already; a port that is taken is tried again later."""
+        now = self._clock.monotonic()
+        if self._port is None or self._running is not None or now < self._not_before:
+            return
+        try:
+            self._running = start_http_server(self._port, LOOPBACK, self._registry)
+        except OSError as error:
+            print(f"no metrics on port {self._port}: {error.strerror}", file=sys.stderr, flush=True)
+            self._not_before = now + _RETRY_SECONDS
+
+
+def _weights(deployment: Deployment, active: Rollout | None) -> list[tuple[str, float]]:
+    if active is None:
+        shares = {deployment.colour: 100, deployment.colour.other: 0}
+    else:
+        weight = candidate_weight(active.progress, active.spec)
+        shares = {active.colour: weight, active.colour.other: 100 - weight}
+    return [(colour.value, float(shares[colour])) for colour in Colour]
+
+
+def _last_tick(told: Told, active: Rollout | None) -> Event | None:
+    return None if active is None else told.newest(active.deployment, active.id, TICK)
+
+
+def _failing(told: Told, deployment: Deployment) -> list[tuple[str, float]]:
+    """Failures in a row of each webhook that has told or tried anything."""
+    found = []
+    for url in deployment.settings.webhooks:
+        place = told.place(deployment.name, reader_of(url))
+        if place is not None:
+            found.append((host_of(url), float(place.body.get("failures", 0))))
+    return found

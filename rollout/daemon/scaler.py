@@ -1,0 +1,67 @@
+"""Carries out what the autoscaling policy decides, for one daemon."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rollout.daemon.controller import World
+from rollout.domain.autoscale import Bounds, Load, Seen, State, decide
+from rollout.domain.ports import PlaneUnavailable
+from rollout.domain.spec import Settings
+from rollout.journal.journal import Journal
+from rollout.journal.records import Deployment
+
+
+class Scaler:
+    """Scales the deployment `name` on behalf of the daemon with `epoch`."""
+
+    def __init__(self, name: str, world: World, journal: Journal, epoch: int) -> None:
+        self._name = name
+        self._world = world
+        self._journal = journal
+        self._epoch = epoch
+        self._state = State()
+
+    def look(self, deployment: Deployment, loads: tuple[Load, ...], *, rollout: bool) -> None:
+        """Look once and write how many replicas are wanted from now on.
+
+        During a rollout the number stays: both colours are compared at the same size. A
+        sleeping deployment is woken for it.
+        """
+        settings = deployment.settings
+        if settings.min_replicas is None or settings.max_replicas is None:
+            return
+        if rollout:
+            self._state = State()
+            self._write(settings.replicas, max(1, settings.replicas), "a rollout is under way")
+            return
+        try:
+            reading = self._world.meter.read()
+        except PlaneUnavailable:
+            return
+        seen = Seen(
+            at=self._world.clock.monotonic(),
+            replicas=settings.replicas,
+            loads=loads,
+            requests=sum(totals.requests for totals in reading.totals.values()),
+            active=sum(reading.active.values()),
+        )
+        bounds = Bounds(settings.min_replicas, settings.max_replicas, settings.idle_seconds)
+        self._state, wanted = decide(self._state, seen, bounds)
+        self._write(settings.replicas, wanted, _why(seen))
+
+    def _write(self, before: int, wanted: int, why: str) -> None:
+        if wanted == before:
+            return
+
+        def resized(settings: Settings) -> Settings:
+            # A client may have changed it since.
+            return replace(settings, replicas=wanted) if settings.replicas == before else settings
+
+        self._journal.resize(self._name, resized, why, self._epoch)
+
+
+def _why(seen: Seen) -> str:
+    rows = sum(load.queue_rows for load in seen.loads)
+    busy = sum(load.busy for load in seen.loads) / max(1, len(seen.loads))
+    return f"{rows:.0f} rows wait, models run {100 * busy:.0f} % of the time"

@@ -1,0 +1,125 @@
+"""Keeps what a deployment is made of running, and tells when it serves.
+
+That is the proxy, the live replicas, and the activator of a deployment that may sleep. A
+replica gets new ports each time; the proxy is told, and is not restarted itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rollout.daemon.controller import World
+from rollout.daemon.replicas import LiveReplicas, Restarts
+from rollout.domain.ports import PlaneUnavailable, Proxy
+from rollout.domain.process_ref import ProcessRef
+from rollout.domain.spec import Endpoint
+from rollout.drivers.local import logs, processes
+from rollout.drivers.local.activator import activator_command
+from rollout.drivers.local.launcher import free_ports, process_role
+from rollout.journal.journal import Journal
+from rollout.journal.records import Deployment
+
+PROXY = "proxy"
+ACTIVATOR = "activator"
+
+
+class Supervisor:
+    """Supervises the deployment in `directory` on behalf of the daemon with `epoch`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        proxy: Proxy,
+        world: World,
+        journal: Journal,
+        live: LiveReplicas,
+        epoch: int,
+    ) -> None:
+        self._directory = directory
+        self._proxy = proxy
+        self._world = world
+        self._journal = journal
+        self._epoch = epoch
+        self._restarts = {PROXY: Restarts(), ACTIVATOR: Restarts()}
+        self._started: set[str] = set()
+        self.live = live
+        self.serving = False
+
+    def ensure(self, deployment: Deployment) -> None:
+        """Look once, start what is missing and stop what is too much. Does not wait."""
+        self._ensure_proxy(deployment)
+        self.live.ensure(deployment, self._stand_in(deployment))
+        self._announce(deployment)
+
+    def _ensure_proxy(self, deployment: Deployment) -> None:
+        if deployment.settings.kubernetes is not None:
+            return  # a Gateway runs by itself
+
+        def start(log: Path) -> tuple[ProcessRef, dict[str, Any]]:
+            self._proxy.prepare(deployment.colour)
+            role = process_role(self._directory, PROXY)
+            return processes.spawn(role, self._proxy.command(), log), {}
+
+        self._ensure(deployment, PROXY, start)
+
+    def _stand_in(self, deployment: Deployment) -> Endpoint | None:
+        """Where the activator listens, if the deployment may sleep and it runs."""
+        if not deployment.settings.sleeps:
+            return None
+
+        def start(log: Path) -> tuple[ProcessRef, dict[str, Any]]:
+            http, grpc = free_ports(2)
+            command = activator_command(deployment.name, Endpoint(http, grpc))
+            role = process_role(self._directory, ACTIVATOR)
+            return processes.spawn(role, command, log), {"http": http, "grpc": grpc}
+
+        self._ensure(deployment, ACTIVATOR, start)
+        found = self._journal.processes(deployment.name).get(ACTIVATOR)
+        return Endpoint(**found[1]) if found else None
+
+    def _ensure(
+        self,
+        deployment: Deployment,
+        role: str,
+        start: Callable[[Path], tuple[ProcessRef, dict[str, Any]]],
+    ) -> None:
+        """Start the process again if it does not run and its pause is over."""
+        found = self._journal.processes(deployment.name).get(role)
+        restarts, now = self._restarts[role], self._world.clock.wall()
+        if found is not None and processes.alive(found[0]):
+            restarts.works(now)
+            return
+        if now < restarts.not_before:
+            return
+        log = logs.path(self._directory / "logs", role)
+        if found is not None:
+            # What another daemon had started was running, as before the machine's reboot.
+            ran = self.serving or role not in self._started
+            kind = "restarted" if ran else "start_failed"
+            self._event(deployment, kind, {"role": role, "log": processes.log_tail(log)})
+        restarts.failed(now)
+        processes.end_strays(process_role(self._directory, role))
+        processes.log_start(log, role)
+        self._journal.put_process(deployment.name, role, *start(log))
+        self._started.add(role)
+
+    def _announce(self, deployment: Deployment) -> None:
+        settings, ready = deployment.settings, len(self.live.ready)
+        if self.serving:
+            self.serving = ready > 0 or settings.replicas == 0
+            return
+        needed = min(1, settings.replicas) if settings.autoscaled else settings.replicas
+        if ready < needed:
+            return
+        try:
+            healthy = self._world.meter.read().healthy[deployment.colour]
+        except PlaneUnavailable:  # the proxy is still starting; the next look asks again
+            return
+        if healthy:
+            self.serving = True
+            self._event(deployment, "ready", {"bento": deployment.live.bento, "replicas": ready})
+
+    def _event(self, deployment: Deployment, kind: str, body: dict[str, Any]) -> None:
+        self._journal.append(deployment.name, None, kind, body, self._epoch)

@@ -1,0 +1,172 @@
+"""Signs of life and load of the Bentos, asked in a thread so that no look has to wait for them.
+
+A Bento is hung when it says so itself (`/v2/health/live` answers 503, which its model's watch
+decides), or when it is silent for a long time and through several questions. A busy one
+answers late, but it answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Self
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from bundle.errors import MlctlError
+from rollout.domain.autoscale import Load
+from rollout.domain.ports import Served
+from rollout.drivers.local.launcher import authorization
+
+_POLL_SECONDS = 1.0
+_TIMEOUT = 5.0
+# Of several workers one answers each question, so what says "hung" need not come in a row.
+_CONFESSIONS = 3
+_CONFESSION_SECONDS = 60.0
+_SILENT_POLLS = 3
+_QUEUE = "mlctl_queue_rows"
+_RUNS = "mlctl_infer_seconds"
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """What the answers of one process say so far; times in seconds."""
+
+    silent_since: float | None = None
+    silent_polls: int = 0
+    confessions: tuple[float, ...] = ()
+
+    def beat(self, status: int | None, now: float) -> Pulse:
+        """After one question: its HTTP status, or None for no answer."""
+        if status is None:
+            since = now if self.silent_since is None else self.silent_since
+            return replace(self, silent_since=since, silent_polls=self.silent_polls + 1)
+        recent = tuple(at for at in self.confessions if now - at < _CONFESSION_SECONDS)
+        confesses = status == httpx.codes.SERVICE_UNAVAILABLE
+        return Pulse(confessions=(*recent, now) if confesses else recent)
+
+    def hung(self, now: float, seconds: float) -> bool:
+        """Whether only a restart helps, if `seconds` of silence mean that."""
+        if len(self.confessions) >= _CONFESSIONS:
+            return True
+        silent = self.silent_since is not None and now - self.silent_since >= seconds
+        return silent and self.silent_polls >= _SILENT_POLLS
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """One scrape: when, the rows that wait, and the seconds that batches have run so far."""
+
+    at: float
+    queue_rows: float
+    ran: float
+
+    def load(self, before: Counters, workers: int) -> Load:
+        """The load per worker since `before`."""
+        busy = (self.ran - before.ran) / max(self.at - before.at, 1e-9) / workers
+        return Load(self.queue_rows / workers, min(max(busy, 0.0), 1.0))
+
+
+def read_counters(text: str, at: float) -> Counters | None:
+    """The counters in a Bento's /metrics, over all its models; None if they are not there."""
+    rows, ran = None, 0.0
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name == _QUEUE:
+                rows = (rows or 0.0) + sample.value
+            elif sample.name == f"{_RUNS}_sum":
+                ran += sample.value
+    return None if rows is None else Counters(at, rows, ran)
+
+
+class Vitals:
+    """Asks the processes that it is told to watch, once a second each, until closed."""
+
+    def __init__(self, hung_seconds: float, workers: int) -> None:
+        self._hung_seconds = hung_seconds
+        self._workers = workers
+        self._scrape = False
+        self._lock = threading.Lock()
+        self._ports: dict[str, int] = {}
+        self._pulses: dict[str, Pulse] = {}
+        self._counters: dict[str, Counters] = {}
+        self._loads: dict[str, Load] = {}
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="vitals", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+        self._thread.join()
+
+    def watch(self, served: Iterable[Served], *, loads: bool) -> None:
+        """Watch these and no others; their loads too, if asked for."""
+        ports = {each.process.token: each.endpoint.http for each in served}
+        with self._lock:
+            self._ports, self._scrape = ports, loads
+            for known in (self._pulses, self._counters, self._loads):
+                for token in known.keys() - ports.keys():
+                    del known[token]
+
+    def hung(self, served: Served) -> bool:
+        """Whether the process needs a restart."""
+        with self._lock:
+            pulse = self._pulses.get(served.process.token, Pulse())
+        return pulse.hung(time.monotonic(), self._hung_seconds)
+
+    def loads(self) -> tuple[Load, ...]:
+        """The loads of those that told theirs."""
+        with self._lock:
+            return tuple(self._loads.values())
+
+    def _run(self) -> None:
+        asyncio.run(self._ask_all())
+
+    async def _ask_all(self) -> None:
+        # A connection for each question: the workers of one process take turns.
+        limits = httpx.Limits(max_keepalive_connections=0)
+        async with httpx.AsyncClient(timeout=_TIMEOUT, trust_env=False, limits=limits) as client:
+            while not self._closed.is_set():
+                with self._lock:
+                    ports = dict(self._ports)
+                pause = asyncio.to_thread(self._closed.wait, _POLL_SECONDS)
+                await asyncio.gather(*(self._ask(client, *each) for each in ports.items()), pause)
+
+    async def _ask(self, client: httpx.AsyncClient, token: str, port: int) -> None:
+        status = await _status(client, f"http://127.0.0.1:{port}/v2/health/live")
+        counters = await _counters(client, port) if self._scrape and status else None
+        with self._lock:
+            if token not in self._ports:
+                return
+            pulse = self._pulses.get(token, Pulse())
+            self._pulses[token] = pulse.beat(status, time.monotonic())
+            before = self._counters.get(token)
+            if counters is None:
+                self._loads.pop(token, None)
+            else:
+                self._counters[token] = counters
+                if before is not None:
+                    self._loads[token] = counters.load(before, self._workers)
+
+
+async def _status(client: httpx.AsyncClient, url: str) -> int | None:
+    try:
+        return (await client.get(url)).status_code
+    except httpx.TransportError:
+        return None
+
+
+async def _counters(client: httpx.AsyncClient, port: int) -> Counters | None:
+    try:
+        url = f"http://127.0.0.1:{port}/metrics"
+        answer = await client.get(url, headers=authorization())
+        return read_counters(answer.text, time.monotonic())
+    except (httpx.TransportError, MlctlError, ValueError):
+        return None

@@ -1,0 +1,165 @@
+"""Judging the pairs of answers: no NaN, no more disagreement than allowed, no drift. Pure.
+
+One request is one trial, with the share of its rows that disagree, because the rows of a
+request come from one caller and are wrong together. Drift only holds: a distribution that
+moved says that somebody should look, not that the candidate is wrong.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from bundle.errors import ErrorCode, MlctlError
+from rollout.domain import e_values as eprocess
+from rollout.domain.drift import rows_needed
+from rollout.domain.e_values import Logs
+from rollout.domain.shadow_window import ShadowWindow
+from rollout.domain.spec import Revision, RolloutSpec
+from rollout.domain.verdict import Action, Gate, Hits, Verdict, breaks, share
+
+MIN_BAD_TICKS = 3
+# How much more two variants of one model may differ than what was proved of each explains.
+_SLACK = 0.01
+
+
+def _worse() -> Logs:
+    return eprocess.start(len(eprocess.SHARE_STAKES))
+
+
+def _better() -> Logs:
+    return eprocess.start(4)
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowEvidence:
+    """All looks at pairs so far: their sums, the last drift, and the two e-processes."""
+
+    total: ShadowWindow = field(default_factory=ShadowWindow)
+    bad_ticks: int = 0
+    disagreement: Logs = field(default_factory=_worse)
+    agreement_proof: Logs = field(default_factory=_better)
+
+    @property
+    def hits(self) -> Hits:
+        """Disagreeing requests of all that were compared."""
+        return self.total.disagreed, self.total.requests
+
+
+def by_default(spec: RolloutSpec, live: Revision, candidate: Revision) -> RolloutSpec:
+    """The spec with a limit on disagreement where one follows from what is known.
+
+    Variants of one source model answer as it does but for what optimize found, so they differ
+    from each other by no more than both together; a model trained anew may differ by anything.
+    """
+    if spec.max_disagreement is not None or live.source != candidate.source:
+        return spec
+    if live.agreement is None or candidate.agreement is None:
+        return spec
+    explained = (1.0 - live.agreement) + (1.0 - candidate.agreement)
+    return replace(spec, max_disagreement=min(round(explained + _SLACK, 9), 0.99))
+
+
+def require_copies(spec: RolloutSpec, *, can_copy: bool) -> None:
+    """INVALID_INPUT if agreement is asked for where nothing could ever show it."""
+    if spec.max_disagreement is None or (can_copy and spec.shadows):
+        return
+    why = "no request is copied" if can_copy else "requests are not copied in a cluster"
+    raise MlctlError(
+        ErrorCode.INVALID_INPUT,
+        f"a least agreement cannot be proved: {why}",
+        "Leave --min-agreement out, or copy some requests: --shadow-percent.",
+    )
+
+
+def fold(evidence: ShadowEvidence, window: ShadowWindow, spec: RolloutSpec) -> ShadowEvidence:
+    """Add one look."""
+    evidence = replace(evidence, total=_plus(evidence.total, window))
+    limit = spec.max_disagreement
+    if limit is None or not window.requests:
+        return evidence
+    hits = (window.disagreed, window.requests)
+    return replace(
+        evidence,
+        bad_ticks=evidence.bad_ticks + breaks(hits, limit),
+        disagreement=eprocess.share_step(evidence.disagreement, *hits, limit),
+        agreement_proof=eprocess.bound_step(evidence.agreement_proof, *hits, limit),
+    )
+
+
+def broken(evidence: ShadowEvidence) -> Verdict | None:
+    """ROLLBACK at the first NaN or infinity where live answered a number."""
+    total = evidence.total
+    if not total.non_finite:
+        return None
+    why = (
+        f"{total.non_finite} of {total.rows} compared rows hold NaN or infinity where the live "
+        "revision answers numbers"
+    )
+    return Verdict(Action.ROLLBACK, Gate.NON_FINITE, why, total.non_finite, 0.0, total.requests)
+
+
+def disagrees(evidence: ShadowEvidence, spec: RolloutSpec) -> Verdict | None:
+    """ROLLBACK for what the e-process has shown, if it was seen in several ticks."""
+    if evidence.bad_ticks < MIN_BAD_TICKS or spec.max_disagreement is None:
+        return None
+    return _verdict(Action.ROLLBACK, evidence, spec.max_disagreement, "")
+
+
+def doubtful(evidence: ShadowEvidence, spec: RolloutSpec) -> Verdict | None:
+    """HOLD while disagreement or drift lies beyond its limit, proved or not; else None."""
+    limit, total = spec.max_disagreement, evidence.total
+    if limit is not None and breaks(evidence.hits, limit):
+        return _verdict(Action.HOLD, evidence, limit, ": too many to go on, too few to decide")
+    if total.psi is not None and total.psi > spec.max_psi:
+        why = (
+            f"the outputs are distributed otherwise than the live revision's: PSI "
+            f"{total.psi:.3f} over {total.psi_rows} rows, at most {spec.max_psi:g} goes on"
+        )
+        return Verdict(Action.HOLD, Gate.DRIFT, why, total.psi, spec.max_psi, total.psi_rows)
+    return None
+
+
+def unproved(evidence: ShadowEvidence, spec: RolloutSpec, threshold: float) -> Verdict | None:
+    """HOLD until enough pairs were seen and, with a limit, agreement is shown; else None.
+
+    `threshold` is the logarithm that the proof has to reach.
+    """
+    total, needed = evidence.total, spec.shadow_requests
+    if total.requests < needed:
+        why = f"{total.requests} requests were answered by both revisions, {needed} are needed"
+        return Verdict(Action.HOLD, Gate.DATA, why, total.requests, needed, total.requests)
+    if total.psi is None:
+        needed = rows_needed(spec.max_psi)
+        why = f"{total.rows} compared rows, drift is told from {needed} on"
+        return Verdict(Action.HOLD, Gate.DATA, why, total.rows, needed, total.requests)
+    limit = spec.max_disagreement
+    if limit is None or eprocess.log_mean(evidence.agreement_proof) >= threshold:
+        return None
+    why = (
+        f"{total.disagreed:.4g} disagreements in {total.requests} requests do not yet prove a "
+        f"share below {limit:g}"
+    )
+    return Verdict(Action.HOLD, Gate.PROOF, why, share(evidence.hits), limit, total.requests)
+
+
+def _verdict(action: Action, evidence: ShadowEvidence, limit: float, end: str) -> Verdict:
+    total = evidence.total
+    why = (
+        f"{total.differed} of {total.rows} rows in {total.requests} requests are answered "
+        f"otherwise than by the live revision, at most {limit:g} may{end}"
+    )
+    return Verdict(action, Gate.DISAGREEMENT, why, share(evidence.hits), limit, total.requests)
+
+
+def _plus(total: ShadowWindow, window: ShadowWindow) -> ShadowWindow:
+    return ShadowWindow(
+        requests=total.requests + window.requests,
+        disagreed=total.disagreed + window.disagreed,
+        rows=total.rows + window.rows,
+        differed=total.differed + window.differed,
+        non_finite=total.non_finite + window.non_finite,
+        distance=max(total.distance, window.distance),
+        lost=total.lost + window.lost,
+        psi=window.psi,
+        psi_rows=window.psi_rows,
+    )

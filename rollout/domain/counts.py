@@ -1,0 +1,214 @@
+"""Counters of one look at the traffic, and their reduction to what the gates judge. Pure.
+
+A proxy's counters only rise. The difference of two readings is one tick; a reading in which
+any counter fell comes from a restarted proxy and gives no tick. Latencies are counted by
+histogram edge, so "slower than L" is exact at an edge and never an interpolated percentile.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from bundle.errors import ErrorCode, MlctlError
+from rollout.domain.spec import Colour
+
+_P99_MIN_SAMPLES = 100
+
+# Envoy's histograms keep two significant digits, so these are all the exact edges there are.
+LATENCY_EDGES_MS: tuple[float, ...] = (
+    *(float(ms) for ms in range(1, 100)),
+    *(float(ms) for ms in range(100, 1000, 10)),
+    *(float(ms) for ms in range(1000, 10_000, 100)),
+    *(float(ms) for ms in range(10_000, 61_000, 1000)),
+)
+
+# UNKNOWN, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, INTERNAL, UNAVAILABLE, DATA_LOSS; the other
+# statuses blame the caller. RESOURCE_EXHAUSTED is also a full queue.
+GRPC_FAILURES = (2, 4, 8, 13, 14, 15)
+GRPC_CLIENT_ERRORS = (1, 3, 5, 6, 7, 9, 10, 11, 12, 16)
+
+
+def latency_edge(limit_ms: float, edges: tuple[float, ...] = LATENCY_EDGES_MS) -> float:
+    """Return the smallest exact histogram edge at or above `limit_ms`; INVALID_INPUT beyond all."""
+    for edge in edges:
+        if edge >= limit_ms:
+            return edge
+    raise MlctlError(
+        ErrorCode.INVALID_INPUT,
+        f"a latency limit of {limit_ms:g} ms cannot be judged: latencies are counted up to "
+        f"{edges[-1]:g} ms",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """One colour's counters: `within[i]` of `timed` requests took at most edge `i`.
+
+    `errors` and `client_errors` (what the caller is blamed for) are among the `requests` that
+    were answered. `abandoned` came on top: their clients left before any answer.
+    """
+
+    requests: int = 0
+    errors: int = 0
+    timed: int = 0
+    within: tuple[int, ...] = ()
+    client_errors: int = 0
+    abandoned: int = 0
+
+    def minus(self, earlier: Totals) -> Totals | None:
+        """What was counted since `earlier`; None if a counter fell in between."""
+        before = earlier.within or (0,) * len(self.within)
+        within = tuple(now - then for now, then in zip(self.within, before, strict=True))
+        difference = Totals(
+            self.requests - earlier.requests,
+            self.errors - earlier.errors,
+            self.timed - earlier.timed,
+            within,
+            self.client_errors - earlier.client_errors,
+            self.abandoned - earlier.abandoned,
+        )
+        return None if difference._fell() else difference
+
+    def _fell(self) -> bool:
+        counted = (self.requests, self.errors, self.timed, self.client_errors, self.abandoned)
+        return min(*counted, *self.within) < 0
+
+    def plus(self, other: Totals) -> Totals:
+        """Both counted together."""
+        within = other.within or (0,) * len(self.within)
+        mine = self.within or (0,) * len(within)
+        return Totals(
+            self.requests + other.requests,
+            self.errors + other.errors,
+            self.timed + other.timed,
+            tuple(left + right for left, right in zip(mine, within, strict=True)),
+            self.client_errors + other.client_errors,
+            self.abandoned + other.abandoned,
+        )
+
+    def slower_than(self, limit_ms: float, edges: tuple[float, ...]) -> int:
+        """How many took longer than the first edge at or above `limit_ms`."""
+        if not self.within:
+            return 0
+        index = min(bisect_left(edges, limit_ms), len(edges) - 1)
+        return self.timed - self.within[index]
+
+    def p99_edge(self, edges: tuple[float, ...]) -> float | None:
+        """The first edge that at least 99 % stayed within; None with too few samples."""
+        if self.timed < _P99_MIN_SAMPLES:
+            return None
+        wanted = 0.99 * self.timed
+        return next((edge for edge, n in zip(edges, self.within, strict=True) if n >= wanted), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One look: rising totals, whether the proxy finds the colour healthy, requests in flight.
+
+    A colour is healthy while at least one of its replicas is. `shadow` counts the copies of
+    requests that a colour got, whose answers nobody saw; no gate on traffic counts them.
+    """
+
+    totals: Mapping[Colour, Totals]
+    healthy: Mapping[Colour, bool]
+    active: Mapping[Colour, int]
+    shadow: Mapping[Colour, Totals] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """One colour in one tick.
+
+    `slow` of `timed` requests were beyond the absolute limit of p99, `late` of them beyond that
+    of p50, `tail` beyond the reference that is compared with the other colour. `abandoned`
+    requests got no answer and are not among `requests`.
+    """
+
+    requests: int = 0
+    errors: int = 0
+    timed: int = 0
+    slow: int = 0
+    tail: int = 0
+    client_errors: int = 0
+    abandoned: int = 0
+    late: int = 0
+
+    @property
+    def seen(self) -> int:
+        """All requests, answered or not."""
+        return self.requests + self.abandoned
+
+    def plus(self, other: Counts) -> Counts:
+        return Counts(
+            self.requests + other.requests,
+            self.errors + other.errors,
+            self.timed + other.timed,
+            self.slow + other.slow,
+            self.tail + other.tail,
+            self.client_errors + other.client_errors,
+            self.abandoned + other.abandoned,
+            self.late + other.late,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Both colours in one tick.
+
+    `fair` says that the candidate had enough of the traffic for its latencies to prove
+    something: batches at a small share are emptier than they will be.
+    """
+
+    candidate: Counts = field(default_factory=Counts)
+    live: Counts = field(default_factory=Counts)
+    fair: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyRule:
+    """Where the counting edges lie: the absolute limits, and the tail reference per side.
+
+    `reference_ms` is the live colour's p99 over the ticks before this one, so it is known
+    before the tick is counted; the candidate is allowed `margin` more.
+    """
+
+    edges: tuple[float, ...]
+    limit_ms: float | None
+    reference_ms: float | None
+    margin: float
+    median_ms: float | None = None
+
+    def count(self, totals: Totals, *, candidate: bool) -> Counts:
+        """Reduce one colour's tick; what has no limit counts nothing."""
+        reference = self.reference_ms
+        if reference is not None and candidate:
+            reference *= 1.0 + self.margin
+        slow, late, tail = (
+            0 if limit is None else totals.slower_than(limit, self.edges)
+            for limit in (self.limit_ms, self.median_ms, reference)
+        )
+        return Counts(
+            totals.requests,
+            min(totals.errors, totals.requests),
+            totals.timed,
+            slow,
+            tail,
+            min(totals.client_errors, totals.requests),
+            totals.abandoned,
+            late,
+        )
+
+
+def difference(before: Reading | None, after: Reading) -> Mapping[Colour, Totals] | None:
+    """Each colour's tick between two readings; None without one or across a restart."""
+    if before is None:
+        return None
+    parts: dict[Colour, Totals] = {}
+    for colour in Colour:
+        part = after.totals[colour].minus(before.totals[colour])
+        if part is None:
+            return None
+        parts[colour] = part
+    return parts

@@ -1,0 +1,117 @@
+"""Readings of the meter turned into looks: what both colours did since the look before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from rollout.domain.counts import LatencyRule, Reading, Totals, Window, difference
+from rollout.domain.latency_edges import sparse
+from rollout.domain.ports import Meter
+from rollout.domain.shadow_window import ShadowWindow
+from rollout.domain.spec import Colour, RolloutSpec
+from rollout.domain.state_machine import Look
+
+
+class Comparison(Protocol):
+    """What finds both colours' answers to the same requests."""
+
+    def look(self, live_requests: int) -> ShadowWindow:
+        """What was found since the look before; `live_requests` came in that time."""
+        ...
+
+    def end(self) -> None:
+        """Stop looking. Idempotent."""
+        ...
+
+    def kept(self) -> str | None:
+        """The path of the rows that were answered differently; None if there are none."""
+        ...
+
+
+class Observer:
+    """Watches one rollout. Holds only what may be lost: a restart begins counting anew."""
+
+    def __init__(
+        self,
+        meter: Meter,
+        edges: tuple[float, ...],
+        candidate: Colour,
+        spec: RolloutSpec,
+        comparison: Comparison | None = None,
+    ) -> None:
+        self._meter = meter
+        self._edges = edges
+        self._candidate = candidate
+        self._spec = spec
+        self._comparison = comparison
+        self._before: Reading | None = None
+        self._live_history = Totals()
+        self._seen: dict[str, Totals] = {}
+
+    def start(self) -> None:
+        """Begin counting here, unless it has begun."""
+        if self._before is None:
+            self._before = self._meter.read()
+
+    def end_comparison(self) -> None:
+        """No copies are sent any more: what compares the answers may stop. Idempotent."""
+        if self._comparison is not None:
+            self._comparison.end()
+
+    def kept(self) -> str | None:
+        """Where the rows are that both colours answered differently; None if there are none."""
+        return None if self._comparison is None else self._comparison.kept()
+
+    def latencies(self) -> dict[str, list[tuple[float | None, int]]]:
+        """The last look's latencies of both sides, for the record: see `seen.edges.sparse`."""
+        return {side: sparse(totals, self._edges) for side, totals in self._seen.items()}
+
+    def look(
+        self, *, alive: bool, mirrored: bool = False, weight: int = 100
+    ) -> tuple[Look, float | None]:
+        """One look, and the live p99 that its tails were counted against.
+
+        A candidate that gets copies only is judged by these. The first look, and one across a
+        restart of the proxy, has no window.
+        """
+        reading = self._meter.read()
+        parts = difference(self._before, reading)
+        copies = _copies(self._before, reading, self._candidate)
+        self._before = reading
+        reference = self._live_history.p99_edge(self._edges)
+        healthy = reading.healthy[self._candidate]
+        live = None if parts is None else parts[self._candidate.other]
+        shadow = self._compare(live) if mirrored else None
+        self._seen = {}
+        if parts is None or live is None:
+            return Look(None, healthy, alive, shadow), reference
+        ours = copies if mirrored and weight == 0 else parts[self._candidate]
+        self._seen = {"candidate": ours, "live": live}
+        self._live_history = self._live_history.plus(live)
+        rule = LatencyRule(
+            self._edges,
+            self._spec.max_p99_ms,
+            reference,
+            self._spec.margin,
+            self._spec.max_p50_ms,
+        )
+        window = Window(rule.count(ours, candidate=True), rule.count(live, candidate=False))
+        return Look(window, healthy, alive, shadow), reference
+
+    def _compare(self, live: Totals | None) -> ShadowWindow | None:
+        if self._comparison is None:
+            return None
+        return self._comparison.look(0 if live is None else live.requests)
+
+
+def _copies(before: Reading | None, after: Reading, colour: Colour) -> Totals:
+    """What the copies did between two readings; nothing without one or across a restart."""
+    if before is None:
+        return Totals()
+    now, then = (_shadow(reading.shadow, colour) for reading in (after, before))
+    return now.minus(then) or Totals(within=(0,) * len(now.within))
+
+
+def _shadow(totals: Mapping[Colour, Totals], colour: Colour) -> Totals:
+    return totals.get(colour, Totals())

@@ -1,0 +1,34 @@
+"""When a shadow that finds too few answers to compare is left without its verdict. Pure.
+
+Nobody may notice that a server does not record, or that hardly anybody asks it. The steps that
+follow judge the users' own requests, so such a shadow is given up after a while, and said so.
+"""
+
+from __future__ import annotations
+
+from rollout.domain.agreement import ShadowEvidence
+from rollout.domain.spec import RolloutSpec
+from rollout.domain.verdict import Action, Gate, Verdict
+
+# Servers write once a second what they record: by then some of so many copies would be there.
+UNRECORDED_SECONDS = 20.0
+
+
+def given_up(
+    evidence: ShadowEvidence, spec: RolloutSpec, copies: int, waited: float
+) -> Verdict | None:
+    """ADVANCE where waiting longer than `waited` seconds, with `copies` so far, leads nowhere.
+
+    None while it may still, and where the spec sets no end to it.
+    """
+    limit, pairs = spec.shadow_wait_seconds, evidence.total.requests
+    if limit is None:
+        return None
+    if not pairs and copies >= spec.shadow_requests and waited >= UNRECORDED_SECONDS:
+        why = f"the servers recorded none of {copies} copied requests"
+    elif waited < limit:
+        return None
+    else:
+        why = f"{copies} copied requests and {pairs} compared answers in {waited:.0f} s are too few"
+    why = f"the shadow ends without a verdict: {why}"
+    return Verdict(Action.ADVANCE, Gate.DATA, why, waited, limit, pairs)

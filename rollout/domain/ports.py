@@ -1,0 +1,155 @@
+"""The seams of a rollout: what carries traffic, counts it and runs the processes.
+
+Each has a driver for this machine (`planes.envoy`, `local.launcher`) and one for a cluster
+(`kubernetes`). A driver raises `PlaneUnavailable` if it does not answer now (the evaluation is
+skipped) and `PlaneRejected` if it refuses a configuration (the rollout is taken back).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from rollout.domain.counts import Reading
+from rollout.domain.process_ref import ProcessRef
+from rollout.domain.spec import Colour, Endpoint, Revision
+
+TOTAL_WEIGHT = 100
+
+
+class PlaneUnavailable(Exception):  # noqa: N818 - it says a state, not a fault of ours
+    """The data plane did not answer; nothing is known, nothing was changed for sure."""
+
+
+class PlaneRejected(Exception):  # noqa: N818 - as above
+    """The data plane refused a configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """How the requests are shared out.
+
+    Attributes:
+        weights: percent of the requests per colour, sum 100.
+        mirror: percent of the requests that are copied to `mirror_to` as well; the answers to
+            the copies are thrown away, and they are counted apart.
+        mirror_to: the colour that gets the copies; None for no copies.
+        testers: the colour that requests marked as a tester's reach, whatever its weight; they
+            are counted apart. None while the mark means nothing.
+        sticky: a client keeps its colour while the weights allow it.
+    """
+
+    weights: Mapping[Colour, int]
+    mirror: int = 0
+    mirror_to: Colour | None = None
+    testers: Colour | None = None
+    sticky: bool = False
+
+    def __post_init__(self) -> None:
+        weights = {colour: self.weights.get(colour, 0) for colour in Colour}
+        if min(weights.values()) < 0 or sum(weights.values()) != TOTAL_WEIGHT:
+            raise ValueError(f"weights must sum to {TOTAL_WEIGHT}: {dict(self.weights)}")
+        if not 0 <= self.mirror <= TOTAL_WEIGHT or (self.mirror and self.mirror_to is None):
+            raise ValueError(f"{self.mirror} % cannot be copied to {self.mirror_to}")
+        object.__setattr__(self, "weights", weights)
+
+
+class DataPlane(Protocol):
+    """What carries the traffic. `can_mirror` says whether `Traffic.mirror` is possible."""
+
+    @property
+    def can_mirror(self) -> bool: ...
+
+    def apply(self, traffic: Traffic) -> None:
+        """Make `traffic` hold and wait until it does. Idempotent; PlaneRejected for a mirror
+        where there is none.
+        """
+        ...
+
+    def connect(self, colour: Colour, endpoints: tuple[Endpoint, ...]) -> None:
+        """Send `colour`'s share to its replicas, or to the other colour if none. Idempotent."""
+        ...
+
+
+class Meter(Protocol):
+    """What counts the traffic."""
+
+    def read(self) -> Reading: ...
+
+
+class Plane(DataPlane, Meter, Protocol):
+    """A proxy that runs: it carries the traffic and counts it."""
+
+    def weights(self) -> dict[Colour, int] | None:
+        """The weights in force; None while the proxy has none yet."""
+        ...
+
+
+class Proxy(Protocol):
+    """The proxy of one deployment: its files, how it is run, and a way to reach it."""
+
+    def command(self) -> list[str]:
+        """How it is run; RUNTIME_MISSING if it is not installed."""
+        ...
+
+    def prepare(self, live: Colour) -> None:
+        """Write what it needs to start; the traffic and the endpoints that exist are kept."""
+        ...
+
+    def reset(self) -> None:
+        """Forget the traffic and the endpoints of an earlier deployment of that name."""
+        ...
+
+    def plane(self) -> AbstractContextManager[Plane]:
+        """Reach it; nothing is asked yet, so it need not run."""
+        ...
+
+
+class Probe(StrEnum):
+    """A process as its launcher finds it."""
+
+    STARTING = "starting"
+    READY = "ready"
+    WRONG_MODEL = "wrong_model"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A revision's running process, where it listens and where it logs."""
+
+    revision: Revision
+    endpoint: Endpoint
+    process: ProcessRef
+    log: str
+
+
+class Launcher(Protocol):
+    """What runs Bentos."""
+
+    def start(self, colour: Colour, revision: Revision, index: int = 0) -> Served:
+        """Start a replica and return at once; strays of an earlier start are ended first."""
+        ...
+
+    def probe(self, served: Served) -> Probe: ...
+
+    def stop(self, served: Served, *, force: bool = False) -> None:
+        """Ask it to finish, or end it at once. Idempotent; does not wait."""
+        ...
+
+
+class ChampionWriter(Protocol):
+    """What writes the live revision back to the registry; MlctlError when it cannot."""
+
+    def prepare(self) -> None:
+        """A write is to be expected soon: do ahead what takes long. Idempotent."""
+        ...
+
+    def dismiss(self) -> None:
+        """It is not to be expected any more. Idempotent."""
+        ...
+
+    def write_champion(self, revision: Revision) -> None: ...

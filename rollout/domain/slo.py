@@ -1,0 +1,58 @@
+"""Latency limits by the name of a use case."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from bundle.errors import ErrorCode, MlctlError
+from rollout.domain.counts import LATENCY_EDGES_MS, latency_edge
+from rollout.domain.spec import RolloutSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """What half of the requests and all but 1 % of them must stay within, in milliseconds."""
+
+    p50_ms: float
+    p99_ms: float
+
+
+# Targets of common practice; each is an exact edge of every histogram that a gate reads. None is
+# for a first token: gates time whole answers.
+SLOS = {
+    "ad-click": Slo(10.0, 20.0),
+    "search-ranking": Slo(50.0, 100.0),
+    "recommendation-feed": Slo(100.0, 200.0),
+    "fraud-detection": Slo(100.0, 500.0),
+    "content-moderation": Slo(500.0, 2000.0),
+    "autonomous-driving": Slo(10.0, 30.0),
+    "image-generation": Slo(10_000.0, 30_000.0),
+}
+
+
+def limits(
+    name: str | None, max_p50_ms: float | None = None, max_p99_ms: float | None = None
+) -> tuple[float | None, float | None]:
+    """The limits of p50 and p99 in milliseconds: of the use case, unless given by themselves.
+
+    INVALID_INPUT for a name that is not in the table.
+    """
+    if name is None:
+        return max_p50_ms, max_p99_ms
+    slo = SLOS.get(name)
+    if slo is None:
+        known = ", ".join(SLOS)
+        raise MlctlError(ErrorCode.INVALID_INPUT, f"no use case {name!r}; there are {known}")
+    return (
+        slo.p50_ms if max_p50_ms is None else max_p50_ms,
+        slo.p99_ms if max_p99_ms is None else max_p99_ms,
+    )
+
+
+def counted(spec: RolloutSpec, edges: tuple[float, ...] = LATENCY_EDGES_MS) -> RolloutSpec:
+    """The spec with its latency limits rounded up to edges at which requests can be counted."""
+    p50, p99 = (
+        None if limit is None else latency_edge(limit, edges)
+        for limit in (spec.max_p50_ms, spec.max_p99_ms)
+    )
+    return replace(spec, max_p50_ms=p50, max_p99_ms=p99)

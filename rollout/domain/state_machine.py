@@ -1,0 +1,386 @@
+"""The rollout's state machine: phases, one transition table, one decision per look. Pure.
+
+PENDING starts the candidate, WARM waits until it serves, SHADOW sends it copies of the
+traffic, SHIFT gives it a share, BAKE all of it while the old revision stays warm, FINALIZE
+writes down the result. PAUSED keeps the weight of the phase that it interrupts. ROLLBACK may
+follow any phase before FINALIZE and needs one write of the weights. Holding is a verdict, not
+a phase: the next look may move on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from rollout.domain import gates, patience
+from rollout.domain.counts import Window
+from rollout.domain.gates import Action, Evidence, Gate, Verdict
+from rollout.domain.operator_commands import Request, Wish
+from rollout.domain.shadow_window import ShadowWindow
+from rollout.domain.spec import OnInconclusive, Outcome, RolloutSpec
+
+
+class Phase(StrEnum):
+    """Where a rollout stands."""
+
+    PENDING = "pending"
+    WARM = "warm"
+    SHADOW = "shadow"
+    SHIFT = "shift"
+    BAKE = "bake"
+    FINALIZE = "finalize"
+    PAUSED = "paused"
+    ROLLBACK = "rollback"
+    DONE = "done"
+
+
+class Signal(StrEnum):
+    """What moves a rollout on."""
+
+    LAUNCHED = "launched"
+    MIRROR = "mirror"
+    NEXT_STEP = "next_step"
+    LAST_STEP = "last_step"
+    PROVED = "proved"
+    PAUSE = "pause"
+    RESUME = "resume"
+    GIVE_UP = "give_up"
+    SETTLED = "settled"
+
+
+WATCHED = frozenset({Phase.SHADOW, Phase.SHIFT, Phase.BAKE})
+EXPOSED = frozenset({Phase.SHIFT, Phase.BAKE})
+PAUSABLE = frozenset({Phase.WARM, *WATCHED})
+ABORTABLE = frozenset({Phase.PENDING, Phase.PAUSED, *PAUSABLE})
+
+# RESUME leads back to the phase that was paused: None here.
+TRANSITIONS: dict[tuple[Phase, Signal], Phase | None] = {
+    (Phase.PENDING, Signal.LAUNCHED): Phase.WARM,
+    (Phase.WARM, Signal.MIRROR): Phase.SHADOW,
+    (Phase.WARM, Signal.NEXT_STEP): Phase.SHIFT,
+    (Phase.WARM, Signal.LAST_STEP): Phase.BAKE,
+    (Phase.SHADOW, Signal.NEXT_STEP): Phase.SHIFT,
+    (Phase.SHADOW, Signal.LAST_STEP): Phase.BAKE,
+    (Phase.SHIFT, Signal.NEXT_STEP): Phase.SHIFT,
+    (Phase.SHIFT, Signal.LAST_STEP): Phase.BAKE,
+    (Phase.BAKE, Signal.PROVED): Phase.FINALIZE,
+    (Phase.FINALIZE, Signal.SETTLED): Phase.DONE,
+    (Phase.PAUSED, Signal.RESUME): None,
+    (Phase.ROLLBACK, Signal.SETTLED): Phase.DONE,
+    **{(phase, Signal.PAUSE): Phase.PAUSED for phase in PAUSABLE},
+    **{(phase, Signal.GIVE_UP): Phase.ROLLBACK for phase in ABORTABLE},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A rollout's position. Times are wall-clock seconds; `step` is -1 before the first.
+
+    `since` is when this phase or step began and `started` the deadline's begin; both move on
+    by the length of a pause, which `interrupted` from `paused` on. `exposed` is when traffic
+    first reached the candidate, `first_bad` when a look first found it beyond a limit,
+    `restored` when the traffic was back on the live revision. `planned` is how it will end and
+    `ruling` why. `override` means that an operator skips the gates; `obeyed` is the place in
+    the journal of the last operator's request that was carried out.
+    """
+
+    phase: Phase = Phase.PENDING
+    step: int = -1
+    started: float = 0.0
+    since: float = 0.0
+    exposed: float | None = None
+    first_bad: float | None = None
+    restored: float | None = None
+    unhealthy_looks: int = 0
+    step_requests: int = 0
+    step_ticks: int = 0
+    planned: Outcome | None = None
+    ruling: Verdict | None = None
+    interrupted: Phase | None = None
+    paused: float | None = None
+    override: bool = False
+    obeyed: int = 0
+    evidence: Evidence = field(default_factory=Evidence)
+
+    @property
+    def stage(self) -> Phase:
+        """The phase whose weight holds: the interrupted one while it is paused."""
+        return self.interrupted or self.phase
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one look at a watched candidate found.
+
+    `window` is None when nothing was counted, `shadow` when nothing was copied.
+    """
+
+    window: Window | None
+    healthy: bool = True
+    alive: bool = True
+    shadow: ShadowWindow | None = None
+
+
+def candidate_weight(progress: Progress, spec: RolloutSpec) -> int:
+    """Percent of traffic for the candidate."""
+    if progress.stage is Phase.SHIFT:
+        return spec.steps[progress.step]
+    if progress.stage in (Phase.BAKE, Phase.FINALIZE):
+        return 100
+    return 100 if progress.planned is Outcome.PROMOTED else 0
+
+
+def mirrored_share(progress: Progress, spec: RolloutSpec) -> int:
+    """Percent of the live traffic that is copied to the candidate."""
+    shares = {Phase.SHADOW: spec.shadow_percent, Phase.SHIFT: spec.mirror_percent}
+    return shares.get(progress.stage, 0)
+
+
+def next_signal(progress: Progress, spec: RolloutSpec) -> Signal:
+    """The signal that ends this step: the next one is the last, or not."""
+    return Signal.LAST_STEP if progress.step + 2 >= len(spec.steps) else Signal.NEXT_STEP
+
+
+def warmed(progress: Progress, spec: RolloutSpec, now: float) -> Progress:
+    """Where a candidate goes that serves: SHADOW, or the first step."""
+    if progress.override:
+        return _leap(progress, spec, now)
+    if spec.shadow_percent:
+        return move(progress, Signal.MIRROR, now)
+    return move(progress, next_signal(progress, spec), now)
+
+
+def move(progress: Progress, signal: Signal, now: float) -> Progress:
+    """Follow the table; ValueError for a move that it does not have."""
+    if (progress.phase, signal) not in TRANSITIONS:
+        raise ValueError(f"{progress.phase} takes no {signal}")
+    target = TRANSITIONS[progress.phase, signal]
+    if target is None:
+        return _resumed(progress, now)
+    if target is Phase.PAUSED:
+        return replace(progress, phase=target, interrupted=progress.phase, paused=now)
+    step = progress.step + (signal in (Signal.NEXT_STEP, Signal.LAST_STEP))
+    exposed = now if progress.exposed is None and target in EXPOSED else progress.exposed
+    return replace(
+        progress,
+        phase=target,
+        step=step,
+        since=now,
+        exposed=exposed,
+        step_requests=0,
+        step_ticks=0,
+        planned=Outcome.PROMOTED if signal is Signal.PROVED else progress.planned,
+        interrupted=None,
+        paused=None,
+    )
+
+
+def _resumed(progress: Progress, now: float) -> Progress:
+    """Back in the interrupted phase, with its clocks as they stood."""
+    length = now - (now if progress.paused is None else progress.paused)
+    expired = progress.ruling is not None and progress.ruling.gate is Gate.DEADLINE
+    return replace(
+        progress,
+        phase=progress.stage,
+        # After a takeover the clock began anew, later than the pause.
+        since=min(now, progress.since + length),
+        # Whoever resumes after the deadline allows that time once more.
+        started=now if expired else progress.started + length,
+        interrupted=None,
+        paused=None,
+        ruling=None,
+    )
+
+
+def _leap(progress: Progress, spec: RolloutSpec, now: float) -> Progress:
+    """To all of the traffic at once."""
+    return replace(move(progress, Signal.LAST_STEP, now), step=len(spec.steps) - 1)
+
+
+def obey(progress: Progress, verdict: Verdict, spec: RolloutSpec, now: float) -> Progress:
+    """Where a verdict leads: the next step, ROLLBACK, PAUSED, or nowhere for HOLD."""
+    match verdict.action:
+        case Action.HOLD:
+            return progress
+        case Action.ADVANCE if progress.phase is Phase.BAKE:
+            return replace(move(progress, Signal.PROVED, now), ruling=verdict)
+        case Action.ADVANCE:
+            return move(progress, next_signal(progress, spec), now)
+        case Action.ROLLBACK:
+            return give_up(progress, Outcome.ROLLED_BACK, verdict, now)
+        case Action.INCONCLUSIVE if spec.on_inconclusive is OnInconclusive.PAUSE:
+            return replace(move(progress, Signal.PAUSE, now), ruling=verdict)
+        case Action.INCONCLUSIVE:
+            return give_up(progress, Outcome.INCONCLUSIVE, verdict, now)
+
+
+def give_up(progress: Progress, outcome: Outcome, verdict: Verdict, now: float) -> Progress:
+    """To ROLLBACK, to end as `outcome`."""
+    return replace(move(progress, Signal.GIVE_UP, now), planned=outcome, ruling=verdict)
+
+
+def heed(progress: Progress, request: Request, spec: RolloutSpec, now: float) -> Progress | None:
+    """Where an operator's request leads; None if it has to wait. It is obeyed only once."""
+    phase, noted = progress.phase, replace(progress, obeyed=request.seq)
+    verdict = Verdict(Action.ROLLBACK, Gate.OPERATOR, request.reason)
+    match request.wish:
+        case Wish.ROLLBACK:
+            return give_up(noted, Outcome.ROLLED_BACK, verdict, now)
+        case Wish.ABORT:
+            return give_up(noted, Outcome.ABORTED, verdict, now)
+        case Wish.PAUSE if phase is Phase.PENDING:
+            return None
+        case Wish.PAUSE:
+            return move(noted, Signal.PAUSE, now) if phase in PAUSABLE else noted
+        case Wish.RESUME:
+            return move(noted, Signal.RESUME, now) if phase is Phase.PAUSED else noted
+        case Wish.FULL:
+            ready = move(noted, Signal.RESUME, now) if phase is Phase.PAUSED else noted
+            skipping = replace(ready, override=True)
+            leaps = ready.phase in (Phase.SHADOW, Phase.SHIFT)
+            return _leap(skipping, spec, now) if leaps else skipping
+
+
+def absorb(progress: Progress, look: Look, spec: RolloutSpec, now: float) -> Progress:
+    """Fold one look into the progress. Warm-up looks count only towards health."""
+    unhealthy = 0 if look.healthy else progress.unhealthy_looks + 1
+    progress = _absorb_shadow(replace(progress, unhealthy_looks=unhealthy), look, spec)
+    if look.window is None or warming_up(progress, spec, now):
+        return progress
+    ours = look.window.candidate
+    bad = gates.breaks((ours.errors, ours.requests), spec.max_error_rate) or gates.breaks(
+        (ours.slow, ours.timed), gates.SLOW_SHARE
+    )
+    first_bad = now if bad and progress.first_bad is None else progress.first_bad
+    progress = replace(
+        progress, evidence=gates.fold(progress.evidence, look.window, spec), first_bad=first_bad
+    )
+    # In SHADOW the copies are counted, not what a tester sends.
+    return progress if progress.stage is Phase.SHADOW else _counted(progress, ours.requests)
+
+
+def _absorb_shadow(progress: Progress, look: Look, spec: RolloutSpec) -> Progress:
+    if look.shadow is None:
+        return progress
+    evidence = gates.fold_shadow(progress.evidence, look.shadow, spec)
+    progress = replace(progress, evidence=evidence)
+    if progress.stage is not Phase.SHADOW:
+        return progress
+    return _counted(progress, look.shadow.requests)
+
+
+def _counted(progress: Progress, requests: int) -> Progress:
+    return replace(
+        progress,
+        step_requests=progress.step_requests + requests,
+        step_ticks=progress.step_ticks + (requests > 0),
+    )
+
+
+def warming_up(progress: Progress, spec: RolloutSpec, now: float) -> bool:
+    """Whether the candidate's first requests, or the first copies, are still excluded."""
+    first = progress.since if progress.stage is Phase.SHADOW else progress.exposed
+    return first is not None and now - first < spec.warmup_seconds
+
+
+def judge(progress: Progress, look: Look, spec: RolloutSpec, now: float) -> Verdict:
+    """The verdict on a watched candidate after `absorb`."""
+    if progress.override:
+        return _hard(progress, look) or _overridden(progress, spec, now)
+    return (
+        _hard(progress, look)
+        or gates.harm(progress.evidence, spec)
+        or _paused(progress)
+        or _expired(progress, spec, now)
+        or _held(progress, spec, now)
+        or Verdict(
+            Action.ADVANCE,
+            Gate.PROOF if _needs_proof(progress, spec) else Gate.BAKE_TIME,
+            "every gate is kept",
+            n=progress.step_requests,
+        )
+    )
+
+
+def _hard(progress: Progress, look: Look) -> Verdict | None:
+    if not look.alive:
+        return Verdict(Action.ROLLBACK, Gate.HEALTH, "the candidate's process died")
+    looks = progress.unhealthy_looks
+    if looks < gates.UNHEALTHY_LOOKS:
+        return None
+    why = f"the candidate failed its health check at {looks} looks in a row"
+    return Verdict(Action.ROLLBACK, Gate.HEALTH, why, looks, gates.UNHEALTHY_LOOKS)
+
+
+def _overridden(progress: Progress, spec: RolloutSpec, now: float) -> Verdict:
+    """Only the clock: the old revision stays warm for as long as it would have."""
+    n, baked = progress.step_requests, now - progress.since
+    if progress.phase is not Phase.BAKE or baked < spec.bake_seconds:
+        why = "an operator skips the gates; the old revision stays warm"
+        return Verdict(Action.HOLD, Gate.OPERATOR, why, baked, spec.bake_seconds, n)
+    return Verdict(Action.ADVANCE, Gate.OPERATOR, "an operator skipped the gates: no proof", n=n)
+
+
+def _paused(progress: Progress) -> Verdict | None:
+    if progress.phase is not Phase.PAUSED:
+        return None
+    why = f"paused in {progress.stage}; harm would still take the traffic back"
+    return Verdict(Action.HOLD, Gate.OPERATOR, why, n=progress.step_requests)
+
+
+def _expired(progress: Progress, spec: RolloutSpec, now: float) -> Verdict | None:
+    age = now - progress.started
+    if age < spec.deadline_seconds:
+        return None
+    held = _not_yet(progress, spec, now)
+    why = "the deadline came before the proof" + (f": {held.why}" if held else "")
+    n = progress.evidence.candidate.requests
+    return Verdict(Action.INCONCLUSIVE, Gate.DEADLINE, why, age, spec.deadline_seconds, n)
+
+
+def _held(progress: Progress, spec: RolloutSpec, now: float) -> Verdict | None:
+    """What is missing; in a shadow that only lacks answers, the end of its patience first."""
+    held = _not_yet(progress, spec, now)
+    lacks = held is not None and held.gate in (Gate.DATA, Gate.PROOF)
+    if progress.phase is not Phase.SHADOW or not lacks:
+        return held
+    evidence, waited = progress.evidence, now - progress.since
+    copies = evidence.candidate.requests
+    return patience.given_up(evidence.shadow, spec, copies, waited) or held
+
+
+def _not_yet(progress: Progress, spec: RolloutSpec, now: float) -> Verdict | None:
+    n, needed = progress.step_requests, needed_requests(progress.phase, spec)
+    if n < needed or progress.step_ticks < gates.MIN_TICKS:
+        # Only answers are data: a candidate that hangs must not pass on requests it lost.
+        why = f"{n} answers in {progress.step_ticks} ticks at this step, {needed} are needed"
+        return Verdict(Action.HOLD, Gate.DATA, why, n, needed, n)
+    minimum = least_seconds(progress.phase, spec)
+    if now - progress.since < minimum:
+        why = f"{now - progress.since:.1f} of {minimum:g} s at this step"
+        return Verdict(Action.HOLD, Gate.BAKE_TIME, why, now - progress.since, minimum, n)
+    compared = mirrored_share(progress, spec) > 0
+    doubt = gates.judge_shadow(progress.evidence, spec) if compared else None
+    if progress.phase is Phase.SHADOW:
+        return doubt
+    doubt = doubt or gates.doubtful(progress.evidence, spec)
+    if doubt is None and _needs_proof(progress, spec):
+        return gates.unproved(progress.evidence, spec)
+    return doubt
+
+
+def needed_requests(phase: Phase, spec: RolloutSpec) -> int:
+    """How many answers of the candidate a step of `phase` waits for."""
+    return spec.shadow_requests if phase is Phase.SHADOW else spec.min_requests
+
+
+def least_seconds(phase: Phase, spec: RolloutSpec) -> float:
+    """The shortest time at a step of `phase`."""
+    times = {Phase.SHADOW: spec.shadow_seconds, Phase.BAKE: spec.bake_seconds}
+    return times.get(phase, spec.step_seconds)
+
+
+def _needs_proof(progress: Progress, spec: RolloutSpec) -> bool:
+    if progress.phase is Phase.SHADOW:
+        return False
+    return progress.phase is Phase.BAKE or next_signal(progress, spec) is Signal.LAST_STEP

@@ -1,0 +1,1 @@
+"""What a deployment runs on: Envoy, Kubernetes, processes of this machine."""

@@ -1,0 +1,1 @@
+"""Envoy as the proxy of a deployment."""

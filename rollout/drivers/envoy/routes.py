@@ -1,0 +1,226 @@
+"""Envoy's route file: weights, testers, copies and stickiness as one document. Pure.
+
+One file holds all of it, so a change is seen as a whole or not at all. What it says is repeated
+in its metadata, where the driver reads back which file is in force.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rollout.domain.ports import Traffic
+from rollout.domain.spec import Colour
+from rollout.drivers.envoy.names import (
+    PROTOCOLS,
+    Document,
+    first_cluster,
+    shadow_cluster,
+    stream_cluster,
+    tester_cluster,
+)
+from rollout.drivers.headers import (
+    CLIENT_COOKIE,
+    CLIENT_HEADER,
+    COPY_HEADER,
+    REQUEST_ID_HEADER,
+    TESTER_COOKIE,
+    TESTER_HEADER,
+    TESTER_VALUE,
+)
+
+ROUTES_FILE = "routes.json"
+ROUTE_NAME = "deployment"
+# Answers in pieces last as long as they last. HTTP's show a sign of life every 15 s, gRPC's
+# may be silent for as long as a piece takes to be made.
+_STREAMS = {
+    "http": ".*/(infer_stream|generate_stream)",
+    "grpc": ".*/(ModelStreamInfer|Watch|ServerReflectionInfo)",
+}
+_STREAM_IDLE = "300s"
+_OURS = "mlctl"
+
+
+def route_table(traffic: Traffic, timeout_seconds: float = 60.0) -> Document:
+    """The route file: how gRPC and HTTP requests are shared out.
+
+    An answer has `timeout_seconds` to be whole, unless it comes in pieces.
+    """
+    timeout = f"{timeout_seconds:g}s"
+    routes = [
+        *_tester_routes(traffic.testers, timeout),
+        _weighted_route(traffic, "grpc", timeout),
+        *([_newcomer_route(traffic, timeout)] if traffic.sticky else []),
+        _weighted_route(traffic, "http", timeout),
+    ]
+    return {
+        "resources": [
+            {
+                "@type": "type.googleapis.com/envoy.config.route.v3.RouteConfiguration",
+                "name": ROUTE_NAME,
+                "virtual_hosts": [
+                    {
+                        "name": "all",
+                        "domains": ["*"],
+                        "retry_policy": _retry_policy(),
+                        "routes": [one for route in routes for one in _with_streams(route)],
+                    }
+                ],
+            }
+        ]
+    }
+
+
+def parse_traffic(document: Mapping[str, Any]) -> Traffic | None:
+    """What the routes in `/config_dump?resource=dynamic_route_configs` do.
+
+    None before any route is there, and for routes that are not ours. The weights are those of
+    the clusters themselves.
+    """
+    try:
+        routes = document["configs"][0]["route_config"]["virtual_hosts"][0]["routes"]
+        clusters = routes[-1]["route"]["weighted_clusters"]["clusters"]
+        told = routes[-1]["metadata"]["filter_metadata"][_OURS]
+    except (KeyError, IndexError):
+        return None
+    # A weight of 0 is absent from the dump.
+    by_name = {cluster["name"]: int(cluster.get("weight", 0)) for cluster in clusters}
+    weights = {colour: by_name.get(first_cluster(colour, PROTOCOLS[0]), 0) for colour in Colour}
+    return Traffic(
+        weights,
+        int(told["mirror"]),
+        _colour(told["mirror_to"]),
+        _colour(told["testers"]),
+        bool(told["sticky"]),
+    )
+
+
+def _colour(name: str) -> Colour | None:
+    return Colour(name) if name else None
+
+
+def _told(traffic: Traffic) -> Document:
+    return {
+        "mirror": traffic.mirror,
+        "mirror_to": traffic.mirror_to or "",
+        "testers": traffic.testers or "",
+        "sticky": traffic.sticky,
+    }
+
+
+def _weighted_route(traffic: Traffic, protocol: str, timeout: str) -> Document:
+    clusters = [
+        {"name": first_cluster(colour, protocol), "weight": traffic.weights[colour]}
+        for colour in Colour
+    ]
+    weighted: Document = {"clusters": clusters}
+    action: Document = {"weighted_clusters": weighted, "timeout": timeout}
+    if traffic.sticky:
+        # The hash takes the place of the dice: who was on a colour stays while it grows.
+        weighted["use_hash_policy"] = True
+        action["hash_policy"] = _hash_policy()
+    if traffic.mirror and traffic.mirror_to is not None:
+        action["request_mirror_policies"] = [
+            _mirror_policy(shadow_cluster(traffic.mirror_to, protocol), traffic.mirror)
+        ]
+    return {
+        "match": _match(protocol),
+        "route": action,
+        "metadata": {"filter_metadata": {_OURS: _told(traffic)}},
+    }
+
+
+def _newcomer_route(traffic: Traffic, timeout: str) -> Document:
+    """The weighted route of a client without a cookie: its first request's id becomes one."""
+    cookie = f"{CLIENT_COOKIE}=%REQ({REQUEST_ID_HEADER})%; Path=/; HttpOnly"
+    known = {
+        **_cookie_mark(CLIENT_COOKIE, "[^;]+"),
+        "invert_match": True,
+        "treat_missing_header_as_empty": True,
+    }
+    return {
+        **_weighted_route(traffic, "http", timeout),
+        "match": {**_match("http"), "headers": [known]},
+        "response_headers_to_add": [{"header": {"key": "set-cookie", "value": cookie}}],
+    }
+
+
+def _tester_routes(testers: Colour | None, timeout: str) -> list[Document]:
+    """Routes for who asks for the candidate by header or by cookie, before the weighted ones."""
+    if testers is None:
+        return []
+    marks = (
+        {"name": TESTER_HEADER, "string_match": {"exact": TESTER_VALUE}},
+        _cookie_mark(TESTER_COOKIE, TESTER_VALUE),
+    )
+    return [
+        {
+            "match": {**_match(protocol), "headers": [mark]},
+            "route": {"cluster": tester_cluster(testers, protocol), "timeout": timeout},
+        }
+        for protocol in reversed(PROTOCOLS)
+        for mark in marks
+    ]
+
+
+def _cookie_mark(name: str, value: str) -> Document:
+    pattern = rf"(?:.*;\s*)?{name}={value}(?:\s*;.*)?"
+    return {"name": "cookie", "string_match": {"safe_regex": {"regex": pattern}}}
+
+
+def _with_streams(route: Document) -> tuple[Document, Document]:
+    """`route`, and before it the same for answers in pieces, which are counted apart.
+
+    They are not copied: servers record no answers in pieces.
+    """
+    protocol = "grpc" if "grpc" in route["match"] else "http"
+    match = {name: value for name, value in route["match"].items() if name != "prefix"}
+    action = {**route["route"], "timeout": "0s", "idle_timeout": _STREAM_IDLE}
+    action.pop("request_mirror_policies", None)
+    if weighted := action.get("weighted_clusters"):
+        shares = [
+            {"name": stream_cluster(colour, protocol), "weight": cluster["weight"]}
+            for colour, cluster in zip(Colour, weighted["clusters"], strict=True)
+        ]
+        action["weighted_clusters"] = {**weighted, "clusters": shares}
+    streams = {"safe_regex": {"regex": _STREAMS[protocol]}, **match}
+    return {**route, "match": streams, "route": action}, route
+
+
+def _match(protocol: str) -> Document:
+    return {"prefix": "/", "grpc": {}} if protocol == "grpc" else {"prefix": "/"}
+
+
+def _hash_policy() -> list[Document]:
+    """By the client's own header, else its cookie, else what its cookie is going to be."""
+    return [
+        {"header": {"header_name": CLIENT_HEADER}, "terminal": True},
+        {"cookie": {"name": CLIENT_COOKIE}, "terminal": True},
+        {"header": {"header_name": REQUEST_ID_HEADER}},
+    ]
+
+
+def _mirror_policy(cluster: str, percent: int) -> Document:
+    return {
+        "cluster": cluster,
+        "runtime_fraction": {"default_value": {"numerator": percent, "denominator": "HUNDRED"}},
+        "trace_sampled": False,
+        "disable_shadow_host_suffix_append": True,
+        "request_headers_mutations": [{"append": {"header": {"key": COPY_HEADER, "value": "1"}}}],
+    }
+
+
+def _retry_policy() -> Document:
+    # Only failures before the request reached a server: a prediction may not be idempotent.
+    return {
+        "retry_on": "connect-failure,refused-stream,reset-before-request",
+        "num_retries": 2,
+        "retry_priority": {
+            "name": "envoy.retry_priorities.previous_priorities",
+            "typed_config": {
+                "@type": "type.googleapis.com/envoy.extensions.retry.priority"
+                ".previous_priorities.v3.PreviousPrioritiesConfig",
+                "update_frequency": 1,
+            },
+        },
+    }

@@ -1,0 +1,135 @@
+"""Envoy's admin answers as values; pure.
+
+A colour's requests are counted where the route sent them (its `first` cluster, HTTP and gRPC
+together). A request that the other colour had to rescue is an error of the colour that was
+asked: the retry counter says so. An answer in pieces is counted apart (`stream`), since its time
+is the length of a conversation: it may fail, but it is not timed. A request whose client left
+before any answer is counted by the cluster that held it (`own`), because Envoy completes it
+nowhere. Copies of requests have a cluster of their own (`shadow`); testers too, which is not
+read at all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from rollout.domain.counts import (
+    GRPC_CLIENT_ERRORS,
+    GRPC_FAILURES,
+    LATENCY_EDGES_MS,
+    Reading,
+    Totals,
+)
+from rollout.domain.spec import Colour
+from rollout.drivers.envoy.config import INFER_METHODS, INFER_SERVICE
+from rollout.drivers.envoy.names import (
+    PROTOCOLS,
+    first_cluster,
+    own_cluster,
+    shadow_cluster,
+    stream_cluster,
+)
+
+_Naming = Callable[[Colour, str], str]
+
+_GRPC_PREFIXES = tuple(f"grpc.{INFER_SERVICE}.{method}." for method in INFER_METHODS)
+_ERRORS = (
+    "upstream_rq_5xx",
+    "upstream_rq_retry",
+    "upstream_rq_rx_reset",
+    *(f"{prefix}{status}" for prefix in _GRPC_PREFIXES for status in GRPC_FAILURES),
+)
+_CLIENT_ERRORS = (
+    "upstream_rq_4xx",
+    *(f"{prefix}{status}" for prefix in _GRPC_PREFIXES for status in GRPC_CLIENT_ERRORS),
+)
+# How Envoy lets go of a request: it closes an HTTP/1 connection, resets an HTTP/2 stream, or
+# forgets what still waited for a connection.
+_LET_GO = (
+    "upstream_cx_destroy_local_with_active_rq",
+    "upstream_rq_tx_reset",
+    "upstream_rq_cancelled",
+)
+
+# What one scrape asks for.
+STATS_FILTER = (
+    r"^cluster\.(blue|green)-(first-|stream-|shadow-)?(http|grpc)\."
+    r"(upstream_rq_(time|completed|5xx|4xx|retry|rx_reset|active|tx_reset|cancelled|timeout)|"
+    r"upstream_cx_destroy_local_with_active_rq|membership_healthy|("
+    + "|".join(map(re.escape, _GRPC_PREFIXES))
+    + ")[0-9]+)$"
+)
+
+
+def parse_stats(document: Mapping[str, Any]) -> Reading:
+    """The reading in `/stats?format=json&histogram_buckets=cumulative`."""
+    values: dict[str, int] = {}
+    histograms: dict[str, tuple[int, ...]] = {}
+    for entry in document["stats"]:
+        if "histograms" in entry:
+            for histogram in entry["histograms"]:
+                histograms[histogram["name"]] = _within(histogram)
+        else:
+            values[entry["name"]] = int(entry["value"])
+
+    def count(cluster: _Naming) -> dict[Colour, Totals]:
+        return {colour: _totals(colour, cluster, values, histograms) for colour in Colour}
+
+    pieces = count(stream_cluster)
+    return Reading(
+        totals={
+            colour: totals.plus(_untimed(pieces[colour]))
+            for colour, totals in count(first_cluster).items()
+        },
+        healthy={
+            colour: all(n > 0 for n in _each(colour, "membership_healthy", values))
+            for colour in Colour
+        },
+        active={colour: sum(_each(colour, "upstream_rq_active", values)) for colour in Colour},
+        shadow=count(shadow_cluster),
+    )
+
+
+def _each(colour: Colour, name: str, values: Mapping[str, int]) -> list[int]:
+    """One value of the colour's own cluster for each protocol."""
+    clusters = (own_cluster(colour, protocol) for protocol in PROTOCOLS)
+    return [values.get(f"cluster.{cluster}.{name}", 0) for cluster in clusters]
+
+
+def _totals(
+    colour: Colour,
+    cluster: _Naming,
+    values: Mapping[str, int],
+    histograms: Mapping[str, tuple[int, ...]],
+) -> Totals:
+    """Both protocols together, as counted by the clusters with the names of `cluster`."""
+    nothing = (0,) * len(LATENCY_EDGES_MS)
+    total = Totals(within=nothing)
+    for protocol in PROTOCOLS:
+        prefix = f"cluster.{cluster(colour, protocol)}."
+        within = histograms.get(f"{prefix}upstream_rq_time", nothing)
+        holder = own_cluster if cluster is first_cluster else cluster
+        let_go = sum(values.get(f"cluster.{holder(colour, protocol)}.{n}", 0) for n in _LET_GO)
+        # At the route's timeout Envoy lets go as well, but answers: 504, counted as an error.
+        timeouts = values.get(f"{prefix}upstream_rq_timeout", 0)
+        part = Totals(
+            requests=values.get(f"{prefix}upstream_rq_completed", 0),
+            errors=sum(values.get(prefix + name, 0) for name in _ERRORS),
+            timed=within[-1],
+            within=within,
+            client_errors=sum(values.get(prefix + name, 0) for name in _CLIENT_ERRORS),
+            abandoned=max(0, let_go - timeouts),
+        )
+        total = total.plus(part)
+    return total
+
+
+def _untimed(totals: Totals) -> Totals:
+    return replace(totals, timed=0, within=(0,) * len(LATENCY_EDGES_MS))
+
+
+def _within(histogram: Mapping[str, Any]) -> tuple[int, ...]:
+    return tuple(int(bucket["cumulative"]) for bucket in histogram["buckets"])

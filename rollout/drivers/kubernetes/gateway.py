@@ -1,0 +1,79 @@
+"""A cluster's Gateway in the place of a proxy: there is nothing to run, only rights to check."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.files import write_atomic
+from rollout.domain.kubernetes_target import Target
+from rollout.domain.ports import PlaneRejected, PlaneUnavailable
+from rollout.domain.spec import Colour
+from rollout.journal import paths as places
+
+if TYPE_CHECKING:
+    from rollout.drivers.kubernetes.plane import KubernetesPlane
+
+
+class Gateway:
+    """The Gateway that `target`'s route belongs to, for the deployment in `directory`."""
+
+    def __init__(self, directory: Path, target: Target, epoch: int | None) -> None:
+        self._holder = directory / "holder"
+        self._target = target
+        self._epoch = epoch
+
+    def command(self) -> list[str]:
+        """Nothing to run, but the route must be there and fit.
+
+        RUNTIME_MISSING, INVALID_INPUT, UNAVAILABLE.
+        """
+        try:
+            with self.plane() as plane:
+                plane.weights()
+                self._require_free(plane.holder())
+                for service in self._target.services.values():
+                    plane.cluster.pods(service)
+        except PlaneRejected as error:
+            raise MlctlError(ErrorCode.INVALID_INPUT, str(error)) from error
+        except PlaneUnavailable as error:
+            raise MlctlError(ErrorCode.UNAVAILABLE, str(error)) from error
+        return []
+
+    def prepare(self, live: Colour) -> None:
+        """Nothing: a Gateway is there before us."""
+
+    def reset(self) -> None:
+        """Nothing: the route stays as it is until the daemon's first look."""
+
+    def plane(self) -> KubernetesPlane:
+        """Reach it; RUNTIME_MISSING without the extra `kubernetes`."""
+        try:
+            from rollout.drivers.kubernetes.plane import KubernetesPlane
+            from rollout.drivers.kubernetes.route import Claim
+        except ImportError as error:
+            raise MlctlError(
+                ErrorCode.RUNTIME_MISSING,
+                "lightkube is not installed",
+                "Install it: pip install 'mlctl[kubernetes]'.",
+            ) from error
+        if self._epoch is None:
+            return KubernetesPlane(self._target, None)
+        # A look at a slow cluster takes long; the daemon that waits for it is not stuck.
+        beat = places.heartbeat(self._holder.parent.name).touch
+        return KubernetesPlane(self._target, Claim(self._name(), self._epoch), progress=beat)
+
+    def _require_free(self, holder: str | None) -> None:
+        if holder is not None and holder != self._name():
+            from rollout.drivers.kubernetes.plane import foreign
+
+            raise PlaneRejected(foreign(self._target, holder))
+
+    def _name(self) -> str:
+        """Who this deployment is among all that may write to the route; made once."""
+        if not self._holder.exists():
+            text = f"{self._holder.parent.name}-{uuid.uuid4().hex[:12]}"
+            write_atomic(self._holder, text.encode(), mode=0o600)
+        return self._holder.read_text().strip()

@@ -1,0 +1,90 @@
+"""Counts of both colours from whatever tells them: the pods of a Service, or plain addresses."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from rollout.domain.counts import Reading, Totals
+from rollout.domain.ports import PlaneUnavailable
+from rollout.domain.spec import Colour
+from rollout.drivers.kubernetes.scrape import NOTHING, Tally, read_totals
+
+if TYPE_CHECKING:
+    from rollout.drivers.kubernetes.cluster import Cluster
+
+
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    """One look at the servers of a colour, each by its uid: which exist, which should get
+    traffic, and what those that answered have counted.
+    """
+
+    present: frozenset[str]
+    ready: frozenset[str]
+    told: Mapping[str, Totals]
+
+
+class Source(Protocol):
+    """What can be asked for one colour's counts; PlaneUnavailable."""
+
+    def scrape(self) -> Scrape: ...
+
+
+class ServiceSource:
+    """The pods of a Service; the cluster is opened when it is first asked."""
+
+    def __init__(self, cluster: Callable[[], Cluster], service: str) -> None:
+        self._cluster = cluster
+        self._service = service
+
+    def scrape(self) -> Scrape:
+        pods = self._cluster().pods(self._service)
+        answers = self._cluster().ask(pods, "/metrics")
+        texts = {
+            uid: answer.text
+            for uid, answer in answers.items()
+            if answer is not None and answer.status_code == 200
+        }
+        ready = frozenset(pod.uid for pod in pods if pod.ready)
+        return Scrape(frozenset(answers), ready, totals_of(texts))
+
+
+def totals_of(texts: Mapping[str, str]) -> dict[str, Totals]:
+    """The counters in what each server told; one that counts otherwise has told nothing."""
+    found: dict[str, Totals] = {}
+    for uid, text in texts.items():
+        with contextlib.suppress(ValueError):
+            found[uid] = read_totals(text)
+    return found
+
+
+class SourceMeter:
+    """A meter over one source per colour. Its totals only rise."""
+
+    def __init__(self, sources: Mapping[Colour, Source]) -> None:
+        self._sources = dict(sources)
+        self._tallies = {colour: Tally() for colour in Colour}
+
+    def read(self) -> Reading:
+        """A colour is healthy while one of its ready servers tells its counts.
+
+        PlaneUnavailable if there are some, and none of either colour does.
+        """
+        looks = {colour: source.scrape() for colour, source in self._sources.items()}
+        asked = any(look.ready for look in looks.values())
+        if asked and not any(look.told for look in looks.values()):
+            raise PlaneUnavailable("no server tells counts that this version can read")
+        for colour, look in looks.items():
+            self._tallies[colour].add(look.told, look.present)
+        return Reading(
+            totals={colour: tally.total for colour, tally in self._tallies.items()},
+            healthy={
+                colour: not look.ready.isdisjoint(look.told) for colour, look in looks.items()
+            },
+            # What is in flight is drained by the cluster, not by us.
+            active=dict.fromkeys(Colour, 0),
+            shadow=dict.fromkeys(Colour, NOTHING),
+        )

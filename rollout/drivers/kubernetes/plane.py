@@ -1,0 +1,165 @@
+"""The data plane and meter of a deployment in a cluster: an HTTPRoute's weights, its pods' counts.
+
+Every write carries the resourceVersion that was read, and with it the daemon's epoch: one that
+was replaced cannot write any more, however long it stood still in between.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Self
+
+from rollout.domain.counts import Reading
+from rollout.domain.kubernetes_target import Target
+from rollout.domain.ports import PlaneRejected, PlaneUnavailable, Traffic
+from rollout.domain.spec import Colour, Endpoint
+from rollout.drivers.kubernetes import route as routes
+from rollout.drivers.kubernetes.cluster import Cluster, ConflictError
+from rollout.drivers.kubernetes.meter import ServiceSource, SourceMeter
+from rollout.drivers.kubernetes.route import Claim, Json, RouteUnfitError, Word
+from rollout.journal.journal import StaleEpochError
+
+_TRIES = 8
+_PAUSE = 0.02
+_ACCEPT_SECONDS = 5.0
+_POLL_SECONDS = 0.1
+
+
+class KubernetesPlane:
+    """The plane of `target`, written on behalf of `claim`; without one it only reads.
+
+    `progress` is called after every question to the cluster.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        claim: Claim | None,
+        accept_seconds: float = _ACCEPT_SECONDS,
+        progress: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._target = target
+        self._claim = claim
+        self._accept_seconds = accept_seconds
+        self._progress = progress
+        self._opened: Cluster | None = None
+        self._meter = SourceMeter(
+            {c: ServiceSource(lambda: self.cluster, target.services[c]) for c in Colour}
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster; PlaneUnavailable if there is no usable configuration."""
+        if self._opened is None:
+            self._opened = Cluster(self._target.reach, self._progress)
+        return self._opened
+
+    @property
+    def can_mirror(self) -> bool:
+        return False
+
+    def weights(self) -> dict[Colour, int] | None:
+        """The weights in the route; PlaneRejected if it has no rule of ours."""
+        try:
+            return routes.weights_of(self.cluster.route(self._target.route), self._target)
+        except RouteUnfitError as error:
+            raise self._unfit(error) from error
+
+    def apply(self, traffic: Traffic) -> None:
+        """Make the weights hold and wait until the Gateways that report have accepted them.
+
+        StaleEpochError if a later daemon wrote them. PlaneRejected for copies. Weights of a
+        route are not sticky, and testers are sent by rules of the user's own.
+        """
+        if traffic.mirror:
+            raise PlaneRejected("copies of requests are not made in a cluster: leave out --shadow")
+        try:
+            self._await_accepted(self._write(traffic.weights))
+        except RouteUnfitError as error:
+            raise self._unfit(error) from error
+
+    def holder(self) -> str | None:
+        """The deployment that the route belongs to; None if it is free."""
+        try:
+            claim = routes.claim_of(self.cluster.route(self._target.route))
+        except RouteUnfitError as error:
+            raise self._unfit(error) from error
+        return None if claim is None else claim.holder
+
+    def connect(self, colour: Colour, endpoints: tuple[Endpoint, ...]) -> None:
+        """Nothing: a Service finds its pods by itself, and they are drained by the cluster."""
+
+    def read(self) -> Reading:
+        """Counts of the pods; see `SourceMeter.read`."""
+        return self._meter.read()
+
+    def _write(self, weights: Mapping[Colour, int]) -> Json:
+        """The route with these weights in it."""
+        if self._claim is None:
+            raise PlaneUnavailable("this plane was opened for reading only")
+        for attempt in range(_TRIES):
+            found = self.cluster.route(self._target.route)
+            self._check(routes.claim_of(found), self._claim)
+            patch = routes.patched(found, self._target, weights, self._claim)
+            if patch is None:
+                return found
+            self._require_ready(found, weights)
+            try:
+                return self.cluster.patch_route(self._target.route, patch)
+            except ConflictError:
+                time.sleep(_PAUSE * (attempt + 1))
+        raise PlaneUnavailable(f"others keep changing HTTPRoute {self._target.route}")
+
+    def _check(self, found: Claim | None, ours: Claim) -> None:
+        if found is None:
+            return
+        if found.holder != ours.holder:
+            raise PlaneRejected(foreign(self._target, found.holder))
+        if found.epoch > ours.epoch:
+            raise StaleEpochError(f"epoch {ours.epoch} of HTTPRoute {self._target.route} is over")
+
+    def _require_ready(self, found: Json, weights: Mapping[Colour, int]) -> None:
+        """No more traffic for a colour without a ready pod, unless the other has none either."""
+        before = routes.least_of(found, self._target)
+        for colour in Colour:
+            if weights[colour] <= before[colour] or self._ready(colour):
+                continue
+            if self._ready(colour.other):
+                service = self._target.services[colour]
+                raise PlaneUnavailable(f"Service {service} has no ready pod: no traffic for it")
+
+    def _ready(self, colour: Colour) -> bool:
+        return any(pod.ready for pod in self.cluster.pods(self._target.services[colour]))
+
+    def _await_accepted(self, found: Json) -> None:
+        deadline = time.monotonic() + self._accept_seconds
+        while True:
+            word, why = routes.word(found)
+            if word is Word.ACCEPTED:
+                return
+            if word is Word.REFUSED:
+                raise PlaneRejected(why)
+            if time.monotonic() > deadline:
+                raise PlaneUnavailable(why)
+            time.sleep(_POLL_SECONDS)
+            found = self.cluster.route(self._target.route)
+
+    def _unfit(self, error: RouteUnfitError) -> PlaneRejected:
+        return PlaneRejected(f"HTTPRoute {self._target.namespace}/{self._target.route}: {error}")
+
+
+def foreign(target: Target, holder: str) -> str:
+    """Why the route is left alone, and what to do."""
+    return (
+        f"{target.where} belongs to another deployment ({holder}); if that one is gone, "
+        f"remove the route's annotation {routes.HOLDER}"
+    )

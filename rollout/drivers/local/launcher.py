@@ -1,0 +1,186 @@
+"""Bentos as local processes: started detached, ready only when they serve the right digest."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import httpx
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.home import bento_environment
+from bundle.tokens import token_of
+from rollout.domain.ports import Probe, Served
+from rollout.domain.spec import Colour, Endpoint, Revision, Settings, replica_role
+from rollout.drivers.local import logs, processes
+from rollout.drivers.local.samples import sample_folder
+
+GRPC_PORT = "MLCTL_GRPC_PORT"
+WORKERS = "MLCTL_WORKERS"
+_PROBE_TIMEOUT = 2.0
+# How long a look waits for one answer; a server that loads may take connections and not answer.
+_PROBE_PATIENCE = 0.1
+_PROBES_AT_ONCE = 16
+# Below those that the kernel gives to outgoing connections, one of which could take the port
+# while its server still loads.
+_OWN_PORTS = range(20_000, 32_768)
+_MOST_TRIED = 1000
+# What a server of its own may be told, and one of several behind the proxy must not be.
+_ALONE = dict.fromkeys(
+    (
+        "MLCTL_TLS_CERT",
+        "MLCTL_TLS_KEY",
+        "MLCTL_TLS_CLIENT_CA",
+    ),
+    "",
+)
+
+
+def free_ports(count: int) -> tuple[int, ...]:
+    """Loopback ports that nothing listens on now; distinct. PORT_TAKEN if too few were found."""
+    with ExitStack() as stack:
+        found: list[int] = []
+        for port in random.SystemRandom().sample(_OWN_PORTS, _MOST_TRIED):
+            each = stack.enter_context(socket.socket())
+            with suppress(OSError):
+                each.bind(("127.0.0.1", port))
+                found.append(port)
+            if len(found) == count:
+                return tuple(found)
+    raise MlctlError(ErrorCode.PORT_TAKEN, f"fewer than {count} free ports on 127.0.0.1")
+
+
+def resolve_host(host: str) -> str:
+    """`host` as an IP address, IPv4 before IPv6: Envoy takes no names. INVALID_INPUT if none."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"the host {host!r} has no address here",
+            "Give an address of this machine, for example 127.0.0.1.",
+        ) from error
+    ordered = sorted(found, key=lambda entry: entry[0] is not socket.AF_INET)
+    return str(ordered[0][4][0])
+
+
+def require_free(host: str, *ports: int) -> None:
+    """PORT_TAKEN, naming the first port that cannot be listened on at the address `host`."""
+    require_all_free(*((host, port) for port in ports))
+
+
+def require_all_free(*doors: tuple[str, int]) -> None:
+    """PORT_TAKEN, naming the first address and port that cannot be listened on, or not twice."""
+    with ExitStack() as stack:
+        for host, port in doors:
+            shown = f"[{host}]" if ":" in host else host
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            probe = stack.enter_context(socket.socket(family))
+            # Without it a port whose last connection is winding down looks taken.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+                probe.listen()
+            except OSError as error:
+                raise MlctlError(
+                    ErrorCode.PORT_TAKEN, f"cannot listen on {shown}:{port}: {error.strerror}"
+                ) from error
+
+
+class LocalLauncher:
+    """Runs the Bentos of one deployment with logs under `logs`."""
+
+    def __init__(self, logs: Path, settings: Settings) -> None:
+        self._logs = logs
+        self._settings = settings
+        self._ready: set[str] = set()
+        self._client = httpx.Client(timeout=_PROBE_TIMEOUT, trust_env=False)
+        self._pool = ThreadPoolExecutor(_PROBES_AT_ONCE, thread_name_prefix="probe")
+        self._asked: dict[str, Future[Probe]] = {}
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._client.close()
+
+    def start(self, colour: Colour, revision: Revision, index: int = 0) -> Served:
+        name = replica_role(colour, index)
+        role = process_role(self._logs.parent, name)
+        processes.end_strays(role)
+        http, grpc = free_ports(2)
+        log = logs.path(self._logs, name)
+        processes.log_start(log, f"{revision.bento} as {name} on port {http}")
+        command = [part.format(bento=revision.bento, port=http) for part in self._settings.serve]
+        process = processes.spawn(role, command, log, self._environment(colour, grpc))
+        return Served(revision, Endpoint(http, grpc), process, str(log))
+
+    def probe(self, served: Served) -> Probe:
+        """READY once /readyz answers 200 and the model's metadata names the digest.
+
+        After that only whether the process lives is asked; its health is the proxy's to watch.
+        An answer that takes long is found by a later call: it is STARTING until then.
+        """
+        token = served.process.token
+        if not processes.alive(served.process):
+            self._asked.pop(token, None)
+            return Probe.DEAD
+        if token in self._ready:
+            return Probe.READY
+        if token not in self._asked:
+            self._asked[token] = self._pool.submit(self._ask, served)
+        if not wait((self._asked[token],), _PROBE_PATIENCE).done:
+            return Probe.STARTING
+        probe = self._asked.pop(token).result()
+        if probe is Probe.READY:
+            self._ready.add(token)
+        return probe
+
+    def stop(self, served: Served, *, force: bool = False) -> None:
+        (processes.kill if force else processes.terminate)(served.process)
+
+    def _environment(self, colour: Colour, grpc: int) -> dict[str, str]:
+        workers = str(self._settings.workers)
+        samples = sample_folder(self._logs.parent)
+        recording = samples.environment(colour) if samples else {}
+        own = {GRPC_PORT: str(grpc), WORKERS: workers, **recording}
+        return {**bento_environment(), **_ALONE, **own}
+
+    def _ask(self, served: Served) -> Probe:
+        base = f"http://127.0.0.1:{served.endpoint.http}"
+        try:
+            ready = self._client.get(f"{base}/readyz")
+            health = self._client.get(f"{base}/v2/health/ready")
+            if ready.status_code != 200 or health.status_code != 200:
+                return Probe.STARTING
+            model = self._client.get(
+                f"{base}/v2/models/{served.revision.name}", headers=authorization()
+            )
+        except httpx.TransportError:
+            return Probe.STARTING
+        if model.status_code != 200:
+            return Probe.WRONG_MODEL
+        return Probe.READY if served.revision.digest in _versions(model) else Probe.WRONG_MODEL
+
+
+def authorization() -> dict[str, str]:
+    """The header with which the Bentos of this environment may be asked; raises MlctlError."""
+    token = token_of(os.environ)
+    return {} if token is None else {"authorization": f"Bearer {token}"}
+
+
+def process_role(directory: Path, role: str) -> str:
+    """The name by which a deployment's process is found again; unique per state directory."""
+    return f"{directory}:{role}"
+
+
+def _versions(answer: httpx.Response) -> list[str]:
+    try:
+        document = answer.json()
+    except ValueError:
+        return []
+    versions = document.get("versions", []) if isinstance(document, Mapping) else []
+    return [str(version) for version in versions]

@@ -1,0 +1,126 @@
+"""The logs of a deployment: kept within bounds, read back, followed.
+
+A process keeps its log open, so a log that is too large is copied and then truncated in place:
+the writer appends, and continues at the new end. Only what is written between the copy and the
+truncation is lost.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from bundle.errors import ErrorCode, MlctlError
+from rollout.journal import paths as places
+from rollout.journal.journal import Journal
+
+MAX_BYTES = 10 << 20
+KEPT = 3
+_SUFFIX = ".log"
+_CHUNK = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of the log of `role`, without its end."""
+
+    role: str
+    text: str
+
+
+def directory_of(name: str) -> Path:
+    """Where the deployment `name`, up or down, logs; DEPLOYMENT_NOT_FOUND."""
+    with Journal(places.journal()) as journal:
+        return places.directory(journal.deployment(name).name) / "logs"
+
+
+def path(directory: Path, role: str) -> Path:
+    """The log of a role ("blue/0", "envoy", "daemon") under a deployment's log directory."""
+    return directory / f"{role.replace('/', '-')}{_SUFFIX}"
+
+
+def note(log: Path, text: str) -> None:
+    """Append a line of our own."""
+    with log.open("a", encoding="utf-8") as file:
+        file.write(f"mlctl: {datetime.now().astimezone():%Y-%m-%d %H:%M:%S} {text}\n")
+
+
+def rotate(directory: Path, max_bytes: int = MAX_BYTES, kept: int = KEPT) -> None:
+    """Move the content of every log over `max_bytes` to NAME.log.1, and keep `kept` such files."""
+    for log in directory.glob(f"*{_SUFFIX}"):
+        if log.stat().st_size > max_bytes:
+            _rotate(log, kept)
+
+
+def _rotate(log: Path, kept: int) -> None:
+    for number in range(kept - 1, 0, -1):
+        older = _numbered(log, number)
+        if older.exists():
+            older.replace(_numbered(log, number + 1))
+    shutil.copyfile(log, _numbered(log, 1))
+    with log.open("r+b") as file:
+        file.truncate(0)
+
+
+def _numbered(log: Path, number: int) -> Path:
+    return log.with_name(f"{log.name}.{number}")
+
+
+def roles(directory: Path, wanted: str | None = None) -> tuple[str, ...]:
+    """The roles that have a log, or those that `wanted` names: "blue" is all of blue's replicas.
+
+    NOT_FOUND, with those that exist, if none does.
+    """
+    found = sorted(_role(log) for log in directory.glob(f"*{_SUFFIX}"))
+    named = [role for role in found if wanted is None or role.split("/")[0] == wanted.split("/")[0]]
+    if wanted is not None and "/" in wanted:
+        named = [role for role in named if role == wanted]
+    if wanted is not None and not named:
+        known = ", ".join(found) or "none"
+        raise MlctlError(
+            ErrorCode.NOT_FOUND, f"there is no log of {wanted!r}", f"There are: {known}."
+        )
+    return tuple(named)
+
+
+def _role(log: Path) -> str:
+    colour, dash, index = log.name.removesuffix(_SUFFIX).rpartition("-")
+    return f"{colour}/{index}" if dash and index.isdigit() else log.name.removesuffix(_SUFFIX)
+
+
+def tail(directory: Path, role: str, count: int) -> list[Line]:
+    """The last `count` lines of a log; those before its last rotation too, if it has fewer."""
+    lines: deque[str] = deque(maxlen=count)
+    log = path(directory, role)
+    for file in (_numbered(log, 1), log):
+        if file.exists():
+            with file.open(encoding="utf-8", errors="replace") as text:
+                lines.extend(line.rstrip("\n") for line in text)
+    return [Line(role, line) for line in lines]
+
+
+class Follower:
+    """What is appended to some logs from now on, or from the start of those that appear later."""
+
+    def __init__(self, directory: Path, wanted: Callable[[], tuple[str, ...]]) -> None:
+        self._directory = directory
+        self._wanted = wanted
+        self._read = {role: path(directory, role).stat().st_size for role in wanted()}
+        self._partial: dict[str, str] = {}
+
+    def read(self) -> Iterator[Line]:
+        """The whole lines that came since the last call; one that is being written waits."""
+        for role in self._wanted():
+            log = path(self._directory, role)
+            size, start = log.stat().st_size, self._read.get(role, 0)
+            with log.open("rb") as file:
+                file.seek(start if start <= size else 0)  # else it was rotated
+                text = file.read().decode("utf-8", "replace")
+                self._read[role] = file.tell()
+            *whole, rest = (self._partial.get(role, "") + text).split("\n")
+            self._partial[role] = rest
+            yield from (Line(role, line) for line in whole)

@@ -1,0 +1,144 @@
+"""Detached processes that outlive their starter and are never confused with others.
+
+A process is known by pid, start time and a token in its environment. A recycled pid has
+another start time; a child that survived its parent still carries the token. Only what
+matches is ever signalled. Each process leads its own session, so Ctrl-C does not reach it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+
+import psutil
+
+from rollout.domain.process_ref import ProcessRef
+
+TOKEN_VARIABLE = "MLCTL_PROCESS"  # noqa: S105 - a name, not a secret
+_START_TOLERANCE = 1.0  # create times move a little when the wall clock is adjusted
+_TAIL_BYTES = 8192
+_START_LINE = re.compile(r"^mlctl: [-0-9]{10} [:0-9]{8} start: .*\n?", re.MULTILINE)
+
+
+def spawn(
+    role: str, argv: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+) -> ProcessRef:
+    """Start `argv` in its own session with output appended to `log`.
+
+    `role` names what it is for; `strays(role)` finds it again even if its pid was not kept.
+    """
+    token = f"{role}#{uuid.uuid4().hex}"
+    variables = {**os.environ, **(environment or {}), TOKEN_VARIABLE: token}
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    pid = os.posix_spawn(
+        argv[0],
+        list(argv),
+        variables,
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, str(log), flags, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+        setsigmask=[],
+        setsigdef=[signal.SIGPIPE, signal.SIGINT, signal.SIGTERM],
+    )
+    return ProcessRef(pid, psutil.Process(pid).create_time(), token)
+
+
+def alive(ref: ProcessRef) -> bool:
+    """Whether the process itself still runs; a zombie does not. Reaps it if it is our child."""
+    _reap(ref.pid)
+    return _leader(ref) is not None
+
+
+def terminate(ref: ProcessRef) -> None:
+    """Send SIGTERM to the process; nothing if it is gone."""
+    leader = _leader(ref)
+    if leader is not None:
+        _signal(leader, signal.SIGTERM)
+
+
+def kill(ref: ProcessRef) -> None:
+    """SIGKILL the process and every process that it started and that carries its token."""
+    for process in members(ref.token):
+        _signal(process, signal.SIGKILL)
+    _reap(ref.pid)
+
+
+def members(token: str) -> Iterator[psutil.Process]:
+    """The running processes that carry `token`."""
+    return _matching(lambda found: found == token)
+
+
+def strays(role: str) -> Iterator[psutil.Process]:
+    """The running processes that were spawned for `role` or a replica of it ("ROLE/0").
+
+    Whoever remembers them, or nobody.
+    """
+    return _matching(lambda found: found.startswith((f"{role}#", f"{role}/")))
+
+
+def end_strays(role: str) -> None:
+    """SIGKILL every process that was spawned for `role` or a replica of it."""
+    for process in strays(role):
+        _signal(process, signal.SIGKILL)
+
+
+def log_start(log: Path, text: str) -> None:
+    """Append the line that separates a new process's output from that of the ones before it."""
+    with log.open("a", encoding="utf-8") as file:
+        file.write(f"mlctl: {datetime.now().astimezone():%Y-%m-%d %H:%M:%S} start: {text}\n")
+
+
+def log_tail(log: Path, lines: int = 15) -> str:
+    """Return the last lines of a log since its last `log_start`, or a remark if there are none.
+
+    A log is kept over the starts of its role, so older lines may be another Bento's.
+    """
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+            text = file.read().decode("utf-8", "replace")
+    except FileNotFoundError:
+        return "(no log was written)"
+    own = _START_LINE.split(text)[-1]
+    return "\n".join(own.splitlines()[-lines:]) or "(the process wrote nothing)"
+
+
+def _leader(ref: ProcessRef) -> psutil.Process | None:
+    try:
+        process = psutil.Process(ref.pid)
+        same = abs(process.create_time() - ref.started) < _START_TOLERANCE
+        return process if same and process.status() != psutil.STATUS_ZOMBIE else None
+    except psutil.NoSuchProcess:
+        return None
+
+
+def _matching(wanted: Callable[[str], bool]) -> Iterator[psutil.Process]:
+    for process in psutil.process_iter():
+        try:
+            token = process.environ().get(TOKEN_VARIABLE, "")
+        except (psutil.NoSuchProcess, psutil.AccessDenied):  # another user's, or just gone
+            continue
+        if token and wanted(token):
+            yield process
+
+
+def _signal(process: psutil.Process, number: signal.Signals) -> None:
+    try:
+        process.send_signal(number)
+    except psutil.NoSuchProcess:
+        return
+
+
+def _reap(pid: int) -> None:
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return

@@ -1,0 +1,57 @@
+"""Where a deployment's servers record, and how they are told to."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollout.domain.spec import Colour
+
+SAMPLE_DIR = "MLCTL_SAMPLE_DIR"
+SAMPLE_CONTROL = "MLCTL_SAMPLE_CONTROL"
+SAMPLE_REDACT = "MLCTL_SAMPLE_REDACT"
+
+
+@dataclass(frozen=True, slots=True)
+class SampleFolder:
+    """The part of a deployment's `directory` that holds samples."""
+
+    directory: Path
+
+    @property
+    def control(self) -> Path:
+        """The document that says what both colours record."""
+        return self.directory / "samples" / "control.json"
+
+    def segments(self, colour: Colour) -> Path:
+        """Where all replicas of a colour write their segments."""
+        return self.directory / "samples" / colour
+
+    def disagreements(self, rollout: int) -> Path:
+        """The rows that a rollout's two revisions answered differently; it stays."""
+        return self.directory / "disagreements" / f"{rollout}.parquet"
+
+    def clear(self) -> None:
+        """Remove what is recorded, and the order to record; the servers that write are gone."""
+        shutil.rmtree(self.control.parent, ignore_errors=True)
+
+    def environment(self, colour: Colour) -> Mapping[str, str]:
+        """What a server of `colour` has to know."""
+        return {SAMPLE_DIR: str(self.segments(colour)), SAMPLE_CONTROL: str(self.control)}
+
+
+def sample_folder(directory: Path) -> SampleFolder | None:
+    """The samples of the deployment in `directory`.
+
+    None where its servers record for somebody else already: that is left alone.
+    """
+    return None if SAMPLE_DIR in os.environ else SampleFolder(directory)
+
+
+def redacted() -> tuple[str, ...]:
+    """The tensors that are never to be written, as the servers are told by the environment."""
+    names = os.environ.get(SAMPLE_REDACT, "").split(",")
+    return tuple(name.strip() for name in names if name.strip())

@@ -1,0 +1,392 @@
+"""The record of deployments and rollouts: what is wanted, where it stands, what was decided.
+
+Every change is one transaction. A daemon's changes carry its epoch, a number from one global
+counter; after a takeover the former daemon's are refused (`StaleEpochError`).
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from bundle.clock import Clock, SystemClock
+from bundle.errors import ErrorCode, MlctlError
+from rollout.domain.gates import Action, Gate, Verdict
+from rollout.domain.operator_commands import Request, Wish, next_request
+from rollout.domain.process_ref import ProcessRef
+from rollout.domain.spec import Colour, Outcome, Ports, Revision, RolloutSpec, Settings
+from rollout.domain.state_machine import ABORTABLE, Phase, Progress
+from rollout.journal import records
+from rollout.journal import rejections as refusals
+from rollout.journal.records import Deployment, Event, Rollout
+from rollout.journal.schema import connect, transaction
+
+# The kinds of events that a client writes for the daemon.
+_COMMANDS = ("requested", "scaled", "down", *Wish)
+
+
+class StaleEpochError(Exception):
+    """Another daemon has taken the deployment over, or it was taken down."""
+
+
+class RequestWaitsError(Exception):
+    """The promotion was not recorded: an operator had asked for something just before."""
+
+
+class Journal:
+    """The journal at `path`. One object per thread; any number of processes."""
+
+    def __init__(self, path: Path, clock: Clock | None = None) -> None:
+        self._db = connect(path)
+        self._clock = clock or SystemClock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._db.close()
+
+    def last_command(self, name: str) -> int:
+        """Return the `seq` of the deployment's newest event that its daemon acts on; 0 for none.
+
+        Cheap to poll. What other deployments write into the journal does not change it.
+        """
+        row = self._db.execute(
+            "select seq from event where deployment = ? and kind <> 'tick'"  # noqa: S608 - only question marks
+            f" and kind in ({_marks(_COMMANDS)}) order by seq desc limit 1",
+            (name, *_COMMANDS),
+        ).fetchone()
+        return 0 if row is None else int(row["seq"])
+
+    def create(self, name: str, ports: Ports, settings: Settings, live: Revision) -> None:
+        """Record a new deployment with `live` in blue; DEPLOYMENT_EXISTS if it is up."""
+        with transaction(self._db):
+            row = self._db.execute("select up from deployment where name = ?", (name,)).fetchone()
+            if row is not None and row["up"]:
+                raise MlctlError(ErrorCode.DEPLOYMENT_EXISTS, f"deployment {name!r} is up")
+            values = (
+                *(name, 1, records.dumps(ports), records.dumps(settings)),
+                *(Colour.BLUE, records.dumps(live), None, self._next_epoch(), self._clock.wall()),
+            )
+            self._db.execute(
+                "insert or replace into deployment values (?, ?, ?, ?, ?, ?, ?, ?, ?)", values
+            )
+            self._db.execute("delete from process where deployment = ?", (name,))
+            self._append(name, None, "up", {"revision": live.bento, "digest": live.digest})
+
+    def deployment(self, name: str) -> Deployment:
+        """The deployment, up or down; DEPLOYMENT_NOT_FOUND names near ones."""
+        row = self._db.execute("select * from deployment where name = ?", (name,)).fetchone()
+        if row is None:
+            raise self._unknown(name)
+        return records.deployment_from(row)
+
+    def live_deployment(self, name: str) -> Deployment:
+        """The deployment, which must be up; DEPLOYMENT_NOT_FOUND."""
+        deployment = self.deployment(name)
+        if not deployment.up:
+            raise MlctlError(ErrorCode.DEPLOYMENT_NOT_FOUND, f"deployment {name!r} is down")
+        return deployment
+
+    def deployments(self) -> tuple[Deployment, ...]:
+        """Every deployment that is up."""
+        rows = self._db.execute("select * from deployment where up order by name").fetchall()
+        return tuple(map(records.deployment_from, rows))
+
+    def retire(self, name: str) -> None:
+        """Mark it down, end its active rollout as rolled back, and fence its daemon out."""
+        with transaction(self._db):
+            active = self.active(name)
+            if active is not None:
+                why = "the deployment was taken down"
+                ruling = Verdict(Action.ROLLBACK, Gate.OPERATOR, why)
+                progress = replace(active.progress, planned=Outcome.ROLLED_BACK, ruling=ruling)
+                self._put_progress(active.id, progress)
+                self._finish(active.id, Outcome.ROLLED_BACK)
+                body = records.ended_body(active, Outcome.ROLLED_BACK, ruling, self._clock.wall())
+                self._append(name, active.id, records.ENDED, body)
+            self._db.execute(
+                "update deployment set up = 0, epoch = ? where name = ?", (self._next_epoch(), name)
+            )
+            self._append(name, None, "down", {})
+
+    def take_over(self, name: str) -> int:
+        """Become the deployment's daemon: the new epoch, which fences out earlier ones."""
+        with transaction(self._db):
+            epoch = self._next_epoch()
+            self._db.execute("update deployment set epoch = ? where name = ?", (epoch, name))
+        return epoch
+
+    def resize(
+        self, name: str, change: Callable[[Settings], Settings], why: str, epoch: int | None = None
+    ) -> None:
+        """Change the settings; recorded if the number of replicas changes. Without `epoch`: a
+        client's wish, for a deployment that is up.
+        """
+        with transaction(self._db):
+            deployment = self.deployment(name)
+            self._check(name, deployment.epoch if epoch is None else epoch)
+            after = change(deployment.settings)
+            row = (records.dumps(after), name)
+            self._db.execute("update deployment set settings = ? where name = ?", row)
+            body = {"from": deployment.settings.replicas, "to": after.replicas, "why": why}
+            if body["from"] != body["to"]:
+                self._append(name, None, "scaled", body)
+
+    def set_champion(self, name: str, digest: str, epoch: int) -> None:
+        """Record that the registry now calls this digest champion."""
+        with transaction(self._db):
+            self._check(name, epoch)
+            self._db.execute("update deployment set champion = ? where name = ?", (digest, name))
+            self._append(name, self.promotion(name), "champion_written", {"digest": digest})
+
+    def promotion(self, name: str) -> int | None:
+        """The proved rollout that made the live revision live; None if `up` started with it."""
+        row = self._db.execute(
+            "select max(rollout.id) from rollout join deployment on name = rollout.deployment"
+            " where name = ? and rollout.created >= deployment.created"
+            " and (outcome = ? or progress ->> 'phase' = ?)",
+            (name, Outcome.PROMOTED, Phase.FINALIZE),
+        )
+        return row.fetchone()[0]  # type: ignore[no-any-return]
+
+    def put_process(
+        self, name: str, role: str, process: ProcessRef, body: Mapping[str, Any] | None = None
+    ) -> None:
+        """Remember who runs as `role` ("blue", "green", "proxy", "daemon")."""
+        values = (name, role, process.pid, process.started, process.token, json.dumps(body or {}))
+        self._db.execute("insert or replace into process values (?, ?, ?, ?, ?, ?)", values)
+
+    def drop_process(self, name: str, role: str) -> None:
+        self._db.execute("delete from process where deployment = ? and role = ?", (name, role))
+
+    def processes(self, name: str) -> dict[str, tuple[ProcessRef, dict[str, Any]]]:
+        """Every remembered process by role."""
+        rows = self._db.execute("select * from process where deployment = ?", (name,)).fetchall()
+        return {
+            row["role"]: (
+                ProcessRef(row["pid"], row["started"], row["token"]),
+                json.loads(row["body"]),
+            )
+            for row in rows
+        }
+
+    def begin(
+        self, name: str, candidate: Revision, spec: RolloutSpec, asked: RolloutSpec | None = None
+    ) -> int:
+        """Record a new rollout and return its id. `asked` is the spec before any rounding.
+
+        DEPLOYMENT_NOT_FOUND, INVALID_INPUT for another model than the live one or for steps
+        that cannot prove the latency that is asked, ALREADY_LIVE
+        (checked in the same transaction, so a late duplicate is refused), ROLLOUT_ACTIVE
+        (by the unique index) or INTERFACE_BROKEN, unless the spec says that this is meant.
+        """
+        spec.require_provable()
+        now = self._clock.wall()
+        progress = Progress(started=now, since=now)
+        with transaction(self._db):
+            deployment, active = self._candidate_of(name, candidate)
+            known = active is None  # else the index refuses it
+            broken = refusals.check_interface(deployment, candidate, spec) if known else ()
+            values = (
+                *(name, deployment.colour.other, records.dumps(deployment.live)),
+                *(records.dumps(candidate), spec.to_json()),
+                *(records.dumps(progress), now),
+            )
+            try:
+                cursor = self._db.execute(
+                    "insert into rollout (deployment, colour, live, candidate, spec, progress,"
+                    " created) values (?, ?, ?, ?, ?, ?, ?)",
+                    values,
+                )
+            except sqlite3.IntegrityError as error:
+                raise refusals.under_way(name, active) from error
+            rollout = int(cursor.lastrowid or 0)
+            body = {
+                "candidate": candidate.bento,
+                "digest": candidate.digest,
+                "live": deployment.live.bento,
+                "max_p99_ms": spec.max_p99_ms,
+                "asked_max_p99_ms": (asked or spec).max_p99_ms,
+                "broken": broken,
+            }
+            self._append(name, rollout, "requested", body)
+        return rollout
+
+    def check(self, name: str, candidate: Revision, spec: RolloutSpec) -> None:
+        """Raise what `begin` would for this candidate now, and record nothing."""
+        deployment, active = self._candidate_of(name, candidate)
+        if active is not None:
+            raise refusals.under_way(name, active)
+        refusals.check_interface(deployment, candidate, spec)
+
+    def _candidate_of(self, name: str, candidate: Revision) -> tuple[Deployment, Rollout | None]:
+        deployment = self.deployment(name)
+        if not deployment.up:
+            raise self._unknown(name)
+        active = self.active(name)
+        refusals.check_candidate(deployment, candidate, active)
+        return deployment, active
+
+    def active(self, name: str) -> Rollout | None:
+        """The rollout under way, if any."""
+        return self._rollout("deployment = ? and outcome is null", name)
+
+    def rollout(self, rollout: int) -> Rollout:
+        """The rollout with that id; NOT_FOUND if there is none."""
+        found = self._rollout("id = ?", rollout)
+        if found is None:
+            raise MlctlError(ErrorCode.NOT_FOUND, f"there is no rollout {rollout}")
+        return found
+
+    def rollouts(self, name: str | None = None) -> tuple[Rollout, ...]:
+        """Every rollout of the deployment, or of all of them, newest first."""
+        rows = self._db.execute(
+            "select * from rollout where ?1 is null or deployment = ?1 order by id desc", (name,)
+        )
+        return tuple(map(records.rollout_from, rows.fetchall()))
+
+    def request(self, name: str, wish: Wish, reason: str) -> int:
+        """Ask the daemon for something about the active rollout; the rollout's id.
+
+        NOT_FOUND if there is none that could still obey.
+        """
+        with transaction(self._db):
+            self.deployment(name)
+            active = self.active(name)
+            open_phases = {*ABORTABLE, Phase.ROLLBACK} if wish.final else ABORTABLE
+            if active is None or active.progress.phase not in open_phases:
+                raise refusals.nothing_under_way(name, active, self.rollouts(name))
+            if wish is Wish.RESUME and not self._pausing(active):
+                raise refusals.not_paused(name, active)
+            self._append(name, active.id, wish, {"reason": reason})
+        return active.id
+
+    def requests(self, rollout: int) -> tuple[Request, ...]:
+        """Everything operators have asked of this rollout, oldest first."""
+        kinds = tuple(Wish)
+        rows = self._db.execute(
+            "select * from event where rollout = ?1 and kind <> 'tick'"  # noqa: S608 - only question marks
+            " and deployment = (select deployment from rollout where id = ?1)"
+            f" and kind in ({_marks(kinds)}) order by seq",
+            (rollout, *kinds),
+        )
+        return tuple(map(records.request_from, rows.fetchall()))
+
+    def _pausing(self, active: Rollout) -> bool:
+        waiting = (r.wish for r in self.requests(active.id) if r.seq > active.progress.obeyed)
+        return active.progress.phase is Phase.PAUSED or Wish.PAUSE in waiting
+
+    def save(
+        self, rollout: Rollout, progress: Progress, kind: str, body: dict[str, Any], epoch: int
+    ) -> None:
+        """Record a look or a move: the new position and its event, together.
+
+        Entering FINALIZE makes the candidate the live revision in the same transaction;
+        RequestWaitsError instead if an operator's request came that it does not obey.
+        """
+        with transaction(self._db):
+            self._check(rollout.deployment, epoch)
+            promoted = (
+                progress.phase is Phase.FINALIZE and rollout.progress.phase is not Phase.FINALIZE
+            )
+            if promoted and next_request(self.requests(rollout.id), progress.obeyed) is not None:
+                raise RequestWaitsError
+            self._put_progress(rollout.id, progress)
+            if promoted:
+                self._db.execute(
+                    "update deployment set colour = ?, live = ? where name = ?",
+                    (rollout.colour, records.dumps(rollout.candidate), rollout.deployment),
+                )
+            if progress.phase is Phase.DONE and progress.planned is not None:
+                self._finish(rollout.id, progress.planned)
+            self._append(rollout.deployment, rollout.id, kind, body)
+
+    def append(
+        self, name: str, rollout: int | None, kind: str, body: dict[str, Any], epoch: int
+    ) -> None:
+        """Record something that happened, as the deployment's daemon."""
+        with transaction(self._db):
+            self._check(name, epoch)
+            self._append(name, rollout, kind, body)
+
+    def events(
+        self,
+        name: str,
+        after: int = 0,
+        rollout: int | None = None,
+        *,
+        ticks: bool = True,
+        limit: int | None = None,
+    ) -> tuple[Event, ...]:
+        """Events with a higher `seq` than `after`, oldest first; of one rollout if given.
+
+        Most are ticks: leave them out where they are not needed, or read `limit` at a time.
+        """
+        of_rollout = "" if rollout is None else " and rollout = :rollout"
+        kinds = "" if ticks else " and kind <> 'tick'"
+        rows = self._db.execute(
+            "select * from event where deployment = :name and seq > :after"  # noqa: S608 - literals
+            f"{of_rollout}{kinds} order by seq limit :limit",
+            {"name": name, "after": after, "rollout": rollout, "limit": limit or -1},
+        )
+        return tuple(map(records.event_from, rows.fetchall()))
+
+    def last_event(self, name: str) -> Event | None:
+        """The newest event of the deployment."""
+        row = self._db.execute(
+            "select * from event where deployment = ? order by seq desc limit 1", (name,)
+        ).fetchone()
+        return None if row is None else records.event_from(row)
+
+    def _append(self, name: str, rollout: int | None, kind: str, body: dict[str, Any]) -> None:
+        epoch = self._db.execute("select epoch from meta").fetchone()[0]
+        self._db.execute(
+            "insert into event (deployment, rollout, at, epoch, kind, body)"
+            " values (?, ?, ?, ?, ?, ?)",
+            (name, rollout, self._clock.wall(), epoch, kind, records.dumps(body)),
+        )
+
+    def _put_progress(self, rollout: int, progress: Progress) -> None:
+        self._db.execute(
+            "update rollout set progress = ? where id = ? and outcome is null",
+            (records.dumps(progress), rollout),
+        )
+
+    def _finish(self, rollout: int, outcome: Outcome) -> None:
+        self._db.execute(
+            "update rollout set outcome = ? where id = ? and outcome is null", (outcome, rollout)
+        )
+
+    def _next_epoch(self) -> int:
+        self._db.execute("update meta set epoch = epoch + 1")
+        return int(self._db.execute("select epoch from meta").fetchone()[0])
+
+    def _check(self, name: str, epoch: int) -> None:
+        deployment = self.deployment(name)
+        if deployment.epoch != epoch or not deployment.up:
+            raise StaleEpochError(f"epoch {epoch} of {name!r} is over")
+
+    def _rollout(self, where: str, value: object) -> Rollout | None:
+        row = self._db.execute(f"select * from rollout where {where}", (value,)).fetchone()  # noqa: S608 - `where` is one of two literals above
+        return records.rollout_from(row) if row is not None else None
+
+    def _unknown(self, name: str) -> MlctlError:
+        return refusals.unknown(name, [deployment.name for deployment in self.deployments()])
+
+
+def _marks(values: tuple[object, ...]) -> str:
+    return ", ".join("?" * len(values))

@@ -1,0 +1,161 @@
+"""The journal's rows as values, and their JSON forms."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter
+
+from rollout.domain.operator_commands import Request, Wish
+from rollout.domain.ports import Served
+from rollout.domain.process_ref import ProcessRef
+from rollout.domain.spec import Colour, Outcome, Ports, Revision, RolloutSpec, Settings
+from rollout.domain.state_machine import Progress
+from rollout.domain.verdict import Verdict
+
+T = TypeVar("T")
+_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
+
+TICK = "tick"
+ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """A deployment: which colour is live with which revision, and where it listens.
+
+    `champion` is the digest last written to the registry; `epoch` is its daemon's.
+    """
+
+    name: str
+    up: bool
+    ports: Ports
+    settings: Settings
+    colour: Colour
+    live: Revision
+    champion: str | None
+    epoch: int
+    created: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One promotion; `colour` is the candidate's."""
+
+    id: int
+    deployment: str
+    colour: Colour
+    live: Revision
+    candidate: Revision
+    spec: RolloutSpec
+    progress: Progress
+    outcome: Outcome | None
+    created: float
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One line of the record; `seq` rises over the whole journal."""
+
+    seq: int
+    deployment: str
+    rollout: int | None
+    at: float
+    kind: str
+    body: Mapping[str, Any]
+
+
+def dumps(value: Any) -> str:
+    """A frozen value, or a document, as JSON text."""
+    document = value if isinstance(value, dict) else asdict(value)
+    # A rollout of an hour has thousands of ticks: no spaces.
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def value_from(kind: type[T], document: Any) -> T:
+    """Return the value of `kind` that `dumps` wrote, from its parsed JSON."""
+    adapter = _ADAPTERS.get(kind)
+    if adapter is None:  # made at the first use: most commands need two of them
+        adapter = _ADAPTERS[kind] = TypeAdapter(kind)
+    value: T = adapter.validate_python(document)
+    return value
+
+
+def deployment_from(row: sqlite3.Row) -> Deployment:
+    """A row of `deployment`."""
+    return Deployment(
+        name=row["name"],
+        up=bool(row["up"]),
+        ports=value_from(Ports, json.loads(row["ports"])),
+        settings=value_from(Settings, json.loads(row["settings"])),
+        colour=Colour(row["colour"]),
+        live=value_from(Revision, json.loads(row["live"])),
+        champion=row["champion"],
+        epoch=row["epoch"],
+        created=row["created"],
+    )
+
+
+def rollout_from(row: sqlite3.Row) -> Rollout:
+    """A row of `rollout`."""
+    progress = value_from(Progress, json.loads(row["progress"]))
+    return Rollout(
+        id=row["id"],
+        deployment=row["deployment"],
+        colour=Colour(row["colour"]),
+        live=value_from(Revision, json.loads(row["live"])),
+        candidate=value_from(Revision, json.loads(row["candidate"])),
+        spec=value_from(RolloutSpec, json.loads(row["spec"])),
+        progress=replace(progress, evidence=replace(progress.evidence, seed=row["id"])),
+        outcome=Outcome(row["outcome"]) if row["outcome"] else None,
+        created=row["created"],
+    )
+
+
+def request_from(row: sqlite3.Row) -> Request:
+    """A row of `event` that holds an operator's request."""
+    return Request(row["seq"], Wish(row["kind"]), json.loads(row["body"])["reason"])
+
+
+def event_from(row: sqlite3.Row) -> Event:
+    """A row of `event`."""
+    return Event(
+        seq=row["seq"],
+        deployment=row["deployment"],
+        rollout=row["rollout"],
+        at=row["at"],
+        kind=row["kind"],
+        body=json.loads(row["body"]),
+    )
+
+
+def served_body(served: Served) -> dict[str, Any]:
+    """What the process table keeps of a served revision beside the process itself."""
+    return {
+        "revision": asdict(served.revision),
+        "endpoint": asdict(served.endpoint),
+        "log": served.log,
+    }
+
+
+def served_from(process: ProcessRef, body: Mapping[str, Any]) -> Served:
+    """The inverse of `served_body`."""
+    return value_from(Served, {**body, "process": process})
+
+
+def ended_body(
+    rollout: Rollout, outcome: Outcome | None, ruling: Verdict | None, now: float
+) -> dict[str, Any]:
+    """What the event that closes a rollout says."""
+    return {
+        "outcome": outcome,
+        "verdict": asdict(ruling) if ruling else None,
+        "bento": rollout.candidate.bento,
+        "digest": rollout.candidate.digest,
+        "seconds": now - rollout.created,
+        "requests": rollout.progress.evidence.candidate.requests,
+    }

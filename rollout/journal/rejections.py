@@ -1,0 +1,111 @@
+"""The errors with which the journal rejects a request, with what to do instead. Pure."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+from bundle import interface
+from bundle.errors import ErrorCode, MlctlError
+from rollout.domain.spec import Outcome, Revision, RolloutSpec
+from rollout.domain.state_machine import Phase
+from rollout.journal.records import Deployment, Rollout
+from rollout.scores import clearly_worse
+
+_SHOWN = 5  # reasons in one message
+
+
+def unknown(name: str, known: Sequence[str]) -> MlctlError:
+    """No deployment of that name runs; the message names the `known` ones that are near."""
+    near = difflib.get_close_matches(name, known, n=3) or known[:3]
+    also = f"; running: {', '.join(near)}" if near else ""
+    return MlctlError(ErrorCode.DEPLOYMENT_NOT_FOUND, f"no running deployment {name!r}{also}")
+
+
+def check_candidate(deployment: Deployment, candidate: Revision, active: Rollout | None) -> None:
+    """INVALID_INPUT for another model than the live one's, ALREADY_LIVE for its very digest."""
+    name, live = deployment.name, deployment.live
+    if candidate.name != live.name:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"{name!r} serves the model {live.name!r}, not {candidate.name!r}: "
+            "its clients would only get 404",
+            "Start the other model under another deployment name: `mlctl up NAME BENTO`.",
+        )
+    if active is None and live.digest == candidate.digest:
+        raise MlctlError(ErrorCode.ALREADY_LIVE, f"{name!r} already serves {candidate.bento}")
+
+
+def broken(live: Revision, candidate: Revision) -> tuple[str, ...]:
+    """Return what callers of `live` would miss; nothing where an interface is not recorded."""
+    if not (live.interface and candidate.interface):
+        return ()
+    documents = (live.interface, candidate.interface)
+    return interface.broken(*map(interface.from_document, documents))
+
+
+def check_interface(
+    deployment: Deployment, candidate: Revision, spec: RolloutSpec
+) -> tuple[str, ...]:
+    """Return what callers would miss; INTERFACE_BROKEN, unless the spec allows breaking changes."""
+    reasons = broken(deployment.live, candidate)
+    if reasons and not spec.breaking:
+        more = f" (and {len(reasons) - _SHOWN} more)" if len(reasons) > _SHOWN else ""
+        raise MlctlError(
+            ErrorCode.INTERFACE_BROKEN,
+            f"callers of {deployment.name!r} would break with {candidate.bento}: "
+            f"{'; '.join(reasons[:_SHOWN])}{more}",
+        )
+    return reasons
+
+
+def check_scores(deployment: Deployment, candidate: Revision) -> None:
+    """WORSE_EVIDENCE if optimize proved a clearly worse score of the candidate than of live."""
+    worse = clearly_worse(deployment.live.scores, candidate.scores)
+    if worse:
+        raise MlctlError(
+            ErrorCode.WORSE_EVIDENCE,
+            f"{candidate.bento} is worse than {deployment.live.bento}: {'; '.join(worse)}",
+        )
+
+
+def under_way(name: str, active: Rollout | None) -> MlctlError:
+    """Another rollout is active."""
+    to = active.candidate.bento if active else "another Bento"
+    if active is not None and active.progress.phase is Phase.FINALIZE:
+        return MlctlError(
+            ErrorCode.ROLLOUT_ACTIVE,
+            f"the rollout of {name!r} to {to} was proved and is being finished",
+            "Try again in a few seconds; `mlctl status` shows when it has ended.",
+        )
+    return MlctlError(
+        ErrorCode.ROLLOUT_ACTIVE,
+        f"a rollout of {name!r} to {to} is under way",
+        f"Follow it with `mlctl status {name}`, or end it with `mlctl rollback {name}`.",
+    )
+
+
+def nothing_under_way(name: str, active: Rollout | None, rollouts: Iterable[Rollout]) -> MlctlError:
+    """No rollout is under way; the hint names the way back to the former revision."""
+    promoted = (rollout for rollout in rollouts if rollout.outcome is Outcome.PROMOTED)
+    former = active or next(promoted, None)
+    what = f"no rollout of {name!r} is under way"
+    if active is not None and active.progress.phase is Phase.FINALIZE:
+        what = f"{active.candidate.bento} was proved: rollout {active.id} is over"
+    elif active is not None:
+        what = f"rollout {active.id} of {name!r} is being taken back"
+    hint = (
+        f"To go back at once: `mlctl promote {name} {former.live.bento} --full`."
+        if former
+        else "There is no earlier revision."
+    )
+    return MlctlError(ErrorCode.NOT_FOUND, what, hint)
+
+
+def not_paused(name: str, active: Rollout) -> MlctlError:
+    """There is nothing to resume."""
+    return MlctlError(
+        ErrorCode.NOT_FOUND,
+        f"the rollout of {name!r} to {active.candidate.bento} is not paused",
+        f"`mlctl status {name}` shows what it waits for.",
+    )

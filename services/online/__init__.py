@@ -1,0 +1,1 @@
+"""Serve one or several models over HTTP and gRPC."""

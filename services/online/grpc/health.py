@@ -1,0 +1,83 @@
+"""The standard gRPC health service: SERVING while the models are ready and the server runs on.
+
+Only the messages come from the package: its service drops watchers when one of several leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from grpc_health.v1.health_pb2 import DESCRIPTOR, HealthCheckRequest, HealthCheckResponse
+
+from bundle.errors import ErrorCode, MlctlError
+from services.online.grpc.http2.call import Call, MethodHandler
+from services.online.models.repository import Serving
+
+HEALTH_SERVICE = DESCRIPTOR.services_by_name["Health"].full_name
+
+
+class Health:
+    """Answer for the whole server, whose name is "", and for each of `services`."""
+
+    def __init__(self, host: Serving, *services: str) -> None:
+        self._host = host
+        self._known = frozenset({"", *services})
+        self._stopping = asyncio.Event()
+        self._watches = 0
+
+    def stop(self) -> None:
+        """Report NOT_SERVING to all watchers, and end their streams."""
+        self._stopping.set()
+
+    def handlers(self) -> dict[str, MethodHandler]:
+        """Return the handlers of the service's methods."""
+        return {
+            f"/{HEALTH_SERVICE}/{name}": MethodHandler(
+                answer, HealthCheckResponse.SerializeToString, HealthCheckRequest.FromString
+            )
+            for name, answer in (("Check", self._check), ("Watch", self._watch))
+        }
+
+    async def _check(self, request: Any, _call: Call) -> Any:
+        if request.service not in self._known:
+            raise MlctlError(ErrorCode.NOT_FOUND, "this server has no such service")
+        return self._answer()
+
+    async def _watch(self, request: Any, _call: Call) -> AsyncIterator[Any]:
+        # A watch needs no token and has no time limit; a client needs one for each connection.
+        if self._watches >= self._host.settings.max_connections:
+            raise MlctlError(ErrorCode.QUEUE_FULL, "too many watch already")
+        self._watches += 1
+        try:
+            if request.service not in self._known:
+                yield HealthCheckResponse(status=HealthCheckResponse.SERVICE_UNKNOWN)
+                await self._stopping.wait()
+                return
+            told = None
+            while True:
+                turned = self._host.turned  # before the answer, so that no change is missed
+                answer = self._answer()
+                if answer != told:
+                    yield answer
+                    told = answer
+                if self._stopping.is_set():
+                    return
+                await self._change(turned)
+        finally:
+            self._watches -= 1
+
+    async def _change(self, turned: asyncio.Event) -> None:
+        """Return when the status may have changed."""
+        tasks = [asyncio.create_task(event.wait()) for event in (self._stopping, turned)]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    def _answer(self) -> Any:
+        serving = self._host.ready and not self._stopping.is_set()
+        status = HealthCheckResponse.SERVING if serving else HealthCheckResponse.NOT_SERVING
+        return HealthCheckResponse(status=status)

@@ -1,0 +1,398 @@
+"""One connection of gRPC clients: HTTP/2's events to calls, with limits on what a client can hold.
+
+The protocol's own rules (frames, streams, windows, header compression) are the core's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from bundle.errors import MlctlError
+from services.online.grpc.http2.call import Call
+from services.online.grpc.http2.core import Core
+from services.online.grpc.http2.desk import InferCall
+from services.online.grpc.http2.desks import Taker
+from services.online.grpc.http2.events import (
+    Asked,
+    Left,
+    Noise,
+    Opened,
+    Parted,
+    Ponged,
+    Sent,
+    Whole,
+)
+from services.online.grpc.http2.frames import MAX_STREAM, BrokenError, Reason
+from services.online.grpc.http2.head import Head
+from services.online.grpc.http2.known import Known
+from services.online.grpc.http2.leaky_bucket import Bucket
+from services.online.grpc.http2.outbox import Outbox, Parking
+
+_DRAIN_PING = b"mlctlend"
+_ALIVE_PING = b"mlctlpng"
+# While so much of what was answered waits for a client that does not take it, it asks no more.
+_PARKED_BYTES = 16 << 20
+# The same for all connections together.
+_ALL_PARKED_BYTES = 256 << 20
+_REFUSED_DROPS = 0.125
+logger = logging.getLogger("mlctl.grpc")
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """In seconds: how often a connection is looked at, and how long what may take.
+
+    `preface` is until it has become an HTTP/2 connection, `silence` until a client is asked
+    whether it is there and then until it is given up, `idle` without a call until it is told to
+    come again, `farewell` until a client must have heard that the server stops. A client that
+    reads must take `stall_bytes` in each `stall`.
+    """
+
+    tick: float = 5.0
+    preface: float = 10.0
+    silence: float = 60.0
+    idle: float = 1800.0
+    farewell: float = 1.0
+    stall: float = 10.0
+    stall_bytes: int = 4 << 10
+
+
+OpenCall = Callable[["Connection", int, Head, bool], Call]
+
+
+class Connection(asyncio.Protocol):
+    """One connection. `open_call` makes and begins a call: of which stream, whether that ended.
+
+    `connections` has all that are open, of which there may be `most`, and `parking` what they
+    could not send yet. `desk` is asked first.
+    """
+
+    transport: asyncio.Transport
+
+    def __init__(
+        self,
+        open_call: OpenCall,
+        connections: set[Connection],
+        most: int,
+        times: Times,
+        parking: Parking,
+        desk: Taker,
+    ) -> None:
+        self._open_call = open_call
+        self.connections = connections
+        self._most = most
+        self._times = times
+        self._desk = desk
+        self.known: Known | None = None
+        self._core = Core()
+        self.gone = asyncio.get_running_loop().create_future()
+        self._parking = parking
+        self.outbox = Outbox(self._core, self._wake, parking)
+        self.peer = ""
+        self._calls: dict[int, Call | InferCall] = {}
+        self._waking = False
+        self._closed = False
+        self._draining = False
+        self._told_last = False
+        self._handlers: Mapping[type, Callable[[Any], None]] = {
+            Whole: self._on_whole,
+            Asked: self._on_asked,
+            Sent: self._on_sent,
+            Left: self._on_left,
+            Opened: self._on_opened,
+            Noise: self._on_noise,
+            Ponged: self._on_ponged,
+            Parted: self._on_parted,
+        }
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        self._loop = asyncio.get_running_loop()
+        self.connections.add(self)
+        name = transport.get_extra_info("peername")  # None once the client has reset it
+        if name is None or len(self.connections) > self._most or not _speaks_http2(transport):
+            self._abort()
+            return
+        self.peer = _peer(name)
+        now = self._loop.time()
+        self._bucket = Bucket(now)
+        self._made = self._heard = self._called = now
+        self._asked = False
+        self._stalled: tuple[float, int] | None = None
+        self._timer = self._loop.call_later(self._times.tick, self._tick)
+        self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's
+        self._closed = True
+        self.connections.discard(self)
+        if hasattr(self, "_timer"):
+            self._timer.cancel()
+        self._leave_calls()
+        self.gone.set_result(None)
+
+    def data_received(self, data: bytes) -> None:
+        if self._closed:
+            return
+        self._heard = self._loop.time()
+        self._asked = False
+        self._waking = True  # nobody else has to: all is written at the end
+        try:
+            call = self._core.again(data)
+            if call is None:
+                for event in self._core.receive(data):
+                    self._handlers[type(event)](event)
+                    if self.transport.is_closing():
+                        return
+            else:
+                self._meet(*call)
+            self.flush()
+        except BrokenError as error:
+            logger.info("a connection broke HTTP/2's rules: %s", error)
+            self._break(error.reason)
+        except Exception:
+            logger.exception("a connection failed")
+            self._break(Reason.INTERNAL_ERROR)
+
+    def pause_writing(self) -> None:
+        """The client reads too slowly: it is not read from, either."""
+        self.outbox.paused = True
+        self._stalled = self._loop.time(), self.transport.get_write_buffer_size()
+        self.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self.outbox.paused = False
+        self._stalled = None
+        if not self._closed:
+            self.transport.resume_reading()
+            self.outbox.resume()
+
+    def consumed(self, stream: int, size: int) -> None:
+        """Let the client send so many bytes more on the stream."""
+        if not self._closed:
+            self._core.give(stream, size)
+            self._wake()
+
+    def begin(self, call: InferCall) -> None:
+        """The call is open."""
+        self._calls[call.stream] = call
+
+    def turn_away(self, stream: int, block: bytes) -> None:
+        """Answer a call, which may be open, with a block of trailers alone."""
+        self._core.turn_away(stream, block)
+        self._calls.pop(stream, None)
+        self._bucket.answered()
+        self._note_called()
+        self._wake()
+
+    def over(self, call: Call | InferCall) -> None:
+        """Forget the call."""
+        self._bucket.answered()
+        if self._calls.pop(call.stream, None) is not None:
+            self._note_called()
+
+    def drain(self) -> None:
+        """Ask the client to send its next calls elsewhere; end when those on the way are answered.
+
+        First all streams are still taken. Only when the client has surely heard it is the
+        last one named, so that no call is lost between.
+        """
+        if self._closed or self._draining:
+            return
+        self._draining = True
+        self._core.goaway(MAX_STREAM)
+        self._core.ping(_DRAIN_PING)
+        self._wake()
+        self._loop.call_later(self._times.farewell, self._tell_last)
+
+    def shutdown(self) -> None:
+        """`drain` soon: a client that has only just come would take its first call elsewhere."""
+        self._loop.call_later(self._times.farewell / 2, self.drain)
+
+    def stop(self, reason: MlctlError) -> None:
+        """End all calls with the status of `reason`, and the connection."""
+        for call in list(self._calls.values()):
+            call.stop(reason)
+        self._end()
+
+    def _on_whole(self, event: Whole) -> None:
+        self._meet(*event)
+
+    def _meet(self, stream: int, head: Head, data: bytes) -> None:
+        """A call came at once."""
+        if not self._takes(stream):
+            return
+        if self._desk.take(self, stream, head, data):
+            return
+        call = self._open_call(self, stream, head, True)
+        if not call.done:
+            self._calls[stream] = call
+            call.feed(data, len(data), ended=True)
+            call.end()
+
+    def _on_asked(self, event: Asked) -> None:
+        if not self._takes(event.stream):
+            return
+        call = self._open_call(self, event.stream, event.head, event.ended)
+        if not call.done:
+            self._calls[event.stream] = call
+            if event.ended:
+                call.end()
+
+    def _takes(self, stream: int) -> bool:
+        """Whether a call is taken; one that is not may be asked again, elsewhere or later."""
+        full = self.outbox.size > _PARKED_BYTES or self._parking.size > _ALL_PARKED_BYTES
+        if self._told_last or full:
+            self._core.refuse(stream)
+            self._on_noise(Noise(_REFUSED_DROPS))
+            return False
+        return True
+
+    def _on_sent(self, event: Sent) -> None:
+        call = self._calls.get(event.stream)
+        if isinstance(call, Call):
+            call.feed(event.data, event.size, ended=event.ended)
+            if event.ended:
+                call.end()
+        elif event.ended:
+            self.outbox.ended(event.stream)
+        else:
+            self.outbox.refuse_rest(event.stream)
+
+    def _on_left(self, event: Left) -> None:
+        self.outbox.forget(event.stream)
+        call = self._calls.pop(event.stream, None)
+        if call is not None:
+            call.leave()
+            self._note_called()
+
+    def _on_opened(self, event: Opened) -> None:
+        if event.stream:
+            self.outbox.resume_one(event.stream)
+        else:
+            self.outbox.resume()
+
+    def _on_noise(self, event: Noise) -> None:
+        if not self._bucket.add(self._heard, event.drops):
+            logger.warning("a client floods its connection, which is closed")
+            self._break(Reason.ENHANCE_YOUR_CALM)
+
+    def _on_ponged(self, event: Ponged) -> None:
+        if event.data == _DRAIN_PING:
+            self._tell_last()
+
+    def _on_parted(self, event: Parted) -> None:
+        """The client begins nothing more. It still waits for what it asked."""
+        if event.reason != Reason.NO_ERROR:
+            self._end()
+            return
+        self._draining = self._told_last = True
+        self._end_if_done()
+
+    def _tell_last(self) -> None:
+        if not self._closed and not self._told_last:
+            self._told_last = True
+            self._core.goaway(self._core.last_stream)
+            self._wake()
+            self._end_if_done()
+
+    def _break(self, reason: Reason) -> None:
+        if not self._closed:
+            self._core.goaway(self._core.last_stream, reason)
+            self._end()
+
+    def _note_called(self) -> None:
+        if not self._calls:
+            self._called = self._loop.time()
+            if self._told_last:
+                self._loop.call_soon(self._end_if_done)
+
+    def _end_if_done(self) -> None:
+        if not self._calls and self.outbox.is_empty:
+            self._end()
+
+    def _end(self) -> None:
+        if not self._closed:
+            self._write()
+            self._closed = True
+            self._leave_calls()
+            self.transport.close()
+
+    def _abort(self) -> None:
+        self._closed = True
+        self._leave_calls()
+        self.transport.abort()
+
+    def _leave_calls(self) -> None:
+        self.outbox.clear()
+        for call in self._calls.values():
+            call.leave()
+        self._calls.clear()
+
+    def _wake(self) -> None:
+        if not self._waking:
+            self._waking = True
+            self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Send what there is."""
+        self._waking = False
+        if self._closed:
+            return
+        self._write()
+        if self._told_last:
+            self._end_if_done()
+
+    def _write(self) -> None:
+        out = self._core.out
+        if out:
+            self.transport.write(b"".join(out))
+            out.clear()
+
+    def _tick(self) -> None:
+        times, now = self._times, self._loop.time()
+        self._timer = self._loop.call_later(times.tick, self._tick)
+        if self._is_stuck(now) or (not self._core.greeted and now - self._made >= times.preface):
+            self._abort()
+        if self._closed:
+            return
+        self.outbox.refuse_rests()
+        if not self._calls and now - self._called >= times.idle:
+            self.drain()
+        elif now - self._heard >= times.silence:
+            if self._asked:
+                self._abort()
+                return
+            self._asked = True
+            self._heard = now
+            self._core.ping(_ALIVE_PING)
+            self._wake()
+
+    def _is_stuck(self, now: float) -> bool:
+        """Whether the client takes nothing of what waits for it; also while it is closed."""
+        if self._stalled is None:
+            if self._closed:
+                self._stalled = now, self.transport.get_write_buffer_size()
+            return False
+        since, before = self._stalled
+        if now - since < self._times.stall:
+            return False
+        size = self.transport.get_write_buffer_size()
+        self._stalled = now, size
+        return before - size < self._times.stall_bytes
+
+
+def _speaks_http2(transport: asyncio.BaseTransport) -> bool:
+    """Whether TLS, if there is any, agreed on it."""
+    tls: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
+    return tls is None or tls.selected_alpn_protocol() == "h2"
+
+
+def _peer(name: Any) -> str:
+    """An address as gRPC writes it."""
+    host, port = name[:2]
+    return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"

@@ -1,0 +1,169 @@
+"""What the headers of a call say, and the headers and trailers that answer it."""
+
+from __future__ import annotations
+
+import math
+import re
+from base64 import b64decode, b64encode
+from binascii import Error as Base64Error
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from urllib.parse import quote_from_bytes
+
+from bundle.errors import MlctlError
+from services.online.grpc.http2.messages import CODINGS
+from services.online.grpc.status import Trailer
+from services.online.http.fields import fields_of
+from services.protocol.priority import LANE_HEADER
+from services.protocol.wire import invalid
+
+Fields = tuple[tuple[bytes, bytes], ...]
+CONTENT_TYPE = b"application/grpc"
+HEADERS: Fields = (
+    (b":status", b"200"),
+    (b"content-type", CONTENT_TYPE),
+    (b"grpc-accept-encoding", b"identity, deflate, gzip"),
+)
+OK_TRAILERS: Fields = ((b"grpc-status", b"0"),)
+_PSEUDO = frozenset({b":method", b":scheme", b":path", b":authority"})
+_REQUIRED = frozenset({b":method", b":scheme", b":path"})
+# Of one hop in HTTP/1.1: in HTTP/2 they are an error.
+_ONE_HOP = frozenset(
+    {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
+)
+# These are the protocol's own; all others are the caller's metadata.
+_OWN = frozenset({b"te", b"content-type", b"grpc-timeout", b"grpc-encoding"}) | {
+    b"grpc-accept-encoding"
+}
+_NAME = re.compile(rb"[0-9a-z_.!#$%&'*+^`|~-]+")
+_TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
+_UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+# What a field takes beside its bytes.
+_FIELD_BYTES = 160
+# grpc-message is printable ASCII but for the percent sign.
+_PLAIN = bytes(set(range(0x20, 0x7F)) - {0x25}).decode()
+
+
+class MalformedError(Exception):
+    """Headers that HTTP/2 allows nobody to send."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A call's headers, `size` bytes of memory. `timeout_text` is as the caller wrote it.
+
+    It is `plain` if all of them are right for a message that is not packed, and ask for no lane.
+    """
+
+    method: bytes
+    path: str
+    content_type: bytes
+    timeout_text: bytes | None
+    encoding: bytes
+    authorization: bytes | None
+    fields: Fields
+    size: int
+    plain: bool = False
+
+    @property
+    def is_grpc(self) -> bool:
+        """Whether the content type is gRPC's, in some spelling."""
+        rest = self.content_type.removeprefix(CONTENT_TYPE)
+        return rest != self.content_type and rest[:1] in (b"", b"+", b";")
+
+    @property
+    def timeout(self) -> float | None:
+        """How many seconds the caller waits, if it tells; INVALID_INPUT if it is no such time."""
+        if self.timeout_text is None:
+            return None
+        found = _TIMEOUT.fullmatch(self.timeout_text)
+        if found is None:
+            raise invalid("grpc-timeout is at most eight digits and a unit: H, M, S, m, u or n")
+        return int(found[1]) * _UNITS[found[2]]
+
+    @property
+    def metadata(self) -> tuple[Trailer, ...]:
+        """The caller's own headers, as gRPC's library tells them; INVALID_INPUT for wrong ones."""
+        return tuple(
+            _value(name, value)
+            for name, value in self.fields
+            if name not in _OWN and not name.startswith(b":")
+        )
+
+
+def parse_head(fields: Fields) -> Head:
+    """Return the head of a call; raise MalformedError for headers that are against HTTP/2.
+
+    Heads are cached for all connections, but not those with a caller's token.
+    """
+    secret = any(name == b"authorization" for name, _ in fields)
+    return _parse(fields) if secret else _parse_cached(fields)
+
+
+def _parse(fields: Fields) -> Head:
+    seen = set[bytes]()
+    regular = False
+    for name, _ in fields:
+        if name.startswith(b":"):
+            if regular or name in seen or name not in _PSEUDO:
+                raise MalformedError(name)
+        else:
+            regular = True
+            if name in _ONE_HOP or _NAME.fullmatch(name) is None:
+                raise MalformedError(name)
+        seen.add(name)
+    named = fields_of(fields)
+    if not seen >= _REQUIRED or named.get(b"te", b"trailers") != b"trailers":
+        raise MalformedError
+    head = Head(
+        named[b":method"],
+        named[b":path"].decode("latin-1"),
+        named.get(b"content-type", b""),
+        named.get(b"grpc-timeout"),
+        named.get(b"grpc-encoding", b"identity"),
+        named.get(b"authorization"),
+        fields,
+        sum(len(name) + len(value) + _FIELD_BYTES for name, value in fields),
+    )
+    return replace(head, plain=_is_plain(head))
+
+
+_parse_cached = lru_cache(maxsize=128)(_parse)
+
+
+def _is_plain(head: Head) -> bool:
+    text = head.timeout_text
+    timed = text is None or _TIMEOUT.fullmatch(text) is not None
+    try:
+        usual = timed and all(name != LANE_HEADER for name, _ in head.metadata)
+    except MlctlError:
+        return False
+    return head.method == b"POST" and head.is_grpc and head.encoding in CODINGS and usual
+
+
+def make_trailers(number: int, message: str, metadata: Iterable[Trailer] = ()) -> Fields:
+    """The trailers that end a call with status `number`."""
+    text = quote_from_bytes(message.encode(errors="replace"), safe=_PLAIN).encode()
+    status = ((b"grpc-status", b"%d" % number), (b"grpc-message", text))
+    return (*status, *encode_metadata(metadata))
+
+
+def encode_metadata(metadata: Iterable[Trailer]) -> Fields:
+    """Our metadata as header fields: binary values as base64, without padding."""
+    found: list[tuple[bytes, bytes]] = []
+    for name, value in metadata:
+        raw = value.encode() if isinstance(value, str) else value
+        packed = b64encode(raw).rstrip(b"=") if name.endswith("-bin") else raw
+        found.append((name.encode(), packed))
+    return tuple(found)
+
+
+def _value(name: bytes, value: bytes) -> Trailer:
+    key = name.decode("ascii")
+    if not key.endswith("-bin"):
+        return key, value.decode("latin-1")
+    try:
+        return key, b64decode(value + b"=" * (math.ceil(len(value) / 4) * 4 - len(value)))
+    except (Base64Error, ValueError):
+        raise invalid(f"the metadata {key} is not base64") from None

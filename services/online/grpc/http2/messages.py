@@ -1,0 +1,164 @@
+"""gRPC's messages in a stream of bytes: a flag, a length of four bytes, and the message.
+
+A length above the limit is rejected before its message arrives. The memory budget is charged
+for the bytes that have arrived.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from struct import Struct
+
+from bundle.errors import ErrorCode, MlctlError
+from services.online.batching.budget import Hold, Inflight
+from services.protocol.compression import inflate, inflate_apart
+from services.protocol.wire import invalid
+
+_PREFIX = Struct(">BL")
+PREFIX_BYTES = _PREFIX.size
+# The memory of an empty message that waits, in bytes.
+_OVERHEAD = 128
+CODINGS = frozenset({b"identity", b"gzip", b"deflate"})
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A message as received, which may be compressed."""
+
+    data: bytes
+    compressed: bool
+
+
+class Assembler:
+    """Assembles a stream's messages, each of at most `limit` bytes; charges them to `hold`."""
+
+    __slots__ = (
+        "_begun", "_begun_message", "_compressed", "_held", "_hold", "_left", "_length", "_limit",
+        "messages",
+    )  # fmt: skip
+
+    def __init__(self, limit: int, hold: Hold) -> None:
+        self._limit = limit
+        self._hold = hold
+        self._held = 0
+        self._begun = b""  # of a prefix
+        # Not a list of pieces: a piece of one byte would take fifty bytes.
+        self._begun_message = bytearray()
+        self._left: int | None = None  # of a message whose prefix is known
+        self._length = 0
+        self._compressed = False
+        self.messages: deque[Packed] = deque()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no message is incomplete."""
+        return self._left is None and not self._begun
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes. Raises PAYLOAD_TOO_LARGE, BusyError, INVALID_INPUT."""
+        self._split(data)
+        self._hold.grow(self._held)
+
+    def _split(self, data: bytes) -> None:
+        if self._begun:
+            data, self._begun = self._begun + data, b""
+        at = 0
+        while at < len(data):
+            if self._left is None:
+                if len(data) - at < _PREFIX.size:
+                    self._begun = data[at:]
+                    return
+                left = self._begin(*_PREFIX.unpack_from(data, at))
+                at += _PREFIX.size
+            else:
+                left = self._left
+            if left == 0:
+                continue
+            piece = data[at : at + left]
+            at += len(piece)
+            self._left = left - len(piece)
+            self._held += len(piece)
+            if len(piece) == self._length:  # whole, as nearly all are
+                self._complete(piece)
+                continue
+            self._begun_message += piece
+            if self._left == 0:
+                self._complete(bytes(self._begun_message))
+
+    def take(self) -> Packed:
+        """Return the next complete message. The last one that waits is no longer charged here."""
+        message = self.messages.popleft()
+        if not self.messages:
+            self._hold.release()
+            self._held = 0 if self._left is None else len(self._begun_message) + _OVERHEAD
+            self._hold.grow(self._held)
+        return message
+
+    def drop(self) -> None:
+        """Drop all messages and release their charge."""
+        self.messages.clear()
+        self._begun_message.clear()
+        self._hold.release()
+
+    def _begin(self, flag: int, length: int) -> int:
+        if flag > 1:
+            raise invalid("a message begins with neither 0 nor 1")
+        if length > self._limit:
+            raise too_large(self._limit)
+        self._held += _OVERHEAD
+        self._compressed = flag == 1
+        if length == 0:
+            self._complete(b"")
+        else:
+            self._left = self._length = length
+        return length
+
+    def _complete(self, data: bytes) -> None:
+        self.messages.append(Packed(data, self._compressed))
+        self._begun_message.clear()
+        self._left = None
+
+
+def unpack(message: Packed, coding: bytes, limit: int) -> bytes:
+    """Return the message, of at most `limit` bytes. Raises PAYLOAD_TOO_LARGE, INVALID_INPUT."""
+    if not message.compressed:
+        return message.data
+    return inflate(message.data, _known_coding(coding), limit)
+
+
+async def unpack_apart(message: Packed, coding: bytes, limit: int, inflight: Inflight) -> bytes:
+    """Unpack a large compressed message on another thread.
+
+    Until it returns, the message and what it inflates to are charged to `inflight`. Raises
+    BusyError as well.
+    """
+    came = len(message.data)
+    with Hold(inflight) as hold:
+        hold.grow(came)
+        return await inflate_apart(
+            message.data, _known_coding(coding), limit, lambda size: hold.grow(came + size), None
+        )
+
+
+def _known_coding(coding: bytes) -> str:
+    if coding == b"identity":
+        raise invalid("a message is compressed, and grpc-encoding does not say how")
+    return coding.decode()
+
+
+def frame(data: bytes) -> bytes:
+    """Return a message with its prefix."""
+    return _PREFIX.pack(0, len(data)) + data
+
+
+def prefix(size: int) -> bytes:
+    """Return the prefix of a message of `size` bytes including the prefix."""
+    return _PREFIX.pack(0, size - PREFIX_BYTES)
+
+
+def too_large(limit: int) -> MlctlError:
+    """Return the error of a message above `limit` bytes."""
+    return MlctlError(
+        ErrorCode.PAYLOAD_TOO_LARGE, f"the message is larger than the limit of {limit} bytes"
+    )

@@ -1,0 +1,197 @@
+"""What a connection sends: at once where the client's windows allow it, else when they do.
+
+What waits is parked per stream, in order. Nothing is sent while the transport is full, so
+that a slow reader's answers are in one place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from services.online.grpc.http2.frames import Reason
+from services.online.grpc.http2.head import HEADERS, OK_TRAILERS, Fields
+from services.online.grpc.http2.sending import Sending
+
+
+class _Parked:
+    """The rest of one stream."""
+
+    __slots__ = ("drained", "ending", "pieces", "timer")
+
+    def __init__(self) -> None:
+        self.pieces: deque[memoryview] = deque()
+        self.ending: tuple[Fields, bool] | None = None
+        self.drained: asyncio.Future[None] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+
+    def stop_timer(self) -> None:
+        """Nothing waits any more."""
+        if self.timer is not None:
+            self.timer.cancel()
+
+
+class Parking:
+    """How many bytes all connections of a server have parked."""
+
+    __slots__ = ("size",)
+
+    def __init__(self) -> None:
+        self.size = 0
+
+
+class Outbox:
+    """The sending half of one connection; `wake` is called when there is something to write.
+
+    What it parks is counted in `parking` as well.
+    """
+
+    def __init__(self, core: Sending, wake: Callable[[], None], parking: Parking) -> None:
+        self._core = core
+        self._wake = wake
+        self._parked: dict[int, _Parked] = {}
+        self._refused: set[int] = set()
+        self.paused = False
+        self._parking = parking
+        self.size = 0  # in bytes, of what is parked
+
+    def _count(self, parked: int) -> None:
+        self.size += parked
+        self._parking.size += parked
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is parked."""
+        return not self._parked
+
+    def start(self, stream: int, headers: Fields) -> None:
+        """Send the headers that begin an answer."""
+        self._core.send_headers(stream, headers)
+        self._wake()
+
+    def message(self, stream: int, data: bytes) -> bool:
+        """Send a message, or what the windows allow of it; whether that was all."""
+        core = self._core
+        free = stream not in self._parked and not self.paused
+        if free and len(data) <= core.may_send(stream):
+            core.send_data(stream, data)
+            self._wake()
+            return True
+        parked = self._parked.setdefault(stream, _Parked())
+        parked.pieces.append(memoryview(data))
+        self._count(len(data))
+        self._push(stream, parked)
+        return stream not in self._parked
+
+    def answer(self, stream: int, message: bytes, seconds: float) -> None:
+        """Send a whole answer of one message, in any number of frames."""
+        if self.paused or not self._core.answer(stream, message):
+            self.start(stream, HEADERS)
+            self.message(stream, message)
+            self.end(stream, OK_TRAILERS, refuse_rest=False, seconds=seconds)
+
+    def end(self, stream: int, trailers: Fields, *, refuse_rest: bool, seconds: float) -> None:
+        """End an answer, or answer with trailers alone; `refuse_rest` of what is asked still.
+
+        What is not taken within `seconds` is dropped.
+        """
+        parked = self._parked.get(stream)
+        if parked is not None:
+            parked.ending = trailers, refuse_rest
+            loop = asyncio.get_running_loop()
+            parked.timer = loop.call_later(seconds, self.reset, stream, Reason.CANCEL)
+            return
+        self._end(stream, trailers, refuse_rest=refuse_rest)
+
+    def _end(self, stream: int, trailers: Fields, *, refuse_rest: bool) -> None:
+        self._core.send_headers(stream, trailers, end=True)
+        if refuse_rest:
+            self._refused.add(stream)
+        self._wake()
+
+    def refuse_rest(self, stream: int) -> None:
+        """More came of a stream that was answered: tell the client to send no more of it.
+
+        Not at once: most have sent all before they hear of the answer, and some take the end
+        of what they still send for their call's failure.
+        """
+        if stream in self._refused:
+            self.reset(stream, Reason.NO_ERROR)
+
+    def refuse_rests(self) -> None:
+        """The same for all that were answered and neither ended nor reset since."""
+        for stream in list(self._refused):
+            self.refuse_rest(stream)
+
+    def ended(self, stream: int) -> None:
+        """The client sends no more of the stream."""
+        self._refused.discard(stream)
+
+    def reset(self, stream: int, reason: Reason) -> None:
+        """End a stream at once, and drop what is parked."""
+        self.forget(stream)
+        self._core.send_reset(stream, reason)
+        self._wake()
+
+    def forget(self, stream: int) -> None:
+        """The stream is no more: drop what is parked."""
+        self._refused.discard(stream)
+        parked = self._parked.pop(stream, None)
+        if parked is not None:
+            self._count(-sum(map(len, parked.pieces)))
+            parked.stop_timer()
+            if parked.drained is not None:
+                parked.drained.cancel()
+
+    def clear(self) -> None:
+        """The connection is gone."""
+        self._refused.clear()
+        for stream in list(self._parked):
+            self.forget(stream)
+
+    async def drained(self, stream: int) -> None:
+        """Wait until nothing of the stream is parked; cancelled if the stream ends before."""
+        parked = self._parked.get(stream)
+        if parked is not None:
+            if parked.drained is None:
+                parked.drained = asyncio.get_running_loop().create_future()
+            await asyncio.shield(parked.drained)
+
+    def resume(self) -> None:
+        """Windows were opened, or the transport takes more: send what can be sent, in turns."""
+        for stream in list(self._parked):
+            if self._core.window <= 0:
+                return
+            self.resume_one(stream)
+
+    def resume_one(self, stream: int) -> None:
+        """The same for one stream, if anything of it is parked."""
+        parked = self._parked.pop(stream, None)
+        if parked is not None:
+            self._parked[stream] = parked  # behind the others, for the next time
+            self._push(stream, parked)
+
+    def _push(self, stream: int, parked: _Parked) -> None:
+        core = self._core
+        while parked.pieces and not self.paused:
+            piece = parked.pieces[0]
+            room = core.may_send(stream)
+            if room <= 0:
+                return
+            core.send_data(stream, piece[:room])
+            self._count(-min(room, len(piece)))
+            self._wake()
+            if len(piece) <= room:
+                parked.pieces.popleft()
+            else:
+                parked.pieces[0] = piece[room:]
+        if parked.pieces:
+            return
+        del self._parked[stream]
+        parked.stop_timer()
+        if parked.drained is not None and not parked.drained.done():
+            parked.drained.set_result(None)
+        if parked.ending is not None:
+            trailers, refuse_rest = parked.ending
+            self._end(stream, trailers, refuse_rest=refuse_rest)

@@ -1,0 +1,134 @@
+"""The sending half of one HTTP/2 connection: frames in order, within the client's windows."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from services.online.grpc.http2 import frames
+from services.online.grpc.http2.frames import Reason, Setting
+from services.online.grpc.http2.head import HEADERS, OK_TRAILERS, Fields
+from services.online.grpc.http2.hpack import NO_TABLE, encode
+
+WINDOW_BYTES: Final = 1 << 20
+CONNECTION_WINDOW_BYTES: Final = 16 << 20
+MAX_STREAMS: Final = 256
+MAX_HEADER_BYTES: Final = 16 << 10
+MAX_FRAME_BYTES: Final = 64 << 10
+_HELLO = (
+    frames.settings(
+        {
+            Setting.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
+            Setting.INITIAL_WINDOW_SIZE: WINDOW_BYTES,
+            Setting.MAX_FRAME_SIZE: MAX_FRAME_BYTES,
+            Setting.MAX_HEADER_LIST_SIZE: MAX_HEADER_BYTES,
+        }
+    ),
+    frames.window_update(0, CONNECTION_WINDOW_BYTES - frames.DEFAULT_WINDOW),
+)
+# An answer's frames but for the stream's number.
+_HEADERS, _OK_TRAILERS = encode(HEADERS), encode(OK_TRAILERS)
+_BEGIN = frames.frame(frames.HEADERS, frames.END_HEADERS, 0, _HEADERS)[:5]
+_LAST = frames.END_HEADERS | frames.END_STREAM
+_END = frames.frame(frames.HEADERS, _LAST, 0, _OK_TRAILERS)[:5]
+
+
+class Stream:
+    """What of one stream may be sent (`window`) and may come (`room`), in bytes."""
+
+    __slots__ = ("answered", "ended", "room", "window")
+
+    def __init__(self, window: int, *, ended: bool) -> None:
+        self.window = window
+        self.room = WINDOW_BYTES
+        self.ended = ended  # by the client
+        self.answered = False
+
+
+class Sending:
+    """What is to be sent is in `out`, in order. Tells first of the limits that are above."""
+
+    def __init__(self) -> None:
+        self.out: list[bytes] = list(_HELLO)
+        self.streams: dict[int, Stream] = {}
+        self.window = frames.DEFAULT_WINDOW
+        self.max_frame = frames.DEFAULT_FRAME_BYTES
+        self.ready = False  # to send answers whose bytes are known
+
+    def headers(self, stream: int, block: bytes, *, end: bool) -> None:
+        """Send a header block that `encode` made, of up to one frame."""
+        flags = _LAST if end else frames.END_HEADERS
+        if not self.ready:
+            self.ready, block = True, NO_TABLE + block
+        self.out.append(frames.frame(frames.HEADERS, flags, stream, block))
+        if end:
+            self._answered(stream)
+
+    def send_headers(self, stream: int, fields: Fields, *, end: bool = False) -> None:
+        """Send headers or trailers."""
+        self.headers(stream, encode(fields), end=end)
+
+    def turn_away(self, stream: int, block: bytes) -> None:
+        """Answer a call of which all has come with trailers alone, which `encode` made."""
+        if self.ready:
+            del self.streams[stream]
+            head = len(block) << 8 | frames.HEADERS
+            self.out.append(frames.FRAME_HEAD.pack(head, _LAST, stream) + block)
+        else:
+            self.headers(stream, block, end=True)
+
+    def answer(self, stream: int, message: bytes) -> bool:
+        """Send a whole answer of one message, if the windows and a frame have room for it."""
+        found, size = self.streams[stream], len(message)
+        if size > self.max_frame or size > self.window or size > found.window:
+            return False
+        if not self.ready or not found.ended:
+            return False
+        self.window -= size
+        del self.streams[stream]
+        number = frames.NUMBER.pack(stream)
+        data = frames.FRAME_HEAD.pack(size << 8, 0, stream)
+        parts = (_BEGIN, number, _HEADERS, data, message, _END, number, _OK_TRAILERS)
+        self.out.append(b"".join(parts))
+        return True
+
+    def send_data(self, stream: int, data: bytes | memoryview) -> None:
+        """Send what `may_send` allows."""
+        size = len(data)
+        self.window -= size
+        self.streams[stream].window -= size
+        self.out.append(frames.FRAME_HEAD.pack(size << 8 | frames.DATA, 0, stream) + data)
+
+    def may_send(self, stream: int) -> int:
+        """How many bytes of data a frame may have now; negative after a window was shrunk."""
+        return min(self.window, self.streams[stream].window, self.max_frame)
+
+    def send_reset(self, stream: int, reason: int) -> None:
+        """End a stream, if it has not ended."""
+        if self.streams.pop(stream, None) is not None:
+            self.out.append(frames.reset(stream, reason))
+
+    def refuse(self, stream: int) -> None:
+        """The call was not looked at: the client may ask again."""
+        self.send_reset(stream, Reason.REFUSED_STREAM)
+
+    def ping(self, data: bytes) -> None:
+        """Ask the client for the same eight bytes."""
+        self.out.append(frames.frame(frames.PING, 0, 0, data))
+
+    def goaway(self, last_stream: int, reason: int = Reason.NO_ERROR) -> None:
+        """Tell that later streams are not answered."""
+        self.out.append(frames.goaway(last_stream, reason))
+
+    def give(self, stream: int, size: int) -> None:
+        """Let the client send so many bytes more of the stream."""
+        found = self.streams.get(stream)
+        if size and found is not None and not found.ended:
+            found.room += size
+            self.out.append(frames.window_update(stream, size))
+
+    def _answered(self, stream: int) -> None:
+        found = self.streams[stream]
+        if found.ended:
+            del self.streams[stream]
+        else:
+            found.answered = True

@@ -1,0 +1,182 @@
+"""The gRPC server: its listeners and connections, and the handlers of their calls."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import Mapping
+from typing import Any
+
+import grpc
+
+from bundle.errors import MlctlError
+from services.online.batching.budget import Inflight
+from services.online.grpc.http2.call import Call, MethodHandler, stopping
+from services.online.grpc.http2.connection import Connection, Times
+from services.online.grpc.http2.desks import Taker
+from services.online.grpc.http2.head import Head
+from services.online.grpc.http2.messages import CODINGS
+from services.online.grpc.http2.observed_calls import GrpcCalls
+from services.online.grpc.http2.outbox import Parking
+from services.online.grpc.token_gate import is_admitted, is_probe, message_limit
+from services.online.models.repository import Serving
+from services.online.ports import port_taken
+from services.online.security.tokens import unauthenticated
+
+# As over HTTP. A client that finds it full retries a second later.
+_BACKLOG = 2048
+# Memory of all open calls beside their messages.
+_CALLS_BYTES = 256 << 20
+# The same for probes, messages included: they need no token, so they have a budget of their own.
+_PROBES_BYTES = 64 << 20
+_UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED
+
+
+class LeanServer:
+    """Answer calls with `handlers`, by "/SERVICE/METHOD", within the limits of `host`.
+
+    `desk` answers the calls that it recognizes. If a token is required, callers without one are
+    rejected before a message is read.
+    """
+
+    def __init__(
+        self,
+        host: Serving,
+        handlers: Mapping[str, MethodHandler],
+        desk: Taker,
+    ) -> None:
+        self._host = host
+        self._handlers = handlers
+        self._calls = GrpcCalls(host.hosts[0])
+        self._room = Inflight(_CALLS_BYTES)
+        self._probes = Inflight(_PROBES_BYTES)
+        self._times = Times()
+        self._listeners: list[tuple[socket.socket, ssl.SSLContext | None]] = []
+        self._servers: list[asyncio.AbstractServer] = []
+        self._connections: set[Connection] = set()
+        self._parking = Parking()
+        self._desk = desk
+
+    def listen(self, address: str, port: int, tls: ssl.SSLContext | None = None) -> int:
+        """Listen on all addresses that `address` resolves to, and return the port.
+
+        Port 0 picks a free one. PORT_TAKEN if the port is not free.
+        """
+        if tls is not None:
+            tls.set_alpn_protocols(["h2"])
+        try:
+            found = socket.getaddrinfo(
+                address.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+            for family, kind, _, _, target in found:
+                listener = self._bind(family, kind, (target[0], port, *target[2:]))
+                self._listeners.append((listener, tls))
+                port = listener.getsockname()[1]
+        except OSError:
+            raise port_taken(address, port) from None
+        return port
+
+    async def start(self) -> None:
+        """Accept connections."""
+        loop = asyncio.get_running_loop()
+        for listener, tls in self._listeners:
+            # A connection without a handshake is not counted yet, and would stay for a minute.
+            patience = None if tls is None else self._times.preface
+            server = await loop.create_server(
+                self._connect,
+                sock=listener,
+                ssl=tls,
+                backlog=_BACKLOG,
+                ssl_handshake_timeout=patience,
+            )
+            self._servers.append(server)
+
+    async def drain(self, seconds: float) -> None:
+        """Accept no more connections and send clients elsewhere, for up to `seconds`.
+
+        Calls that clients began before they learned of it are answered.
+        """
+        for server in self._servers:
+            server.close()
+        for listener, _ in self._listeners:
+            listener.close()
+        for connection in list(self._connections):
+            connection.drain()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                for server in self._servers:
+                    await server.wait_closed()
+                await self._all_gone()
+
+    async def stop(self, grace: float) -> None:
+        """Accept no more connections or calls; end those still open after `grace` seconds."""
+        await self.drain(grace)
+        for connection in list(self._connections):
+            connection.stop(stopping())
+
+    async def _all_gone(self) -> None:
+        while self._connections:
+            gone = [connection.gone for connection in self._connections]
+            await asyncio.wait(gone)
+
+    def _connect(self) -> Connection:
+        most = self._host.settings.max_connections
+        return Connection(
+            self._open, self._connections, most, self._times, self._parking, self._desk
+        )
+
+    def _open(self, connection: Connection, stream: int, head: Head, ended: bool) -> Call:
+        """Return the call of a new stream, which has begun or is answered already."""
+        settings = self._host.settings
+        probes = self._probes if is_probe(head.path) else None
+        call = Call(
+            connection,
+            stream,
+            head,
+            limit=message_limit(head.path, settings.max_body_bytes),
+            inflight=probes or self._host.inflight,
+            room=probes or self._room,
+            seconds=settings.deadline_ms / 1000,
+            ended=ended,
+            refused=self._calls.refused,
+        )
+        if head.method != b"POST":
+            call.refuse_http(405)
+        elif not head.is_grpc:
+            call.refuse_http(415)
+        else:
+            try:
+                self._begin(call, head)
+            except MlctlError as error:
+                self._calls.refused(error, call)
+                call.refuse(error)
+        return call
+
+    def _begin(self, call: Call, head: Head) -> None:
+        if not is_admitted(self._host.access, head.path, head.authorization):
+            raise unauthenticated()
+        handler = self._handlers.get(head.path)
+        if handler is None:
+            call.refuse_with(_UNIMPLEMENTED, "this server has no such method")
+        elif head.encoding not in CODINGS:
+            call.refuse_with(_UNIMPLEMENTED, "messages may be packed with gzip or deflate")
+        else:
+            call.begin(handler)
+
+    def _bind(self, family: int, kind: int, target: tuple[Any, ...]) -> socket.socket:
+        listener = socket.socket(family, kind)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if self._host.settings.workers > 1:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            if family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listener.bind(target)
+            # At once, so that a port in use is an error now.
+            listener.listen(_BACKLOG)
+        except OSError:
+            listener.close()
+            raise
+        return listener

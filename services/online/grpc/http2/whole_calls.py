@@ -1,0 +1,129 @@
+"""The calls that come at once: nearly all, as gRPC's clients write a small call in one piece."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from services.online.grpc.http2 import frames
+from services.online.grpc.http2.events import Noise, Whole
+from services.online.grpc.http2.frames import BrokenError, Reason
+from services.online.grpc.http2.head import Head, MalformedError
+from services.online.grpc.http2.hpack import HeadReader
+from services.online.grpc.http2.sending import (
+    CONNECTION_WINDOW_BYTES,
+    MAX_FRAME_BYTES,
+    MAX_HEADER_BYTES,
+    MAX_STREAMS,
+    Sending,
+    Stream,
+)
+
+_SMALL_UPDATE: Final = 4 << 8 | frames.WINDOW_UPDATE
+_unpack = frames.FRAME_HEAD.unpack_from
+_number = frames.NUMBER.unpack_from
+
+
+class Block:
+    """A header block of which not all has come."""
+
+    __slots__ = ("data", "flags", "fragments", "stream")
+
+    def __init__(self, stream: int, flags: int, data: bytes) -> None:
+        self.stream = stream
+        self.flags = flags
+        self.data = bytearray(data)
+        self.fragments = 0
+
+
+class AtOnce(Sending):
+    """What a connection knows of what came, and the short way of a call that is all there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last_stream = 0
+        self.greeted = False
+        self._first_window = frames.DEFAULT_WINDOW
+        self._room = CONNECTION_WINDOW_BYTES
+        self._reader = HeadReader(MAX_HEADER_BYTES)
+        self._tail = bytearray()
+        self._block: Block | None = None
+
+    def again(self, data: bytes) -> tuple[int, Head, bytes] | None:
+        """The call that `data` is, if it is one and nothing else and its head is the last one's.
+
+        Its parts are those of the event that `receive` would tell; nothing has changed if it
+        is None.
+        """
+        last = self._reader.last
+        if last is None or self._tail or self._block is not None:
+            return None
+        block, head = last
+        end, size = 9 + len(block), len(data)
+        if size < end + 9 or not data.startswith(block, 9):
+            return None
+        word, flags, stream = _unpack(data)
+        if word != len(block) << 8 | frames.HEADERS or flags != frames.END_HEADERS:
+            return None
+        found = self._body(data, stream, end)
+        if found is None or found[2] != size:
+            return None
+        window, start, _ = found
+        self._begin(stream, window, size - start)
+        return stream, head, data[start:]
+
+    def _whole(
+        self, data: bytes, stream: int, start: int, end: int
+    ) -> tuple[Whole | Noise, int] | None:
+        """The call whose headers are there, if all of it is, and where it ends; else None."""
+        found = None if end - start > MAX_HEADER_BYTES else self._body(data, stream, end)
+        if found is None or self._block is not None:
+            return None
+        window, at, stop = found
+        try:
+            head = self._reader.read(data[start:end])
+        except MalformedError:
+            self.last_stream = stream
+            self.out.append(frames.reset(stream, Reason.PROTOCOL_ERROR))
+            return Noise(1.0), end  # its block is read, and its data comes late
+        self._begin(stream, window, stop - at)
+        return Whole(stream, head, data[at:stop]), stop
+
+    def _body(self, data: bytes, stream: int, end: int) -> tuple[int, int, int] | None:
+        """What the client opens of the window of a new call, and where its data is; else None.
+
+        All of it follows its headers, which end at `end`, in one frame. gRPC's own clients open
+        its window between the two.
+        """
+        word, flags, same = _unpack(data, end)
+        window, at = 0, end + 9
+        if word == _SMALL_UPDATE and same == stream and at + 13 <= len(data):
+            window = _number(data, at)[0]
+            word, flags, same = _unpack(data, at + 4)
+            at += 13
+        size = word >> 8
+        stop = at + size
+        if (
+            word & 0xFF != frames.DATA or flags != frames.END_STREAM or same != stream
+            or stop > len(data) or size > self._room or size > MAX_FRAME_BYTES
+            or not stream & 1 or not self.last_stream < stream <= frames.MAX_STREAM
+            or not self.greeted or len(self.streams) >= MAX_STREAMS
+            or window + self._first_window > frames.MAX_WINDOW or (at > end + 9 and not window)
+        ):  # fmt: skip
+            return None
+        return window, at, stop
+
+    def _begin(self, stream: int, window: int, size: int) -> None:
+        """A call of so many bytes came at once."""
+        self.last_stream = stream
+        self.streams[stream] = Stream(self._first_window + window, ended=True)
+        self._take(size)
+
+    def _take(self, size: int) -> None:
+        """So much came of all streams; a quarter of their window is given back at once."""
+        self._room -= size
+        if self._room < 0:
+            raise BrokenError(Reason.FLOW_CONTROL_ERROR, "more came than the window has")
+        if self._room < CONNECTION_WINDOW_BYTES // 4 * 3:
+            more = CONNECTION_WINDOW_BYTES - self._room
+            self._room = CONNECTION_WINDOW_BYTES
+            self.out.append(frames.window_update(0, more))

@@ -1,0 +1,78 @@
+"""The models behind one gRPC server, each with its codec and the observability of its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from services.online.batching.budget import Inflight
+from services.online.grpc.codec import GrpcCodec
+from services.online.grpc.http2.call import Call
+from services.online.grpc.http2.observed_calls import GrpcCalls
+from services.online.models.repository import Serving
+from services.online.models.served_model import ModelHost
+from services.online.observability.calls import Seen
+
+
+class GrpcModel(NamedTuple):
+    """One model as gRPC serves it."""
+
+    host: ModelHost
+    codec: GrpcCodec
+    calls: GrpcCalls
+
+
+class GrpcModels:
+    """All models of a server; calls that name no model count for `default`."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+        self._by_name = {
+            host.name: GrpcModel(
+                host, GrpcCodec(host.name, host.digest, host.signature), GrpcCalls(host)
+            )
+            for host in serving.hosts
+        }
+        self.default = self._by_name[serving.hosts[0].name]
+
+    @property
+    def all(self) -> list[GrpcModel]:
+        """The default model, and then the others."""
+        return list(self._by_name.values())
+
+    @property
+    def inflight(self) -> Inflight:
+        """The budget of request bytes that all models share."""
+        return self._serving.inflight
+
+    def find(self, name: str, version: str) -> GrpcModel:
+        """Return the model `name`; MODEL_NOT_FOUND."""
+        return self._by_name[self._serving.find(name, version).name]
+
+
+class Asking:
+    """One infer request: the model that it counts for, and its observability record.
+
+    Both are the default model's until the message has been read.
+    """
+
+    __slots__ = ("_begin", "model", "seen")
+
+    def __init__(self, models: GrpcModels, size: Callable[[], int] | None, call: Call) -> None:
+        self._begin = size, call
+        self.model = models.default
+        self.seen: Seen | None = self.model.calls.begin(size, call)
+
+    def of(self, model: GrpcModel) -> GrpcModel:
+        """Count the request for `model`, and return that."""
+        if model is not self.model:
+            self.model, self.seen = model, model.calls.begin(*self._begin)
+        return model
+
+    def ended(self, failure: BaseException | None) -> None:
+        """Report the end of a request that has no answer of its own."""
+        self.model.calls.ended(self.seen, failure)
+
+    def count(self, failure: BaseException | None) -> None:
+        """Count the request by its outcome."""
+        self.model.host.count("grpc", failure)

@@ -1,0 +1,204 @@
+"""The V2 protocol over gRPC, in the worker's own event loop, sharing the host with HTTP.
+
+Beside it are the models' typed services, and the standard ones of health and reflection.
+Statuses come from the error table. Several workers share the port (SO_REUSEPORT).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from time import perf_counter
+from typing import Any
+
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+from services.online.batching.budget import Hold
+from services.online.grpc.health import HEALTH_SERVICE, Health
+from services.online.grpc.http2.call import Call, MethodHandler
+from services.online.grpc.http2.desk import InferDesk
+from services.online.grpc.http2.desks import InferDesks
+from services.online.grpc.http2.server import LeanServer
+from services.online.grpc.models import Asking, GrpcModels
+from services.online.grpc.stream import StreamInfer
+from services.online.grpc.typed.service import TypedService, typed_services
+from services.online.grpc.unary import ask, counted
+from services.online.models.metadata import (
+    is_ready,
+    metadata,
+    refuse_change,
+    repository_index,
+    server_metadata,
+)
+from services.online.models.repository import Serving
+from services.online.models.statistics import model_config, model_statistics
+from services.online.security.tls import Tls
+from services.protocol.messages import SERVICE, Method, make_pool, methods
+from services.protocol.wire import invalid
+
+
+class GrpcServer:
+    """One gRPC server for the models of one process; `stop` lets open calls end."""
+
+    def __init__(self, host: Serving, address: str, port: int, tls: Tls | None = None) -> None:
+        self._host = host
+        self._models = GrpcModels(host)
+        self._methods = methods()
+        response = self._methods["ModelInfer"].response
+        self._desks = {
+            each.host.name: InferDesk(each.host, each.codec, response) for each in self._models.all
+        }
+        desks = list(self._desks.values())
+        typed = typed_services(self._models)
+        self._health = Health(host, SERVICE, *(service.name for service in typed))
+        answered = {
+            **self._v2_handlers(),
+            **{service.path: service.handler() for service in typed},
+            **self._health.handlers(),
+            **_reflection(typed),
+        }
+        desk = desks[0] if len(desks) == 1 else InferDesks(desks)
+        self._server = LeanServer(host, answered, desk)
+        self.port = self._server.listen(address, port, None if tls is None else tls.context())
+
+    async def start(self) -> None:
+        """Accept calls."""
+        await self._server.start()
+
+    def announce_stop(self) -> None:
+        """Tell those who watch the health that it ends, before `stop` ends it."""
+        self._health.stop()
+
+    async def drain(self, seconds: float) -> None:
+        """Send clients elsewhere, while the models answer what is on its way; `stop` follows."""
+        await self._server.drain(seconds)
+
+    async def stop(self, grace: float) -> None:
+        """Announce it, accept no more calls and cancel those still open after `grace` seconds."""
+        self.announce_stop()
+        await self._server.stop(grace)
+
+    def _v2_handlers(self) -> dict[str, MethodHandler]:
+        answers: dict[str, Callable[[Any], Awaitable[Any]]] = {
+            "ServerLive": self._server_live,
+            "ServerReady": self._server_ready,
+            "ModelReady": self._model_ready,
+            "ServerMetadata": self._server_metadata,
+            "ModelMetadata": self._model_metadata,
+            "ModelConfig": self._model_config,
+            "ModelStatistics": self._model_statistics,
+            "RepositoryIndex": self._repository_index,
+            "RepositoryModelLoad": self._repository_load,
+            "RepositoryModelUnload": self._repository_unload,
+        }
+        found = {
+            name: self._handler(name, self._parsed(name, each)) for name, each in answers.items()
+        }
+        found["ModelInfer"] = self._handler("ModelInfer", self._infer)
+        name, response = "ModelStreamInfer", self._methods["ModelInfer"].response
+        found[name] = StreamInfer(self._models, self._methods[name], response).handler()
+        return {f"/{SERVICE}/{name}": method for name, method in found.items()}
+
+    def _handler(self, name: str, answer: Callable[[bytes, Call], Awaitable[Any]]) -> MethodHandler:
+        return MethodHandler(answer, self._methods[name].response.SerializeToString)
+
+    def _response(self, method: str, /, **fields: Any) -> Any:
+        return self._methods[method].response(**fields)
+
+    async def _server_live(self, _request: Any) -> Any:
+        return self._response("ServerLive", live=self._host.live)
+
+    async def _server_ready(self, _request: Any) -> Any:
+        return self._response("ServerReady", ready=self._host.ready)
+
+    async def _model_ready(self, request: Any) -> Any:
+        ready = is_ready(self._host, request.name, request.version)
+        return self._response("ModelReady", ready=ready)
+
+    async def _server_metadata(self, _request: Any) -> Any:
+        return self._response("ServerMetadata", **server_metadata())
+
+    async def _model_metadata(self, request: Any) -> Any:
+        document = metadata(self._host, request.name, request.version)
+        return self._response("ModelMetadata", **document)
+
+    async def _model_config(self, request: Any) -> Any:
+        host = self._host.find(request.name, request.version)
+        return self._response("ModelConfig", config=model_config(host))
+
+    async def _model_statistics(self, request: Any) -> Any:
+        hosts = self._host.hosts
+        if request.name:
+            hosts = self._host.find(request.name, request.version).hosts
+        return self._response("ModelStatistics", **model_statistics(*hosts))
+
+    async def _repository_index(self, request: Any) -> Any:
+        models = repository_index(self._host, ready=request.ready)
+        return self._response("RepositoryIndex", models=models)
+
+    async def _repository_load(self, _request: Any) -> Any:
+        refuse_change("load")
+
+    async def _repository_unload(self, _request: Any) -> Any:
+        refuse_change("unload")
+
+    async def _infer(self, message: bytes, call: Call) -> Any:
+        return await counted(
+            self._models, message, call, lambda asking: self._ask(message, call, asking)
+        )
+
+    async def _ask(self, message: bytes, call: Call, asking: Asking) -> Any:
+        start = perf_counter()
+        request = _parse(self._methods["ModelInfer"], message)
+        model = asking.of(self._models.find(request.model_name, request.model_version))
+        decoded = model.codec.decode(request)
+        parse = perf_counter() - start
+        kind = self._methods["ModelInfer"].response
+        response = await ask(
+            model,
+            asking,
+            decoded,
+            call,
+            parse,
+            lambda answer: model.codec.encode(kind, decoded, answer.outputs, answer.parameters),
+        )
+        self._desks[model.host.name].learn(message, request, decoded)
+        return response
+
+    def _parsed(
+        self, name: str, answer: Callable[[Any], Awaitable[Any]]
+    ) -> Callable[[bytes, Call], Awaitable[Any]]:
+        """`answer`, which takes a request, as one that takes a message."""
+
+        async def parse_first(message: bytes, _call: Call) -> Any:
+            with Hold(self._host.inflight) as hold:
+                hold.grow(len(message))
+                return await answer(_parse(self._methods[name], message))
+
+        return parse_first
+
+
+def _parse(method: Method, message: bytes) -> Any:
+    """The request in `message`; INVALID_INPUT if that is none."""
+    try:
+        return method.request.FromString(message)
+    except DecodeError:
+        raise invalid(f"the message is not a {method.request.DESCRIPTOR.name}") from None
+
+
+def _reflection(typed: Sequence[TypedService]) -> dict[str, MethodHandler]:
+    """Let clients such as grpcurl ask which services and messages there are."""
+    own = [service.name for service in typed]
+    names = (SERVICE, *own, HEALTH_SERVICE, reflection.SERVICE_NAME)
+    files = [service.file() for service in typed]
+    pool = make_pool(health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR, files=files)
+    bare: Any = reflection  # its classes have no types
+    servicer = bare.aio.ReflectionServicer(names, pool=pool)
+    method = MethodHandler(
+        servicer.ServerReflectionInfo,
+        reflection_pb2.ServerReflectionResponse.SerializeToString,
+        reflection_pb2.ServerReflectionRequest.FromString,
+        streams=True,
+    )
+    return {f"/{reflection.SERVICE_NAME}/ServerReflectionInfo": method}

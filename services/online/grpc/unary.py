@@ -1,0 +1,66 @@
+"""Infer calls of one message: run the model, record the stages, count the outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from time import perf_counter
+from typing import Any
+
+from services.online.batching.budget import Hold
+from services.online.batching.executor import Answer
+from services.online.grpc.http2.call import Call
+from services.online.grpc.models import Asking, GrpcModel, GrpcModels
+from services.online.observability.calls import Stages
+from services.protocol.priority import LANE_HEADER, Priority, named_lane
+from services.protocol.wire import InferRequest
+
+
+async def counted(
+    models: GrpcModels,
+    message: bytes,
+    call: Call,
+    infer: Callable[[Asking], Awaitable[Any]],
+) -> Any:
+    """Return what `infer` answers to an infer message, and count its outcome."""
+    asking = Asking(models, message.__len__, call)
+    failure: BaseException | None = None
+    try:
+        with Hold(models.inflight) as hold:
+            hold.grow(len(message))
+            return await infer(asking)
+    except BaseException as error:
+        failure = error
+        asking.ended(error)
+        raise
+    finally:
+        asking.count(failure)
+
+
+async def ask(
+    model: GrpcModel,
+    asking: Asking,
+    request: InferRequest,
+    call: Call,
+    parse: float,
+    encode: Callable[[Answer], Any],
+) -> Any:
+    """Return the response to `request`, which took `parse` seconds to parse."""
+    host, seen = model.host, asking.seen
+    limits = [limit for limit in (call.time_remaining(), request.timeout) if limit is not None]
+    priority = lane_of(call) or request.priority
+    answer = await host.ask(request, min(limits, default=None), priority)
+    start = perf_counter()
+    response = encode(answer)
+    serialize = perf_counter() - start
+    host.stages(parse, answer.queue_seconds, answer.infer_seconds, serialize)
+    if seen is not None and host.observer is not None:
+        stages = Stages(parse, answer.queue_seconds, answer.infer_seconds, serialize)
+        host.observer.answered(seen, stages, request.inputs, answer, response.ByteSize())
+    return response
+
+
+def lane_of(call: Call) -> Priority | None:
+    """Return the lane that a call's metadata name, or None; INVALID_INPUT for an unknown lane."""
+    return named_lane(
+        [value for name, value in call.metadata if name == LANE_HEADER and isinstance(value, str)]
+    )

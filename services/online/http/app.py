@@ -1,0 +1,254 @@
+"""The V2 protocol over HTTP, except infer requests, which `connection.protocol` answers.
+
+A plain ASGI application in front of BentoML's middleware. Limits come before parsing: the
+declared length, then the arrived one. Errors are
+`{"error": sentence, "code": stable name}` and tell nothing about the server's inside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from bundle.errors import ErrorCode, MlctlError
+from services.online.batching.budget import Hold
+from services.online.batching.scheduler import deadline_exceeded
+from services.online.http.fields import fields_of
+from services.online.http.inference import Inference, too_large
+from services.online.http.responses import MethodError, Response, error_response, json_response
+from services.online.http.sse import EventWriter, GoneError, Message, Receive, Send, send_events
+from services.online.models.metadata import (
+    is_ready,
+    metadata,
+    only_ready,
+    refuse_change,
+    repository_index,
+    server_metadata,
+)
+from services.online.models.repository import Serving
+from services.online.models.statistics import model_config, model_statistics
+from services.online.observability.calls import Seen
+
+__all__ = [
+    "App",
+    "Message",
+    "Receive",
+    "Send",
+    "V2App",
+    "close_if_expecting",
+    "send_error",
+    "too_large",
+]
+
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+# Other servers of the protocol use the second name.
+_STREAMS = frozenset({"infer_stream", "generate_stream"})
+# The number of parts of /v2/models/NAME; longer paths name an operation of the model.
+_NAMED = 3
+_MODEL_PATHS: tuple[list[str], ...] = ([], ["ready"], ["config"], ["stats"])
+
+
+class V2App:
+    """Answers every path under /v2, for one model or for several with an `Inference` each.
+
+    The first one also counts requests that name no model.
+    """
+
+    def __init__(self, host: Serving, inference: Inference, *others: Inference) -> None:
+        self._host = host
+        self._inference = inference
+        self._inferences = {each.name: each for each in (inference, *others)}
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise ValueError(f"the V2 app takes HTTP, not {scope['type']}")
+        parts = scope["path"].strip("/").split("/")
+        try:
+            verb = parts[-1] if parts[1:2] == ["models"] and len(parts) > _NAMED else ""
+            if verb == "infer":
+                await self._reject_infer(scope, parts, send)
+            elif verb in _STREAMS:
+                await self._infer_stream(scope, parts, receive, send)
+            elif parts[1:2] == ["repository"]:
+                _require_method(scope, "POST")
+                await _send(send, await self._repository(parts[2:], receive))
+            else:
+                status, document = self._describe(parts)
+                _require_method(scope, "GET", "HEAD")
+                await _send(send, json_response(status, document))
+        except MlctlError as error:
+            await send_error(send, error)
+        except GoneError:
+            return  # the client disconnected
+
+    def _describe(self, parts: list[str]) -> tuple[int, Mapping[str, Any]]:
+        match parts[1:]:
+            case []:
+                return 200, server_metadata()
+            case ["health", "live"]:
+                return (200 if self._host.live else 503), {"live": self._host.live}
+            case ["health", "ready"]:
+                # The protocol's text calls this one `live`, too.
+                return _readiness(self._host.ready, live=self._host.live)
+            case ["models", "stats"] if "stats" not in self._inferences:
+                return 200, model_statistics(*self._host.hosts)
+            case ["models", name, *rest]:
+                return self._describe_model(name, rest)
+        raise _no_such_path()
+
+    def _describe_model(self, name: str, rest: list[str]) -> tuple[int, Mapping[str, Any]]:
+        version = ""
+        if rest[:1] == ["versions"] and len(rest) > 1:
+            version, rest = rest[1], rest[2:]
+        if rest not in _MODEL_PATHS:
+            raise _no_such_path()
+        match rest:
+            case ["ready"]:
+                return _readiness(is_ready(self._host, name, version), name=name)
+            case ["config"]:
+                return 200, model_config(self._host.find(name, version))
+            case ["stats"]:
+                return 200, model_statistics(self._host.find(name, version))
+        return 200, metadata(self._host, name, version)
+
+    async def _repository(self, parts: list[str], receive: Receive) -> Response:
+        match parts:
+            case ["index"]:
+                end = asyncio.get_running_loop().time() + self._inference.seconds
+                with Hold(self._host.inflight) as hold:
+                    body = await _read_in_time(receive, self._inference, hold, end)
+                return json_response(200, repository_index(self._host, ready=only_ready(body)))
+            case ["models", _, "load" | "unload" as verb]:
+                refuse_change(verb)
+        raise _no_such_path()
+
+    def _meant(self, parts: list[str]) -> Inference:
+        """Return the inference of the model that the path names, else the first one."""
+        return self._inferences.get(parts[2] if len(parts) > 2 else "", self._inference)
+
+    async def _reject_infer(self, scope: Message, parts: list[str], send: Send) -> None:
+        """Reject what the HTTP protocol leaves: another method, or a model that is not here."""
+        headers, inference = fields_of(scope["headers"]), self._meant(parts)
+        request_id = inference.request_id(headers)
+        seen = inference.watch(headers, request_id, scope.get("client"))
+        error = _no_such_path()
+        try:
+            _require_method(scope, "POST")
+            self._require_path(parts)
+        except MlctlError as found:
+            error = found
+        response = inference.refuse(error, request_id, seen)
+        close_if_expecting(headers, response)
+        await _send(send, response)
+
+    async def _infer_stream(
+        self, scope: Message, parts: list[str], receive: Receive, send: Send
+    ) -> None:
+        headers, inference = fields_of(scope["headers"]), self._meant(parts)
+        request_id = inference.request_id(headers)
+        seen = inference.watch(headers, request_id, scope.get("client"))
+        events = EventWriter(send, request_id)
+        try:
+            _require_method(scope, "POST")
+            self._require_path(parts)
+            await _stream(inference, headers, events, receive, seen)
+            inference.ended(seen)
+        except (GoneError, asyncio.CancelledError) as error:
+            inference.gone(seen)
+            if not isinstance(error, GoneError):
+                raise
+        except Exception as error:  # noqa: BLE001 - it is logged and answered
+            response = inference.refuse(error, request_id, seen)
+            if events.started:
+                await events.end(b"error", response.body)
+            else:
+                close_if_expecting(headers, response)
+                await _send(send, response)
+
+    def _require_path(self, parts: list[str]) -> None:
+        match parts[2:-1]:
+            case [name]:
+                self._host.find(name)
+            case [name, "versions", version]:
+                self._host.find(name, version)
+            case _:
+                raise _no_such_path()
+
+
+def _readiness(ready: bool, **told: object) -> tuple[int, Mapping[str, Any]]:
+    return (200 if ready else 503), {**told, "ready": ready}
+
+
+async def _stream(
+    inference: Inference,
+    headers: Mapping[bytes, bytes],
+    events: EventWriter,
+    receive: Receive,
+    seen: Seen | None,
+) -> None:
+    head = inference.open(headers, events.request_id, seen)
+    deadline = asyncio.get_running_loop().time() + inference.seconds
+    with inference.hold() as hold:
+        body = await _read_in_time(receive, inference, hold, deadline)
+        asked = await inference.ask_stream(head, body, hold)
+        await send_events(asked, inference, events, receive)
+
+
+async def _read_in_time(
+    receive: Receive, inference: Inference, hold: Hold, deadline: float
+) -> bytes:
+    """Read the complete body; raise DEADLINE_EXCEEDED at the loop's time `deadline`."""
+    try:
+        async with asyncio.timeout_at(deadline):
+            return await _read_body(receive, inference, hold)
+    except TimeoutError:
+        raise deadline_exceeded() from None
+
+
+async def _read_body(receive: Receive, inference: Inference, hold: Hold) -> bytes:
+    """Read the complete body; raise PAYLOAD_TOO_LARGE or BusyError as soon as it is too much."""
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise GoneError
+        body += message.get("body", b"")
+        inference.check_size(len(body))
+        hold.grow(len(body))
+        if not message.get("more_body"):
+            return bytes(body)
+
+
+def _require_method(scope: Message, *allowed: str) -> None:
+    if scope["method"] not in allowed:
+        raise MethodError(allowed)
+
+
+def _no_such_path() -> MlctlError:
+    return MlctlError(ErrorCode.NOT_FOUND, "the V2 protocol has no such path")
+
+
+def close_if_expecting(headers: Mapping[bytes, bytes], response: Response) -> None:
+    """Make a rejection end the connection of a client that expects 100 Continue.
+
+    The client may never send the body, and the server would take its next request for it.
+    """
+    if b"expect" in headers:
+        response.headers.append((b"connection", b"close"))
+
+
+async def send_error(
+    send: Send, error: MlctlError, asked: Mapping[bytes, bytes] = MappingProxyType({})
+) -> None:
+    """Answer a request with the headers `asked` with the error table's status and headers."""
+    response = error_response(error)
+    close_if_expecting(asked, response)
+    await _send(send, response)
+
+
+async def _send(send: Send, response: Response) -> None:
+    start = {"type": "http.response.start", "status": response.status, "headers": response.headers}
+    await send(start)
+    await send({"type": "http.response.body", "body": response.body})

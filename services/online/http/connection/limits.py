@@ -1,0 +1,312 @@
+"""uvicorn's HTTP protocol with limits on slow, endless and malformed requests.
+
+A head has a size, a number of headers and a time; an answer that nobody reads, and the
+rest of a body that was rejected, have a time as well. A client that ends its sending half of the
+connection is gone. An error never overtakes the answer to an earlier request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from services.online.batching.budget import BusyError
+from services.online.http.connection.plain_parser import PlainParser
+from services.online.http.responses import error_response, make_response, render_headers, to_wire
+
+_LARGE_HEAD = "The head of the request is too large."
+
+
+class _HeadError(Exception):
+    """A head that is rejected: too many headers, too many bytes, or not exactly one Host."""
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """One connection. The class attributes are its limits, in bytes and seconds."""
+
+    max_head_bytes = 64 << 10
+    max_headers = 128
+    max_connections = 4096
+    # The keep-alive time between requests; None takes uvicorn's setting.
+    idle_seconds: int | None = None
+    head_seconds = 10.0
+    drain_seconds = 10.0
+    # A rejected connection stays open for this time, so that its client can read the answer.
+    refusal_seconds = 1.0
+    # At shutdown an idle connection stays open for this time, for a request that is in transit.
+    farewell_seconds = 0.5
+    # A client must read `stall_bytes` in each `stall_seconds` while an answer waits to be sent.
+    stall_seconds = 10.0
+    stall_bytes = 4 << 10
+
+    transport: asyncio.Transport
+    _in_head = True
+    _in_body = False
+    _broken = False
+    _refused_head: tuple[int, str] | None = None
+    # The number of bytes read since the head began.
+    _read_bytes = 0
+    # Whether the last read began or ended a head or had a part of a body, and the number of bytes
+    # since a read did: the parser keeps unfinished headers and trailers in memory.
+    _progress = False
+    _unfinished_bytes = 0
+    _head_timer: asyncio.TimerHandle | None = None
+    _drain_timer: asyncio.TimerHandle | None = None
+    _stall_timer: asyncio.TimerHandle | None = None
+    _leave_timer: asyncio.TimerHandle | None = None
+    _leaving = False
+    # The request that is being answered: `cycle` is the last one, which may wait behind it.
+    _started: RequestResponseCycle | None = None
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.parser = PlainParser(self)
+        if self.idle_seconds is not None:
+            self.timeout_keep_alive = self.idle_seconds
+
+    @property
+    def answering(self) -> bool:
+        """Whether a request's answer is not complete."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.max_connections:
+            self._refuse_connection()
+        else:
+            self._arm_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        timers = (self._head_timer, self._drain_timer, self._stall_timer, self._leave_timer)
+        for timer in (*timers, self.timeout_keep_alive_task):
+            if timer is not None:
+                timer.cancel()
+        if self._started is not None and not self._started.response_complete:
+            self._started.disconnected = True
+            self._started.message_event.set()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._broken or self.transport.is_closing():
+            return
+        self._progress = False
+        self._read_bytes = len(data) + (self._read_bytes if self._in_head else 0)
+        super().data_received(data)
+        if self._in_head or self._in_body:
+            self._unfinished_bytes = 0 if self._progress else self._unfinished_bytes + len(data)
+            if self._unfinished_bytes > self.max_head_bytes:
+                self._refuse_flood()
+            elif self._in_head:
+                self._arm_head()
+        elif not self._in_body and self.timeout_keep_alive_task is None and not self.answering:
+            self._arm_head()  # blank lines alone must not hold the connection either
+
+    def on_message_begin(self) -> None:
+        self._in_head = self._progress = True
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # Does not call the inherited method, to save time: this runs for each header.
+        if not self._in_head:
+            return  # trailers are ignored
+        if len(self.headers) >= self.max_headers:
+            self._refuse_head(431, "The request has too many headers.")
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        self._check_head()
+        super().on_headers_complete()
+        self._end_head()  # not before: uvicorn may reject the target
+        if self._leaving and self.cycle is not None:
+            self.cycle.keep_alive = False
+
+    def on_body(self, body: bytes) -> None:
+        self._progress = True
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._in_body = False
+        if self._drain_timer is not None:
+            self._drain_timer.cancel()
+            self._drain_timer = None
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch_close()
+        if self.flow.write_paused:
+            self.flow.pause_reading()
+        if self._in_body and not self.answering:
+            self._drain()
+
+    def shutdown(self) -> None:
+        """End the connection after the answer to its request, or to one that is in transit.
+
+        Closing an idle connection at once would lose a request that its client just sent.
+        """
+        if self.answering or self._broken:
+            super().shutdown()
+        elif not self._leaving:
+            self._leaving = True
+            self._leave_timer = self.loop.call_later(self.farewell_seconds, super().shutdown)
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._watch_close()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.flow.pause_reading()
+        if self._stall_timer is None:
+            self._watch_stall(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+        self._watch_close()
+        if not self.pipeline and not self._broken:
+            self.flow.resume_reading()
+
+    def eof_received(self) -> None:
+        """Treat the end of what a client sends as its disconnect, as nginx does."""
+        self._close()
+
+    def handle_websocket_upgrade(self) -> None:
+        if self.answering:
+            self._fail(400, "An upgrade came before the answer to an earlier request.")
+        else:
+            super().handle_websocket_upgrade()
+
+    def send_400_response(self, msg: str) -> None:
+        if self._refused_head is not None:
+            self._fail(*self._refused_head)
+        else:
+            self._fail(400, msg)
+
+    def note_refusal(self, status: int) -> None:
+        """Called when a connection is answered `status` before a request; a subclass counts it."""
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._started = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _check_head(self) -> None:
+        """Reject a head that is too large, or that does not have exactly one Host (RFC 9112, 3.2).
+
+        HTTP/1.0 needs none. A head that arrived in one read was never unfinished, so its size is
+        checked here.
+        """
+        if self._read_bytes > self.max_head_bytes:
+            size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+            if size > self.max_head_bytes:
+                self._refuse_head(431, _LARGE_HEAD)
+        hosts = [name for name, _ in self.headers].count(b"host")
+        if hosts != 1 and (hosts or self.parser.get_http_version() != "1.0"):
+            self._refuse_head(400, "The request needs exactly one Host header.")
+
+    def _refuse_head(self, status: int, message: str) -> None:
+        self._refused_head = status, message
+        raise _HeadError
+
+    def _end_head(self) -> None:
+        self._in_head = False
+        self._in_body = self._progress = True
+        self._disarm_head()
+
+    def _arm_head(self) -> None:
+        if self._head_timer is None and not self._broken:
+            self._head_timer = self.loop.call_later(self.head_seconds, self._head_is_late)
+
+    def _disarm_head(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_is_late(self) -> None:
+        if self._in_head and self.headers is not None:
+            self._fail(408, "The head of the request did not come in time.")
+        elif not self.answering:
+            self._close()
+
+    def _fail(self, status: int, message: str) -> None:
+        """Answer `status` once and close, after the answers to earlier requests."""
+        if self._broken:
+            return
+        self._broken = True
+        self._disarm_head()
+        waiting = self.cycle if self.answering else None
+        if waiting is not None and (self._in_head or not waiting.more_body):
+            waiting.keep_alive = False
+            self.flow.pause_reading()
+            return
+        refused = self._in_body and waiting is None
+        if refused or self.pipeline or (waiting is not None and waiting.response_started):
+            self._close()
+            return
+        if waiting is not None:
+            self._abandon()
+        else:
+            self.note_refusal(status)
+        response = make_response(status, b"text/plain; charset=utf-8", message.encode())
+        headers = render_headers(self.server_state.default_headers)
+        self.transport.write(to_wire(response, headers, close=True))
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._drain()
+
+    def _refuse_connection(self) -> None:
+        """Send 503 before reading anything. The connection does not count toward the limit."""
+        self._broken = True
+        self.connections.discard(self)
+        self.note_refusal(503)
+        refusal = error_response(
+            BusyError(f"the server has its limit of {self.max_connections} connections already")
+        )
+        headers = render_headers(self.server_state.default_headers)
+        self.transport.write(to_wire(refusal, headers, close=True))
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._drain_timer = self.loop.call_later(self.refusal_seconds, self.transport.abort)
+
+    def _refuse_flood(self) -> None:
+        if self._in_head:
+            self._fail(431, _LARGE_HEAD)
+        else:
+            self._fail(400, "The body's chunks are mostly framing.")
+
+    def _abandon(self) -> None:
+        """Withdraw the open request: its client has already received an error."""
+        self.cycle.disconnected = True
+        self.cycle.message_event.set()
+
+    def _close(self) -> None:
+        self.transport.close()
+        self._watch_close()
+
+    def _drain(self) -> None:
+        """Read and discard the rest: a close would reset the connection before the answer."""
+        if self._drain_timer is None:
+            self._drain_timer = self.loop.call_later(self.drain_seconds, self.transport.abort)
+
+    def _watch_close(self) -> None:
+        """Limit the time for which a closing connection waits for its client to read the rest."""
+        if self.transport.is_closing() and self._stall_timer is None:
+            self._watch_stall(self.transport.get_write_buffer_size())
+
+    def _watch_stall(self, size: int) -> None:
+        self._stall_timer = self.loop.call_later(self.stall_seconds, self._check_stall, size)
+
+    def _check_stall(self, before: int) -> None:
+        size = self.transport.get_write_buffer_size()
+        if before - size < self.stall_bytes:
+            self.transport.abort()
+        else:
+            self._watch_stall(size)

@@ -1,0 +1,38 @@
+"""`GET /openapi.json`: what this server answers, described for people and for tools."""
+
+from __future__ import annotations
+
+from services.online.http.app import Message, Receive, Send, send_error
+from services.online.http.responses import MethodError, make_response
+from services.online.models.repository import Serving
+
+OPENAPI_PATH = "/openapi.json"
+
+
+class OpenApiPage:
+    """An ASGI application that answers with the document of a server's models."""
+
+    def __init__(self, host: Serving) -> None:
+        self._host = host
+        self._text = b""
+
+    async def __call__(self, scope: Message, _receive: Receive, send: Send) -> None:
+        if scope["method"] not in ("GET", "HEAD"):
+            await send_error(send, MethodError(("GET", "HEAD")))
+            return
+        response = make_response(200, b"application/json", self._made())
+        start = {"type": "http.response.start", "status": 200, "headers": response.headers}
+        await send(start)
+        await send({"type": "http.response.body", "body": response.body})
+
+    def _made(self) -> bytes:
+        """The document, made when it is first asked for: to answer requests needs none of it."""
+        if not self._text:
+            from services.online.openapi.document import document, to_text
+            from services.online.openapi.model import describe
+
+            host = self._host
+            models = [describe(each.name, each.digest, each.signature) for each in host.hosts]
+            made = document(models, version=host.digest, token=host.access.required)
+            self._text = to_text(made).encode()
+        return self._text

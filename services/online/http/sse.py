@@ -1,0 +1,92 @@
+"""An answer in pieces as server-sent events: one `data:` line of JSON for each of them.
+
+The status is 200 only when there is a first piece, or when the first takes so long that
+a proxy might give up; what fails after that is told by an event. A reader that is slow
+holds the model's work back, and one that left ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from typing import Any
+
+from services.online.http.inference import AskedStream, Inference
+from services.runtime.streaming import Answer, AnswerStream
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+# Proxies close a connection on which nothing came for half a minute or more.
+HEARTBEAT_SECONDS = 15.0
+_HEARTBEAT = b": nothing yet\n\n"
+
+
+class GoneError(Exception):
+    """The client left before it had its answer."""
+
+
+class EventWriter:
+    """Writes events to one response, whose head goes out with the first of them."""
+
+    def __init__(self, send: Send, request_id: bytes) -> None:
+        self.request_id = request_id
+        self._send = send
+        self._headers = [
+            (b"content-type", b"text/event-stream"),
+            (b"cache-control", b"no-cache"),
+            # nginx and others keep what they forward until they have a page of it.
+            (b"x-accel-buffering", b"no"),
+            (b"x-request-id", request_id),
+        ]
+        self.started = False
+
+    async def write(self, event: bytes, *, more: bool = True) -> None:
+        """Send the bytes of an event or a comment, when the connection takes them."""
+        if not self.started:
+            self.started = True
+            start = {"type": "http.response.start", "status": 200, "headers": self._headers}
+            await self._send(start)
+        await self._send({"type": "http.response.body", "body": event, "more_body": more})
+
+    async def end(self, name: bytes, document: bytes) -> None:
+        """Send the last event, which has the name `name`."""
+        await self.write(b"event: %b\ndata: %b\n\n" % (name, document), more=False)
+
+
+async def send_events(
+    asked: AskedStream, inference: Inference, events: EventWriter, receive: Receive
+) -> None:
+    """Send each piece as it comes, and the end.
+
+    Raises GoneError if the client disconnects first, and what the answer fails with.
+    """
+    pieces = asked.pieces
+    watch = asyncio.ensure_future(receive())
+    watch.add_done_callback(lambda _: pieces.close())
+    try:
+        async for piece in _or_nothing(pieces):
+            if piece is None:
+                await events.write(_HEARTBEAT)
+            else:
+                await events.write(b"data: %b\n\n" % inference.encode_piece(asked, piece))
+        if watch.done():
+            raise GoneError
+        await events.end(b"end", inference.encode_end(asked))
+    finally:
+        watch.cancel()
+        pieces.close()
+
+
+async def _or_nothing(pieces: AnswerStream) -> AsyncIterator[Answer | None]:
+    """The pieces, and None each time that none has come for a while."""
+    while True:
+        try:
+            async with asyncio.timeout(HEARTBEAT_SECONDS):
+                piece = await anext(pieces)
+        except TimeoutError:
+            yield None
+        except StopAsyncIteration:
+            return
+        else:
+            yield piece

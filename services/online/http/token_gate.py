@@ -1,0 +1,49 @@
+"""The token check in front of an ASGI application, before the body is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bundle.errors import MlctlError
+from services.online.http.app import App, Message, Receive, Send, close_if_expecting
+from services.online.http.fields import fields_of
+from services.online.http.responses import Response
+from services.online.security.tokens import Access, unauthenticated
+
+# Probes have no token, and their answers reveal nothing else.
+PROBES = frozenset({"/livez", "/readyz", "/healthz", "/v2/health/live", "/v2/health/ready"})
+_POLICY_VIOLATION = 1008
+Refuse = Callable[[MlctlError, Message], Response]
+
+
+class TokenGate:
+    """ASGI middleware: UNAUTHENTICATED for requests without a token, except to `PROBES`.
+
+    `refuse` makes the answer of the error and the request's scope.
+    """
+
+    def __init__(self, app: App, access: Access, refuse: Refuse) -> None:
+        self._app = app
+        self._access = access
+        self._refuse = refuse
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan" or scope["path"] in PROBES:
+            await self._app(scope, receive, send)
+            return
+        headers = fields_of(scope["headers"])
+        if self._access.allows(headers.get(b"authorization")):
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
+        else:
+            response = self._refuse(unauthenticated(), scope)
+            close_if_expecting(headers, response)
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": response.status,
+                    "headers": response.headers,
+                }
+            )
+            await send({"type": "http.response.body", "body": response.body})

@@ -1,0 +1,258 @@
+"""What is counted: plain numbers in memory on the path of a request, told on scrape.
+
+An observation here is a bisection and two additions. `services.online.metrics.exposition` moves the
+sums to prometheus-client, whose own observations cost microseconds each in the
+multiprocess mode that BentoML's workers run it in.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from prometheus_client import REGISTRY, CollectorRegistry
+
+from bundle.latency import SERVED_EDGES_MS
+from services.online.metrics.exposition import CounterSink, Exposition, GaugeSink, HistogramSink
+from services.online.metrics.tally import Tally
+from services.online.metrics.triton import TritonNames
+
+OK = "ok"
+GONE = "gone"
+# The outcomes that are no refusal: what was answered, what nobody waited for any more,
+# what came too late (counted on its own) and what is the server's own fault.
+_NOT_REJECTED = frozenset({OK, GONE, "deadline_exceeded", "internal"})
+_SECONDS = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025,
+    0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+)  # fmt: skip
+_STAGE_SECONDS = (0.00001, 0.000025, 0.00005, *_SECONDS)
+_REQUEST_SECONDS = tuple(edge / 1000.0 for edge in SERVED_EDGES_MS)
+_PARTS = ("preprocess", "postprocess")
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStats:
+    """One batch: its `rows`, the longest wait in it, and the seconds the model ran.
+
+    `streamed` if it was one request alone, all of whose answer was made in pieces.
+    """
+
+    rows: int
+    queue_seconds: float
+    infer_seconds: float
+    streamed: bool = False
+
+
+class Distribution:
+    """A histogram in memory: `counts[i]` values are at most `bounds[i]`, the last any more."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float, count: int = 1) -> None:
+        """Count `count` equal values."""
+        self.counts[bisect_left(self.bounds, value)] += count
+        self.total += value * count
+
+
+class Metrics:
+    """The metrics of one model in one worker. Made on the event loop that the worker runs.
+
+    `transform` tells for how many seconds each function of its transform ran, on any thread.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        registry: CollectorRegistry = REGISTRY,
+        transform: Callable[[], Mapping[str, float]] = dict,
+    ) -> None:
+        self._transform = transform
+        self._warm_up = transform()
+        self._outcomes: dict[tuple[str, ...], int] = {}
+        self._rows = Distribution(_ROWS)
+        self._queue = Distribution(_SECONDS)
+        self._infer = Distribution(_SECONDS)
+        self._request = Distribution(_REQUEST_SECONDS)
+        self._first_piece = Distribution(_SECONDS)
+        names = ("parse", "queue", "infer", "serialize")
+        self._stages = {name: Distribution(_STAGE_SECONDS) for name in names}
+        self._parse_stage, self._queue_stage, self._infer_stage, self._serialize_stage = (
+            self._stages.values()
+        )
+        self._sizes: dict[int, tuple[int, float]] = {}
+        # Their stages are no part of the histograms: an answer in pieces may take any time.
+        self._streams = Distribution(())
+        self._streams_queue = 0.0
+        self._last = 0.0
+        self._waiting = 0
+        self._hung = False
+        self._exposition = Exposition(registry, self._tell)
+        self._make_counters(model, registry)
+        self._make_histograms(model, registry)
+        self._make_gauges(model, registry)
+        self._triton = TritonNames.of(model, registry)
+        self._exposition.touch()  # a worker is there before anyone asks it
+
+    def request(self, protocol: str, outcome: str, count: int = 1) -> None:
+        """Count `count` requests of `protocol` ("http", "grpc", "predict") by their outcome."""
+        key = (protocol, outcome)
+        self._outcomes[key] = self._outcomes.get(key, 0) + count
+        self._exposition.touch()
+
+    def stages(
+        self, parse: float, queue: float, infer: float, serialize: float, count: int = 1
+    ) -> None:
+        """Record the seconds that each of `count` answered requests spent in each stage."""
+        self._parse_stage.observe(parse, count)
+        self._queue_stage.observe(queue, count)
+        self._infer_stage.observe(infer, count)
+        self._serialize_stage.observe(serialize, count)
+        self._request.observe(parse + queue + infer + serialize, count)
+
+    def batch(self, stats: BatchStats) -> None:
+        """Record one finished batch."""
+        self._rows.observe(stats.rows)
+        self._queue.observe(stats.queue_seconds)
+        self._infer.observe(stats.infer_seconds)
+        count, seconds = self._sizes.get(stats.rows, (0, 0.0))
+        self._sizes[stats.rows] = (count + 1, seconds + stats.infer_seconds)
+        if stats.streamed:
+            self._streams.observe(stats.infer_seconds)
+            self._streams_queue += stats.queue_seconds
+        self._last = time.time()
+        self._exposition.touch()
+
+    def first_piece(self, seconds: float) -> None:
+        """Record that a stream has its first piece, so long after it was asked for."""
+        self._first_piece.observe(seconds)
+        self._exposition.touch()
+
+    def queue_rows(self, rows: int) -> None:
+        """Record how many rows wait."""
+        self._waiting = rows
+        self._exposition.touch()
+
+    def hung(self) -> None:
+        """Record that the model's run never ends; asked on any thread."""
+        self._hung = True
+
+    def tally(self) -> Tally:
+        """Everything that was counted so far, as one value."""
+        outcomes = dict(self._outcomes)  # a scrape may run beside who counts
+        failed = sum(count for (_, outcome), count in outcomes.items() if outcome not in {OK, GONE})
+        return Tally(
+            answered=sum(self._infer_stage.counts) + sum(self._streams.counts),
+            failed=failed,
+            parse=self._parse_stage.total,
+            queue=self._queue_stage.total + self._streams_queue,
+            infer=self._infer_stage.total + self._streams.total,
+            serialize=self._serialize_stage.total,
+            batches=dict(self._sizes),
+            last=self._last,
+        )
+
+    def publish(self) -> None:
+        """Tell prometheus-client everything that was counted so far."""
+        self._exposition.publish()
+
+    def _make_counters(self, model: str, registry: CollectorRegistry) -> None:
+        self._request_sink = CounterSink(
+            "mlctl_requests",
+            "Requests by protocol and outcome ('ok', 'gone' or an error code).",
+            {"model": model},
+            ("protocol", "outcome"),
+            registry,
+        )
+        self._rejection_sink = CounterSink(
+            "mlctl_rejections",
+            "Requests that were refused, by the error code.",
+            {"model": model},
+            ("reason",),
+            registry,
+        )
+        self._miss_sink = CounterSink(
+            "mlctl_deadline_misses",
+            "Requests whose answer was not ready in time.",
+            {"model": model},
+            (),
+            registry,
+        )
+        self._transform_sink = CounterSink(
+            "mlctl_transform_seconds",
+            "Seconds that the functions of the transform ran, a part of what batches ran.",
+            {"model": model},
+            ("part",),
+            registry,
+        )
+
+    def _make_histograms(self, model: str, registry: CollectorRegistry) -> None:
+        batch = {
+            "mlctl_batch_rows": ("Rows of each batch.", self._rows),
+            "mlctl_queue_seconds": ("Longest wait in each batch.", self._queue),
+            "mlctl_infer_seconds": ("Seconds each batch ran.", self._infer),
+            "mlctl_request_seconds": ("Seconds each answered request took here.", self._request),
+            "mlctl_first_piece_seconds": (
+                "Seconds until the first piece of an answer in pieces.",
+                self._first_piece,
+            ),
+        }
+        self._histograms = [
+            (
+                HistogramSink(name, text, {"model": model}, registry, bounds=values.bounds),
+                {"": values},
+            )
+            for name, (text, values) in batch.items()
+        ]
+        stages = HistogramSink(
+            "mlctl_stage_seconds",
+            "Seconds of each answered request in each stage.",
+            {"model": model},
+            registry,
+            label="stage",
+            bounds=_STAGE_SECONDS,
+        )
+        self._histograms.append((stages, self._stages))
+
+    def _make_gauges(self, model: str, registry: CollectorRegistry) -> None:
+        labels = {"model": model}
+        self._depth_sink = GaugeSink(
+            "mlctl_queue_rows", "Rows waiting now, over all workers.", labels, registry
+        )
+        self._worker_sink = GaugeSink(
+            "mlctl_workers", "Workers that serve the model.", labels, registry
+        )
+        self._hung_sink = GaugeSink(
+            "mlctl_hung_workers", "Workers whose model hangs.", labels, registry
+        )
+
+    def _tell(self) -> None:
+        outcomes = dict(self._outcomes)
+        self._request_sink.tell(outcomes)
+        rejected: dict[tuple[str, ...], int] = {}
+        missed = 0
+        for (_, outcome), count in outcomes.items():
+            if outcome not in _NOT_REJECTED:
+                rejected[outcome,] = rejected.get((outcome,), 0) + count
+            missed += count * (outcome == "deadline_exceeded")
+        self._rejection_sink.tell(rejected)
+        self._miss_sink.tell({(): missed})
+        spent = self._transform()
+        self._transform_sink.tell(
+            {(part,): spent.get(part, 0.0) - self._warm_up.get(part, 0.0) for part in _PARTS}
+        )
+        for sink, values in self._histograms:
+            for label, distribution in values.items():
+                sink.tell(label, distribution.counts, distribution.total)
+        self._depth_sink.tell(self._waiting)
+        self._worker_sink.tell(1)
+        self._hung_sink.tell(int(self._hung))
+        self._triton.tell(self.tally())

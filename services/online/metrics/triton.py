@@ -1,0 +1,66 @@
+"""The counters that Triton's dashboards, alerts and autoscalers ask for, under Triton's names.
+
+Triton's names do not end in `_total`, as prometheus-client's counters always do. So they are
+gauges here that only grow; `rate` and `increase` do not look at the type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry
+
+from services.online.metrics.exposition import GrowingSink
+from services.online.metrics.tally import Tally
+
+# What the statistics say, too: Triton numbers versions, and a server has one of its model.
+TRITON_VERSION = "1"
+_TEXTS: Mapping[str, str] = {
+    "nv_inference_request_success": "Requests that were answered.",
+    "nv_inference_request_failure": "Requests that failed or were refused.",
+    "nv_inference_count": "Rows that were run.",
+    "nv_inference_exec_count": "Batches that were run.",
+    "nv_inference_request_duration_us": "Microseconds of answered requests, summed.",
+    "nv_inference_queue_duration_us": "Microseconds that they waited.",
+    "nv_inference_compute_input_duration_us": "Microseconds that they were parsed.",
+    "nv_inference_compute_infer_duration_us": "Microseconds that their batches ran.",
+    "nv_inference_compute_output_duration_us": "Microseconds that answers were written.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TritonNames:
+    """One model's sums in one worker."""
+
+    sinks: Mapping[str, GrowingSink]
+
+    @classmethod
+    def of(cls, model: str, registry: CollectorRegistry) -> TritonNames:
+        """Those of `model`, all zero."""
+        labels = {"model": model, "version": TRITON_VERSION}
+        return cls(
+            {name: GrowingSink(name, text, labels, registry) for name, text in _TEXTS.items()}
+        )
+
+    def tell(self, tally: Tally) -> None:
+        """Bring them up to date."""
+        for name, total in _totals(tally).items():
+            self.sinks[f"nv_inference_{name}"].tell(total)
+
+
+def _totals(tally: Tally) -> dict[str, int]:
+    seconds = {
+        "request": tally.parse + tally.queue + tally.infer + tally.serialize,
+        "queue": tally.queue,
+        "compute_input": tally.parse,
+        "compute_infer": tally.infer,
+        "compute_output": tally.serialize,
+    }
+    return {
+        "request_success": tally.answered,
+        "request_failure": tally.failed,
+        "count": sum(rows * count for rows, (count, _) in tally.batches.items()),
+        "exec_count": sum(count for count, _ in tally.batches.values()),
+        **{f"{stage}_duration_us": round(value * 1e6) for stage, value in seconds.items()},
+    }

@@ -1,0 +1,95 @@
+"""What a server tells of itself: server and model metadata and the repository index.
+
+Documents in the form of the V2 protocol's JSON; gRPC makes its messages of the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from bundle import __version__
+from bundle.errors import ErrorCode, MlctlError
+from bundle.tensors import TensorSpec
+from services.online.models.repository import Serving
+from services.online.models.served_model import ModelHost
+from services.protocol.jsonbody import parse_object
+from services.protocol.wire import invalid
+
+PLATFORM = "onnxruntime_onnx"
+# Of several models that are served under one name and digest, none of which it is.
+_TOGETHER = "mlctl_models"
+EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")
+_READY = "READY"
+_UNAVAILABLE = "UNAVAILABLE"
+
+
+def server_metadata() -> dict[str, Any]:
+    """The server's name, version and extensions."""
+    return {"name": "mlctl", "version": __version__, "extensions": list(EXTENSIONS)}
+
+
+def is_group(serving: Serving, name: str, version: str) -> bool:
+    """Whether that means all models of the server together, by the Bento's name and digest."""
+    several = all(host.name != serving.name for host in serving.hosts) and name == serving.name
+    return several and version in ("", serving.digest)
+
+
+def metadata(serving: Serving, name: str, version: str = "") -> dict[str, Any]:
+    """That of the model `name`; the Bento's own name has its digest as version, and no tensors.
+
+    MODEL_NOT_FOUND for any other.
+    """
+    if is_group(serving, name, version):
+        versions = [serving.digest]
+        told = {"name": name, "versions": versions, "platform": _TOGETHER}
+        return {**told, "inputs": [], "outputs": []}
+    return model_metadata(serving.find(name, version))
+
+
+def is_ready(serving: Serving, name: str, version: str = "") -> bool:
+    """Whether the model `name` is ready, or all if that is the Bento's name; MODEL_NOT_FOUND."""
+    if is_group(serving, name, version):
+        return serving.ready
+    return serving.find(name, version).ready
+
+
+def model_metadata(host: ModelHost) -> dict[str, Any]:
+    """The model's versions (it has one: its digest) and its tensors."""
+    return {
+        "name": host.name,
+        "versions": [host.digest],
+        "platform": PLATFORM,
+        "inputs": [_tensor(spec) for spec in host.signature.inputs],
+        "outputs": [_tensor(spec) for spec in host.signature.outputs],
+    }
+
+
+def repository_index(serving: Serving, *, ready: bool) -> list[dict[str, str]]:
+    """The models here, with their state and the reason for it; with `ready` only ready ones."""
+    return [_indexed(host) for host in serving.hosts if host.ready or not ready]
+
+
+def _indexed(host: ModelHost) -> dict[str, str]:
+    state, reason = (_READY, "") if host.ready else (_UNAVAILABLE, host.state)
+    return {"name": host.name, "version": host.digest, "state": state, "reason": reason}
+
+
+def only_ready(body: bytes) -> bool:
+    """What the body of an index request, which may be empty, says of `ready`."""
+    ready = parse_object(body).get("ready", False) if body.strip() else False
+    if not isinstance(ready, bool):
+        raise invalid("field 'ready' must be true or false")
+    return ready
+
+
+def refuse_change(verb: str) -> NoReturn:
+    """NOT_PERMITTED for loading or unloading: a server has the models of its Bento for life."""
+    raise MlctlError(
+        ErrorCode.NOT_PERMITTED,
+        f"this server does not {verb} models: it serves what it was started with",
+        "`mlctl promote` puts another version into service without an interruption.",
+    )
+
+
+def _tensor(spec: TensorSpec) -> dict[str, Any]:
+    return {"name": spec.name, "datatype": spec.dtype.value, "shape": list(spec.shape)}

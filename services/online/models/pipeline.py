@@ -1,0 +1,173 @@
+"""A pipeline as one more model of a server: it asks its stages' hosts, one after the other.
+
+Each stage has its own batcher, so that requests which came at different times, or to the
+stage alone, share its batches. The caller's deadline is that of all stages together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Hashable, Mapping
+
+import numpy as np
+from prometheus_client import CollectorRegistry
+
+from bundle.errors import MlctlError
+from bundle.tensors import Signature
+from services.online.batching.scheduler import Limits, Priority, deadline_exceeded
+from services.online.metrics.counts import Metrics
+from services.online.models.served_model import ModelHost, Phase
+from services.online.settings import Settings
+from services.protocol.wire import InferRequest, invalid
+from services.runtime.bento_layout import Packed
+from services.runtime.padding import Arrays
+from services.runtime.pipeline import join, of_stage
+from services.runtime.streaming import Answer, AnswerStream
+
+
+class PipelineHost(ModelHost):
+    """What is a `ModelHost` to those who ask, and has no model of its own."""
+
+    def __init__(
+        self,
+        packed: Packed,
+        stages: Mapping[str, ModelHost],
+        settings: Settings,
+        registry: CollectorRegistry,
+    ) -> None:
+        """The pipeline of `packed`, whose models `stages` serve."""
+        assert packed.together is not None
+        assert packed.together.pipeline is not None
+        self._pipeline = packed.together.pipeline
+        self._stages = tuple(stages[stage] for stage in self._pipeline.stages)
+        inflight = self._stages[0].inflight
+        super().__init__(packed.bundles[0], settings, registry=registry, inflight=inflight)
+        self.name = packed.name
+        self.digest = packed.digest
+        signatures = {stage.name: stage.signature for stage in self._stages}
+        self.signature: Signature = join(self._pipeline, signatures)
+        self._open: set[asyncio.Task[Answer]] = set()
+
+    @property
+    def ready(self) -> bool:
+        """Whether the pipeline and all its stages are."""
+        return super().ready and all(stage.ready for stage in self._stages)
+
+    @property
+    def state(self) -> str:
+        """That of the first stage that is not ready, else its own."""
+        found = (stage.state for stage in self._stages if not stage.ready)
+        return next(found, super().state) if self.phase is Phase.READY else self.phase.value
+
+    @property
+    def live(self) -> bool:
+        """Always: a stage that hangs says so itself."""
+        return True
+
+    @property
+    def limits(self) -> Limits | None:
+        """Those of the first stage, where requests queue first; None before the start."""
+        return None if self.phase is Phase.NEW else self._stages[0].limits
+
+    async def start(self) -> None:
+        """Begin to serve; the stages were started, proved and warmed up before."""
+        self._metrics = Metrics(self.name, self._registry)
+        self._observe()
+        self.phase = Phase.READY
+
+    def infer(
+        self,
+        inputs: dict[str, np.ndarray],
+        timeout: float | None = None,
+        priority: Priority = Priority.NORMAL,
+    ) -> asyncio.Future[Answer]:
+        """Ask all stages; cancel the future to leave, whichever has the request then."""
+        self._check_phase()
+        self._check(inputs)
+        run = self._run(inputs, self._seconds(timeout), priority)
+        task = asyncio.get_running_loop().create_task(run)
+        self._open.add(task)
+        task.add_done_callback(self._open.discard)
+        return task
+
+    def ask(
+        self, request: InferRequest, timeout: float | None, priority: Priority
+    ) -> asyncio.Future[Answer]:
+        """See `infer`: nothing of a pipeline is precomputed."""
+        return self.infer(request.inputs, timeout, priority)
+
+    def join_key(self, inputs: Arrays) -> Hashable | None:  # noqa: ARG002 - none has one
+        """None: a request is queued for each stage by itself, so no desk speaks for it."""
+        return None
+
+    def stream(
+        self,
+        inputs: dict[str, np.ndarray],
+        timeout: float | None = None,
+        priority: Priority = Priority.NORMAL,
+    ) -> AnswerStream:
+        """The whole answer as one piece."""
+        task = self.infer(inputs, timeout, priority)
+
+        def leave() -> None:
+            task.cancel()
+
+        stream = AnswerStream(lambda: None, leave)
+
+        def pass_on(done: asyncio.Future[Answer]) -> None:
+            if done.cancelled():
+                stream.end()
+            elif (failure := done.exception()) is not None:
+                stream.end(failure if isinstance(failure, Exception) else None)
+            else:
+                stream.put(done.result())
+                stream.end()
+
+        task.add_done_callback(pass_on)
+        return stream
+
+    async def stop(self, grace: float = 0.0) -> None:
+        """Accept no more, and answer what was accepted; the stages are stopped after it."""
+        self.phase = Phase.STOPPING
+        if self._open:
+            await asyncio.wait(self._open)
+        await super().stop(grace)
+
+    def abandon(self) -> None:
+        """Nothing: the stages fail what is open."""
+
+    async def _run(self, inputs: Arrays, seconds: float, priority: Priority) -> Answer:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        made: dict[str, Arrays] = {}
+        queued = ran = 0.0
+        for stage in self._stages:
+            left = end - loop.time()
+            try:
+                if left <= 0:
+                    raise deadline_exceeded()
+                given = self._pipeline.gather(stage.name, stage.signature, inputs, made)
+                answer = await stage.infer(given, left, priority)
+            except MlctlError as error:
+                raise of_stage(error, stage.name) from error
+            made[stage.name] = answer.outputs
+            queued += answer.queue_seconds
+            ran += answer.infer_seconds
+        return Answer(answer.outputs, queued, ran, answer.batch_rows)
+
+    def _check(self, inputs: Arrays) -> None:
+        """INVALID_INPUT now for what a later stage would refuse when others have run."""
+        wanted = {spec.name: spec for spec in self.signature.inputs}
+        if inputs.keys() != wanted.keys():
+            names, given = ", ".join(map(repr, wanted)), ", ".join(map(repr, sorted(inputs)))
+            raise invalid(f"the inputs are {given or 'missing'}, expected {names}")
+        if not self.signature.batched:
+            return
+        rows = {name: array.shape[0] if array.ndim else 0 for name, array in inputs.items()}
+        if len(set(rows.values())) > 1:
+            told = ", ".join(f"{name!r} has {count}" for name, count in rows.items())
+            raise invalid(f"the inputs must have equally many rows: {told}")
+
+    def _check_phase(self) -> None:
+        if self.phase is not Phase.READY:
+            self._serving()

@@ -1,0 +1,215 @@
+"""Answers to requests with entity keys, from the store and, for missing rows, from the model.
+
+Only rows without a fresh stored answer go to the model; the response keeps the order of the rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Protocol
+
+from prometheus_client import CollectorRegistry
+
+from bundle.clock import Clock
+from bundle.errors import ErrorCode, MlctlError
+from bundle.tensors import Signature
+from services.online.models.precomputed_metrics import DOWN, FOREIGN, HIT, MISS, STALE, HybridMeter
+from services.precomputed.base import Row
+from services.precomputed.finding import Finder, Found
+from services.precomputed.rows import RowCodec
+from services.precomputed.store_urls import open_store
+from services.protocol.priority import Priority
+from services.protocol.wire import InferRequest, invalid, shown
+from services.runtime.padding import Arrays
+from services.runtime.streaming import Answer
+
+if TYPE_CHECKING:
+    from services.online.batching.executor import Batching
+    from services.online.settings import Settings
+
+Submit = Callable[[Arrays, float, Priority], asyncio.Future[Answer]]
+
+
+class Precomputable(Protocol):
+    """A model whose answers may be precomputed."""
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+
+    @property
+    def digest(self) -> str:
+        """The digest of its bundle: stored answers are its own."""
+
+    @property
+    def signature(self) -> Signature:
+        """What it takes and returns."""
+
+
+class Hybrid:
+    """Answers requests with entity keys to one model in one worker; `ttl` is in seconds."""
+
+    def __init__(
+        self,
+        codec: RowCodec,
+        finder: Finder,
+        submit: Submit,
+        meter: HybridMeter,
+        clock: Clock,
+        *,
+        ttl: float | None = None,
+    ) -> None:
+        self._codec = codec
+        self._finder = finder
+        self._submit = submit
+        self._meter = meter
+        self._clock = clock
+        self._ttl = ttl
+        self._tasks: set[asyncio.Task[Answer]] = set()
+
+    def ask(
+        self, request: InferRequest, timeout: float, priority: Priority
+    ) -> asyncio.Future[Answer]:
+        """Return a future of the answer, which may be cancelled; it fails after `timeout` seconds.
+
+        INVALID_INPUT at once if the keys do not fit the inputs. The future fails with
+        KEY_NOT_FOUND if a key is not stored and the request has no inputs.
+        """
+        _check_rows(request)
+        loop = asyncio.get_running_loop()
+        if not self._finder.quick:
+            return self._open(self._look(request, timeout, priority))
+        start = perf_counter()
+        found = self._fresh(self._finder.find(request.keys))
+        seconds = perf_counter() - start
+        self._meter.looked_up(seconds)
+        if None in found.rows:
+            return self._open(self._fill(request, found, timeout, priority))
+        future: asyncio.Future[Answer] = loop.create_future()
+        future.set_result(self._whole(found.rows, seconds))
+        return future
+
+    async def drain(self) -> None:
+        """Wait for the requests in progress, then close the store."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+        await asyncio.to_thread(self._finder.close)
+
+    def _open(self, answer: Coroutine[Any, Any, Answer]) -> asyncio.Future[Answer]:
+        task = asyncio.get_running_loop().create_task(answer)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _look(self, request: InferRequest, limit: float, priority: Priority) -> Answer:
+        start = perf_counter()
+        found = self._fresh(await self._finder.find_on_thread(request.keys))
+        seconds = perf_counter() - start
+        self._meter.looked_up(seconds)
+        if None not in found.rows:
+            return self._whole(found.rows, seconds)
+        return await self._fill(request, found, limit - seconds, priority)
+
+    def _fresh(self, found: Found) -> Found:
+        """Remove rows that are too old or not of this model, and count all by result."""
+        rows, stale = found.rows, 0
+        foreign = [i for i, row in enumerate(rows) if row and not self._codec.fits(row.payload)]
+        for index in foreign:
+            rows[index] = None
+        if self._ttl is not None:
+            oldest = self._clock.wall() - self._ttl
+            for index, row in enumerate(rows):
+                if row is not None and row.at < oldest:
+                    rows[index] = None
+                    stale += 1
+        absent = rows.count(None)
+        self._meter.count(HIT, len(rows) - absent)
+        self._meter.count(STALE, stale)
+        self._meter.count(FOREIGN, len(foreign))
+        self._meter.count(DOWN if found.down else MISS, absent - stale - len(foreign))
+        return found
+
+    def _whole(self, rows: Sequence[Row | None], seconds: float) -> Answer:
+        """Return the answer of rows that are all stored."""
+        stored = [row for row in rows if row is not None]
+        age = max(0.0, self._clock.wall() - min(row.at for row in stored))
+        outputs = self._codec.decode([row.payload for row in stored])
+        parameters: dict[str, str | float] = {"source": "precomputed", "age_s": round(age, 3)}
+        return Answer(outputs, 0.0, seconds, 0, parameters)
+
+    async def _fill(
+        self, request: InferRequest, found: Found, limit: float, priority: Priority
+    ) -> Answer:
+        """Run the model on the rows that the store lacks, and return the whole answer."""
+        missing = [index for index, row in enumerate(found.rows) if row is None]
+        if not request.inputs:
+            raise _not_found(request.keys[missing[0]], down=found.down)
+        inputs = request.inputs
+        if len(missing) < len(found.rows):
+            inputs = {name: array[missing] for name, array in inputs.items()}
+        ran = await self._submit(inputs, limit, priority)
+        payloads = [None if row is None else row.payload for row in found.rows]
+        for index, payload in zip(missing, self._codec.encode(ran.outputs), strict=True):
+            payloads[index] = payload
+        return self._mixed(found, [each for each in payloads if each is not None], ran)
+
+    def _mixed(self, found: Found, payloads: Sequence[bytes], ran: Answer) -> Answer:
+        outputs = self._codec.decode(payloads)
+        stored = [row for row in found.rows if row is not None]
+        parameters: dict[str, str | float] = {"source": "online", "age_s": 0.0}
+        if stored:
+            age = self._clock.wall() - min(row.at for row in stored)
+            parameters = {
+                "source": "mixed",
+                "age_s": round(age, 3),
+                "precomputed_rows": len(stored),
+            }
+        return Answer(outputs, ran.queue_seconds, ran.infer_seconds, ran.batch_rows, parameters)
+
+
+def open_hybrid(
+    model: Precomputable,
+    settings: Settings,
+    batching: Batching,
+    clock: Clock,
+    registry: CollectorRegistry,
+) -> Hybrid | None:
+    """Return what answers the model's requests with keys; None if MLCTL_HYBRID is not set.
+
+    UNSUPPORTED_MODEL for a model whose answers cannot be precomputed.
+    """
+    if settings.hybrid is None:
+        return None
+    if not batching.limits.joinable:
+        raise MlctlError(
+            ErrorCode.UNSUPPORTED_MODEL,
+            f"model {model.name!r} has no independent rows, so its answers cannot be precomputed",
+            "Serve it without MLCTL_HYBRID.",
+        )
+    codec = RowCodec(model.signature.outputs)
+    store = open_store(settings.hybrid, settings.hybrid_store)
+    timeout = settings.hybrid_timeout_ms / 1000
+    meter = HybridMeter(model.name, registry)
+    finder = Finder(store.reader(model.digest, timeout), timeout, clock)
+    return Hybrid(codec, finder, batching.submit, meter, clock, ttl=settings.hybrid_ttl_s)
+
+
+def _check_rows(request: InferRequest) -> None:
+    """INVALID_INPUT unless each row has a key."""
+    count = len(request.keys)
+    for name, array in request.inputs.items():
+        if not array.ndim or array.shape[0] != count:
+            rows = array.shape[0] if array.ndim else 0
+            raise invalid(f"tensor {name!r} has {rows} rows for {count} entity keys")
+
+
+def _not_found(key: str, *, down: bool) -> MlctlError:
+    if down:
+        return MlctlError(
+            ErrorCode.UNAVAILABLE,
+            "precomputed answers are unavailable",
+            "Retry shortly, or send the inputs as well.",
+        )
+    return MlctlError(ErrorCode.KEY_NOT_FOUND, f"nothing is precomputed for {shown(key)}")

@@ -1,0 +1,198 @@
+"""Several models in one process, each with its own session, batcher, counts and phase.
+
+What is the server's alone is shared: settings, tokens, the bytes in flight, draining. The
+server is ready when all are, and one that hangs ends the worker for all. A `ModelHost` by
+itself is the same to those who serve: a server with one model. A pipeline is one more of
+several, the first; it asks the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from prometheus_client import REGISTRY, CollectorRegistry
+
+from bundle.clock import Clock
+from bundle.errors import ErrorCode, MlctlError
+from services.online.batching.budget import Inflight
+from services.online.models.pipeline import PipelineHost
+from services.online.models.served_model import ModelHost
+from services.online.security.tokens import Access
+from services.online.settings import Settings
+from services.protocol.wire import shown
+from services.runtime.bento_layout import Packed
+
+
+class Serving(Protocol):
+    """What a server serves: `hosts` are its models, the default one first.
+
+    `name` and `digest` are the model's, or those of all together. See `ModelHost` for the rest.
+    """
+
+    name: str
+    digest: str
+    settings: Settings
+    access: Access
+    inflight: Inflight
+    draining: bool
+    turned: asyncio.Event
+
+    @property
+    def hosts(self) -> tuple[ModelHost, ...]:
+        """The models."""
+        ...
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests should be sent here."""
+        ...
+
+    @property
+    def live(self) -> bool:
+        """False once a model's run hangs."""
+        ...
+
+    @property
+    def state(self) -> str:
+        """In a word."""
+        ...
+
+    def find(self, name: str, version: str = "") -> ModelHost:
+        """The model `name`, in `version` if one is given; MODEL_NOT_FOUND if it is not here."""
+        ...
+
+    def drain(self) -> None:
+        """Report "not ready", and go on answering requests."""
+        ...
+
+    def publish(self) -> None:
+        """Make everything that was counted so far readable on /metrics."""
+        ...
+
+    async def start(self) -> None:
+        """Load, prove and warm up; raises the reason why it must not serve."""
+        ...
+
+    async def stop(self) -> None:
+        """Accept no more, and answer what was accepted."""
+        ...
+
+    def abandon(self) -> None:
+        """Fail what is open."""
+        ...
+
+
+class Hosts:
+    """The models of one Bento with several."""
+
+    def __init__(
+        self,
+        packed: Packed,
+        settings: Settings,
+        *,
+        clock: Clock | None = None,
+        registry: CollectorRegistry = REGISTRY,
+    ) -> None:
+        self.name = packed.name
+        self.digest = packed.digest
+        self.settings = settings
+        self.access = settings.access()
+        self.inflight = Inflight(settings.max_inflight_bytes)
+        self.draining = False
+        self.turned = asyncio.Event()
+        pipeline = None if packed.together is None else packed.together.pipeline
+        # One folder of samples holds the rows of one signature: the default model's.
+        others = settings.model_copy(update={"sample_dir": None})
+        self._models = tuple(
+            ModelHost(
+                bundle,
+                others if number or pipeline else settings,
+                clock=clock,
+                registry=registry,
+                inflight=self.inflight,
+            )
+            for number, bundle in enumerate(packed.bundles)
+        )
+        self._pipelines: tuple[PipelineHost, ...] = ()
+        if pipeline is not None:
+            stages = {host.name: host for host in self._models}
+            whole = PipelineHost(packed, stages, settings, registry)
+            self._pipelines = (whole,)
+        self.hosts: tuple[ModelHost, ...] = (*self._pipelines, *self._models)
+        self._by_name = {host.name: host for host in self.hosts}
+
+    @property
+    def ready(self) -> bool:
+        """Whether all models are."""
+        return all(host.ready for host in self.hosts)
+
+    @property
+    def live(self) -> bool:
+        """False once one model's run hangs: a restart of the process is what helps it.
+
+        Each is asked, so that each that hangs is told of.
+        """
+        found = [host.live for host in self.hosts]
+        return all(found)
+
+    @property
+    def state(self) -> str:
+        """That of the first model that is not ready, else "ready"."""
+        return next((host.state for host in self.hosts if not host.ready), "ready")
+
+    def find(self, name: str, version: str = "") -> ModelHost:
+        """The model `name`; MODEL_NOT_FOUND tells which there are."""
+        host = self._by_name.get(name)
+        if host is None:
+            names = ", ".join(map(repr, self._by_name))
+            what = f"{name!r} is several models" if name == self.name else f"no model {shown(name)}"
+            raise MlctlError(
+                ErrorCode.MODEL_NOT_FOUND,
+                f"{what} here; this server has {names}",
+                "POST /v2/repository/index tells the models of a server.",
+            )
+        return host.find(name, version)
+
+    def drain(self) -> None:
+        """Drain all models; see `ModelHost.drain`."""
+        self.draining = True
+        for host in self.hosts:
+            host.drain()
+        turned, self.turned = self.turned, asyncio.Event()
+        turned.set()
+
+    def publish(self) -> None:
+        """See `ModelHost.publish`."""
+        for host in self.hosts:
+            host.publish()
+
+    async def start(self) -> None:
+        """One model after the other: each is timed as it warms up, and must have the machine.
+
+        An error tells which model must not serve.
+        """
+        for host in (*self._models, *self._pipelines):
+            try:
+                await host.start()
+            except MlctlError as error:
+                message = f"model {host.name!r}: {error.message}"
+                raise MlctlError(error.code, message, error.hint) from error
+
+    async def stop(self) -> None:
+        """Stop all models at once, after the pipeline that asks them."""
+        for pipeline in self._pipelines:
+            await pipeline.stop()
+        await asyncio.gather(*(host.stop() for host in self._models))
+
+    def abandon(self) -> None:
+        """Fail what is open at all models: the process ends."""
+        for host in self.hosts:
+            host.abandon()
+
+
+def serving_of(packed: Packed, settings: Settings) -> ModelHost | Hosts:
+    """What serves the bundles of one Bento."""
+    if packed.together is None:
+        return ModelHost(packed.bundles[0], settings)
+    return Hosts(packed, settings)

@@ -1,0 +1,342 @@
+"""The life of one served model: verified, proved, warm, ready; then drained and stopped.
+
+Nothing is answered before `start` has returned and nothing after `stop` was called.
+HTTP, gRPC and BentoML's own API all ask the model through `infer`. Several models of one
+process are several hosts, which `services.online.models.repository` holds together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from collections.abc import Hashable, Sequence
+from enum import Enum
+from typing import NoReturn
+
+import numpy as np
+from prometheus_client import REGISTRY, CollectorRegistry
+
+from bundle.clock import Clock, SystemClock
+from bundle.errors import ErrorCode, MlctlError
+from bundle.verify import VerifiedBundle
+from services.online.batching.budget import Inflight
+from services.online.batching.desks import Caller, Desk
+from services.online.batching.executor import Answer, Batching
+from services.online.batching.scheduler import Limits, Priority, QueueFullError
+from services.online.metrics.counts import Metrics
+from services.online.metrics.tally import Tally
+from services.online.models.precomputed import Hybrid, open_hybrid
+from services.online.observability.calls import outcome_of
+from services.online.observability.observer import Observer, open_observer
+from services.online.settings import Settings
+from services.protocol.wire import InferRequest, shown
+from services.runtime.batch_costs import BatchCosts
+from services.runtime.padding import LengthPadding
+from services.runtime.scorer import Scorer
+from services.runtime.streaming import AnswerStream
+from services.runtime.warmup import check_golden, check_padding, warm_up
+
+# A batch that takes less is run on the event loop: the hop to a thread would cost more.
+_INLINE_SECONDS = 0.0005
+_INLINE_HEADROOM = 2.0
+_MAX_QUEUE_ROWS = 4096
+# A batch that has run for so many times what the slowest is expected to take is hung.
+_HANG_FACTOR = 20
+# How long a stop waits for a batch whose callers have all had an answer.
+_STOP_GRACE_SECONDS = 5.0
+# The collector's thresholds: of young objects, and of its looks at those that it met before.
+_COLLECTED = (10_000, 20, 50)
+logger = logging.getLogger("mlctl.host")
+
+
+class Phase(Enum):
+    """Where a host is in its life."""
+
+    NEW = "starting"
+    READY = "ready"
+    STOPPING = "stopping"
+
+
+class ModelHost:
+    """One model of one bundle in one process."""
+
+    def __init__(
+        self,
+        bundle: VerifiedBundle,
+        settings: Settings,
+        *,
+        clock: Clock | None = None,
+        registry: CollectorRegistry = REGISTRY,
+        inflight: Inflight | None = None,
+    ) -> None:
+        """`inflight` is what several models share."""
+        self.name = bundle.manifest.name
+        self.digest = bundle.digest
+        self.signature = bundle.manifest.signature
+        self.settings = settings
+        self.phase = Phase.NEW
+        self.access = settings.access()
+        self.draining = False
+        self.turned = asyncio.Event()
+        self._bundle = bundle
+        self._clock = clock or SystemClock()
+        self._registry = registry
+        self._batching: Batching | None = None
+        self._costs = BatchCosts()
+        self._lengths: LengthPadding | None = None
+        self._hung = False
+        self.inflight = inflight or Inflight(settings.max_inflight_bytes)
+        self._metrics: Metrics | None = None
+        self.observer: Observer | None = None
+        self._hybrid: Hybrid | None = None
+
+    @property
+    def hosts(self) -> tuple[ModelHost, ...]:
+        """The models that are served: this one alone."""
+        return (self,)
+
+    def find(self, name: str, version: str = "") -> ModelHost:
+        """This model; MODEL_NOT_FOUND if another name is meant, or a `version` not its digest."""
+        if name != self.name:
+            _not_found(f"no model {shown(name)} here; this server has {self.name!r}")
+        if version not in ("", self.digest):
+            _not_found(
+                f"no version {shown(version)} of model {name!r} here; this server has {self.digest}"
+            )
+        return self
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests should be sent here: they are answered while draining, too."""
+        return self.phase is Phase.READY and not self.draining and not self._hung
+
+    @property
+    def state(self) -> str:
+        """The phase in a word, or that the host drains or hangs."""
+        if self._hung:
+            return "hung"
+        return "draining" if self.draining and self.phase is Phase.READY else self.phase.value
+
+    def drain(self) -> None:
+        """Report "not ready", and go on answering requests.
+
+        The event `turned` is set and replaced, so that each event is set once.
+        """
+        self.draining = True
+        turned, self.turned = self.turned, asyncio.Event()
+        turned.set()
+
+    @property
+    def limits(self) -> Limits | None:
+        """The batching limits in force; None before the start."""
+        return None if self._batching is None else self._batching.limits
+
+    @property
+    def tally(self) -> Tally | None:
+        """What this worker counted; None before the start."""
+        return None if self._metrics is None else self._metrics.tally()
+
+    @property
+    def waiting_rows(self) -> int:
+        """The rows that wait for the model."""
+        return 0 if self._batching is None else self._batching.waiting_rows
+
+    @property
+    def live(self) -> bool:
+        """False once the model's run hangs: only a restart of the process helps then.
+
+        May be asked on any thread: a model that hangs on the event loop itself lets nobody
+        else ask.
+        """
+        if self._batching is not None and not self._hung:
+            seconds = self._batching.running_seconds
+            self._hung = seconds > self.settings.hang_s and seconds > self._longest()
+            if self._hung:
+                logger.critical("model %s hangs: a batch runs for %.0f s", self.name, seconds)
+                if self._metrics is not None:
+                    self._metrics.hung()
+        return not self._hung
+
+    async def start(self) -> None:
+        """Load, check the golden rows, warm up; raises the reason why the model must not serve."""
+        scorer, measured = await asyncio.to_thread(self._prepare)
+        self._metrics = Metrics(self.name, self._registry, lambda: scorer.transform_seconds)
+        self._observe()
+        quick = max(measured.values()) * _INLINE_HEADROOM < _INLINE_SECONDS
+        # A transform that yields is closed on the thread, while a batch might run here.
+        inline = quick and self.signature.bounded and not scorer.yields
+        self._costs = BatchCosts(measured)
+        self._batching = Batching(
+            scorer,
+            self._limits(scorer, inline=inline),
+            self._clock,
+            self._metrics,
+            inline=inline,
+            costs=self._costs,
+            lengths=self._lengths,
+            stepwise=scorer,
+        )
+        self._hybrid = open_hybrid(self, self.settings, self._batching, self._clock, self._registry)
+        # What was loaded so far lives as long as the process: keep the collector off it.
+        gc.collect()
+        gc.freeze()
+        # Requests hardly make cycles: to seek some among those that wait took 6 % of the loop.
+        gc.set_threshold(*_COLLECTED)
+        self.phase = Phase.READY
+        logger.info("model %s (%s) is ready, inline=%s", self.name, self.digest[:12], inline)
+
+    def infer(
+        self,
+        inputs: dict[str, np.ndarray],
+        timeout: float | None = None,
+        priority: Priority = Priority.NORMAL,
+    ) -> asyncio.Future[Answer]:
+        """Ask the model; cancel the future to leave. `timeout` can only shorten the deadline.
+
+        Raises UNAVAILABLE unless ready, and what `Batching.submit` raises.
+        """
+        return self._serving().submit(inputs, self._seconds(timeout), priority)
+
+    def submit_all(self, callers: Sequence[Caller], desk: Desk) -> None:
+        """See `Batching.submit_all`. Raises UNAVAILABLE unless ready."""
+        self._serving().submit_all(callers, desk)
+
+    def refusal(self, rows: int, priority: Priority) -> QueueFullError | None:
+        """See `Batching.refusal`. None unless ready."""
+        if self.phase is not Phase.READY or self._hung or self._batching is None:
+            return None
+        return self._batching.refusal(rows, priority)
+
+    def withdraw(self, caller: Caller) -> None:
+        """See `Batching.withdraw`."""
+        if self._batching is not None:
+            self._batching.withdraw(caller)
+
+    def join_key(self, inputs: dict[str, np.ndarray]) -> Hashable | None:
+        """See `Batching.join_key`."""
+        return self._serving().join_key(inputs)
+
+    def ask(
+        self, request: InferRequest, timeout: float | None, priority: Priority
+    ) -> asyncio.Future[Answer]:
+        """Answer a request: from what was precomputed, if it has keys and we have that, or `infer`.
+
+        Raises what `infer` does.
+        """
+        if self._hybrid is None or not request.keys or self.phase is not Phase.READY:
+            return self.infer(request.inputs, timeout, priority)
+        return self._hybrid.ask(request, self._seconds(timeout), priority)
+
+    def stream(
+        self,
+        inputs: dict[str, np.ndarray],
+        timeout: float | None = None,
+        priority: Priority = Priority.NORMAL,
+    ) -> AnswerStream:
+        """Ask for an answer in pieces, each of which has the deadline's time; close it to leave.
+
+        A model that makes its answer as a whole has one piece. Raises what `infer` does.
+        """
+        return self._serving().stream(inputs, self._seconds(timeout), priority)
+
+    def _serving(self) -> Batching:
+        if self.phase is not Phase.READY or self._hung or self._batching is None:
+            raise MlctlError(ErrorCode.UNAVAILABLE, f"model {self.name!r} is {self.state}")
+        return self._batching
+
+    def _seconds(self, timeout: float | None) -> float:
+        limit = self.settings.deadline_ms / 1000
+        return limit if timeout is None else min(limit, timeout)
+
+    def count(self, protocol: str, error: BaseException | None, count: int = 1) -> None:
+        """Record requests' outcome: None is success, a cancellation is a caller who left."""
+        if self._metrics is None:
+            return
+        self._metrics.request(protocol, outcome_of(error), count)
+
+    def stages(
+        self, parse: float, queue: float, infer: float, serialize: float, count: int = 1
+    ) -> None:
+        """Record the seconds that each of `count` answered requests spent in each stage."""
+        if self._metrics is not None:
+            self._metrics.stages(parse, queue, infer, serialize, count)
+
+    def publish(self) -> None:
+        """Make everything that was counted so far readable on /metrics."""
+        if self._metrics is not None:
+            self._metrics.publish()
+
+    def _observe(self) -> None:
+        self.observer = open_observer(
+            self.settings, self.name, self.digest, self.signature, self._clock
+        )
+        if self.observer is not None:
+            self.observer.expose(self.name, self._registry)
+
+    async def stop(self, grace: float = _STOP_GRACE_SECONDS) -> None:
+        """Accept no more, answer what was accepted (each within its deadline), end the thread.
+
+        A run that outlasts its callers is given `grace` seconds: it may never end.
+        """
+        self.phase = Phase.STOPPING
+        if self._hybrid is not None:
+            await self._hybrid.drain()
+        if self._batching is not None:
+            if not await self._batching.drain(grace):
+                logger.critical("model %s is stopped while a batch still runs", self.name)
+            self._batching.close()
+        if self.observer is not None:
+            await asyncio.to_thread(self.observer.close)
+
+    def abandon(self) -> None:
+        """Fail what is open with UNAVAILABLE: its batch will not end."""
+        if self._batching is not None:
+            self._batching.close()
+
+    def _longest(self) -> float:
+        """For how many seconds the batch that runs now may run, by what is known of others."""
+        if self._batching is None:
+            return 0.0
+        # One request may have more rows than a batch, and runs in as many parts as it takes.
+        rows = max(self._bundle.manifest.batching.max_rows, self._batching.running_rows)
+        return _HANG_FACTOR * self._costs.seconds(rows)
+
+    def _prepare(self) -> tuple[Scorer, dict[int, float]]:
+        scorer = Scorer.open(self._bundle, self.settings)
+        golden = check_golden(scorer, self._bundle)
+        pad = self._bundle.manifest.batching.pad
+        if pad and scorer.joinable and not scorer.yields:
+            self._lengths = LengthPadding(self.signature, pad)
+            check_padding(scorer, self._lengths, golden)
+        return scorer, warm_up(scorer, golden, self._clock)
+
+    def _limits(self, scorer: Scorer, *, inline: bool) -> Limits:
+        """The environment's settings, else the bundle's, else the defaults."""
+        ours, theirs = self.settings, self._bundle.manifest.batching
+        max_queue_ms = _first(ours.max_queue_ms, theirs.max_queue_ms)
+        max_wait_ms = _first(ours.max_wait_ms, theirs.max_wait_ms)
+        max_rows = min(scorer.max_rows, ours.max_rows or scorer.max_rows)
+        smaller: tuple[int, ...] = ()
+        # Where rows alone say what a batch takes, and what the loop adds to it is little.
+        if self.signature.bounded and not inline:
+            smaller = tuple(size for size in theirs.buckets if size < max_rows)
+        return Limits(
+            max_rows=max_rows,
+            max_queue_rows=ours.max_queue_rows or theirs.max_queue_rows or _MAX_QUEUE_ROWS,
+            max_wait=(max_wait_ms or 0.0) / 1000,
+            joinable=scorer.joinable,
+            max_queue=None if max_queue_ms is None else max_queue_ms / 1000,
+            gather=max_wait_ms is None and not inline,
+            sizes=(*smaller, max_rows),
+        )
+
+
+def _first(ours: float | None, theirs: float | None) -> float | None:
+    return theirs if ours is None else ours
+
+
+def _not_found(message: str) -> NoReturn:
+    raise MlctlError(
+        ErrorCode.MODEL_NOT_FOUND, message, "GET /v2/models/NAME tells the versions of a model."
+    )

@@ -1,0 +1,111 @@
+"""The model's configuration and counters in the form of Triton's extensions to the V2 protocol.
+
+What `perf_analyzer` and Triton's own dashboards ask for. The counters are those of the
+worker that answers; /metrics has the sums over all of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.tensors import Datatype, TensorSpec
+from services.online.metrics.tally import Tally
+from services.online.metrics.triton import TRITON_VERSION
+from services.online.models.metadata import PLATFORM
+from services.online.models.served_model import ModelHost
+
+_BACKEND = "onnxruntime"
+_LANES = 2
+
+
+def model_config(host: ModelHost) -> dict[str, Any]:
+    """How the model is served, as a `ModelConfig`; UNAVAILABLE before it is ready.
+
+    Shapes leave the batch out where the model has one, which `max_batch_size` then bounds:
+    more rows in a request are taken as well, and run in several batches.
+    """
+    limits = host.limits
+    if limits is None:
+        raise _not_yet(host)
+    batched = host.signature.batched
+    config: dict[str, Any] = {
+        "name": host.name,
+        "platform": PLATFORM,
+        "backend": _BACKEND,
+        "max_batch_size": limits.max_rows if batched else 0,
+        "input": [_tensor(spec, batched=batched) for spec in host.signature.inputs],
+        "output": [_tensor(spec, batched=batched) for spec in host.signature.outputs],
+    }
+    if limits.joinable:
+        config["dynamic_batching"] = {
+            "max_queue_delay_microseconds": round(limits.max_wait * 1e6),
+            "priority_levels": _LANES,
+            "default_priority_level": _LANES,
+        }
+    return config
+
+
+def model_statistics(*hosts: ModelHost) -> dict[str, Any]:
+    """What this worker counted since it started, times in nanoseconds; UNAVAILABLE before that.
+
+    Requests count in `inference_stats`, rows in `inference_count`, batches in the rest. The
+    time of requests that failed is not measured: most are refused before there is any.
+    """
+    return {"model_stats": [_statistics(host) for host in hosts]}
+
+
+def _statistics(host: ModelHost) -> dict[str, Any]:
+    tally = host.tally
+    if tally is None:
+        raise _not_yet(host)
+    batches = sorted(tally.batches.items())
+    return {
+        "name": host.name,
+        # perf_analyzer ends on a version that is no number; the digest is in the metadata.
+        "version": TRITON_VERSION,
+        "last_inference": round(tally.last * 1e3),
+        "inference_count": sum(rows * count for rows, (count, _) in batches),
+        "execution_count": sum(count for _, (count, _) in batches),
+        "inference_stats": _requests(tally),
+        "batch_stats": [
+            {
+                "batch_size": rows,
+                "compute_input": _duration(count, 0.0),
+                "compute_infer": _duration(count, seconds),
+                "compute_output": _duration(count, 0.0),
+            }
+            for rows, (count, seconds) in batches
+        ],
+    }
+
+
+def _requests(tally: Tally) -> dict[str, Any]:
+    stages = {
+        "queue": tally.queue,
+        "compute_input": tally.parse,
+        "compute_infer": tally.infer,
+        "compute_output": tally.serialize,
+    }
+    return {
+        "success": _duration(tally.answered, sum(stages.values())),
+        "fail": _duration(tally.failed, 0.0),
+        **{name: _duration(tally.answered, seconds) for name, seconds in stages.items()},
+    }
+
+
+def _duration(count: int, seconds: float) -> dict[str, int]:
+    return {"count": count, "ns": round(seconds * 1e9)}
+
+
+def _tensor(spec: TensorSpec, *, batched: bool) -> dict[str, Any]:
+    name = "STRING" if spec.dtype is Datatype.BYTES else spec.dtype.value
+    return {
+        "name": spec.name,
+        "data_type": f"TYPE_{name}",
+        "dims": list(spec.shape[1:] if batched else spec.shape),
+    }
+
+
+def _not_yet(host: ModelHost) -> MlctlError:
+    return MlctlError(ErrorCode.UNAVAILABLE, f"model {host.name!r} is {host.state}")

@@ -1,0 +1,196 @@
+"""The access log: one JSON line for each infer request, written off its path.
+
+A file is opened for appending and each piece is written by one call, so that several workers
+share it without mixing their lines; after logrotate or anyone else moved it away it is made
+anew, as `logging.handlers.WatchedFileHandler` does.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+import orjson
+
+from bundle.errors import ErrorCode, MlctlError
+from services.online.observability.backlog import Backlog
+from services.online.observability.calls import Done
+from services.online.observability.traceparent import trace_id
+
+# A fifth of a second's worth at far more requests than a worker answers.
+MAX_WAITING = 50_000
+
+
+class Output(Protocol):
+    """Where lines go."""
+
+    def write(self, lines: bytes) -> None:
+        """Write whole lines; OSError if they cannot be."""
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
+class _Lines:
+    """Writes lines to a descriptor, and ends the one of which a full disk took only a part."""
+
+    def __init__(self) -> None:
+        self._torn = False
+
+    def write(self, descriptor: int, lines: bytes) -> None:
+        content = memoryview(b"\n" + lines if self._torn else lines)
+        written = 0
+        try:
+            while written < len(content):
+                written += os.write(descriptor, content[written:])
+        finally:
+            if written:
+                self._torn = content[written - 1] != ord("\n")
+
+
+class StandardOutput:
+    """The process's own output (1) or error output (2)."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._lines = _Lines()
+
+    def write(self, lines: bytes) -> None:
+        self._lines.write(self._descriptor, lines)
+
+    def close(self) -> None:
+        """It is not ours to close."""
+
+
+class AppendedFile:
+    """A file that is appended to, and made anew when it is no more at its path."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = self._open()
+        self._lines = _Lines()
+
+    def write(self, lines: bytes) -> None:
+        if self._was_moved():
+            descriptor = self._open()
+            os.close(self._descriptor)
+            self._descriptor = descriptor
+            self._lines = _Lines()
+        self._lines.write(self._descriptor, lines)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def _open(self) -> int:
+        return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+
+    def _was_moved(self) -> bool:
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            return True
+        return not os.path.samestat(found, os.fstat(self._descriptor))
+
+
+class AccessLog:
+    """Takes requests that are done, and writes them when the observer's thread says so."""
+
+    def __init__(self, output: Output, model: str, digest: str) -> None:
+        self._output = output
+        self._model = {"model": model, "digest": digest}
+        self._waiting = Backlog[Done](MAX_WAITING)
+        self._lost = 0
+        self._outcomes: dict[tuple[str, str, int | None], str] = {}
+        self._second = -1
+        self._second_text = ""
+
+    @property
+    def dropped(self) -> int:
+        """Requests that are not in the log: they came too fast, or it could not be written."""
+        return self._waiting.dropped + self._lost
+
+    def put(self, done: Done) -> None:
+        """Note one request."""
+        self._waiting.put(done)
+
+    def flush(self) -> None:
+        """Write what was noted; OSError if that fails, and these lines are lost."""
+        found = self._waiting.take()
+        if not found:
+            return
+        try:
+            self._output.write(b"".join(map(self._line, found)))
+        except OSError:
+            self._lost += len(found)
+            raise
+
+    def close(self) -> None:
+        """Let go of the output."""
+        self._output.close()
+
+    def _line(self, done: Done) -> bytes:
+        """One line of JSON, put together by hand: a general encoder takes several times as long."""
+        seen, stages = done.seen, done.stages
+        key = (seen.protocol, done.code, done.told)
+        outcome = self._outcomes.get(key)
+        if outcome is None:
+            outcome = self._outcomes[key] = self._render_outcome(done)
+        text = (
+            f'{{"time":"{self._stamp(done.at)}",{outcome},"request_id":{_text(seen.request_id)},'
+            f'"trace_id":{_trace_id(seen.traceparent)},"rows":{_number(done.rows)},'
+            f'"batch_rows":{_number(done.batch_rows)},"bytes_in":{_number(seen.bytes_in)},'
+            f'"bytes_out":{_number(done.bytes_out)},"total_ms":{done.seconds * 1e3:.3f}'
+        )
+        if stages is not None:
+            text += f',"queue_ms":{stages.queue * 1e3:.3f},"infer_ms":{stages.infer * 1e3:.3f}'
+            if stages.parse is not None and stages.serialize is not None:
+                text += f',"parse_ms":{stages.parse * 1e3:.3f}'
+                text += f',"serialize_ms":{stages.serialize * 1e3:.3f}'
+        if seen.client is not None:
+            text += f',"client":{_text(seen.client.encode())}'
+        return f"{text}}}\n".encode()
+
+    def _stamp(self, at: float) -> str:
+        """Unix time in ISO 8601, UTC; the part that most lines share is kept."""
+        second = int(at)
+        if second != self._second:
+            self._second = second
+            self._second_text = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+        return f"{self._second_text}.{int((at - second) * 1e6):06d}Z"
+
+    def _render_outcome(self, done: Done) -> str:
+        """What is the same in all lines of a protocol and code: there are few of them."""
+        told = {"protocol": done.seen.protocol, **self._model}
+        text = orjson.dumps({**told, "status": done.status, "code": done.code}).decode()
+        return text[1:-1]
+
+
+def _number(value: int | None) -> int | str:
+    return "null" if value is None else value
+
+
+def _text(value: bytes) -> str:
+    """A JSON string: line ends are escaped in it, so that a line stays one."""
+    return orjson.dumps(value.decode("latin-1")).decode()
+
+
+def _trace_id(header: bytes | None) -> str:
+    found = None if header is None else trace_id(header)
+    return "null" if found is None else f'"{found}"'
+
+
+def open_output(name: str) -> Output:
+    """`stdout`, `stderr` or a file; INVALID_INPUT if that cannot be written."""
+    if name in ("stdout", "stderr"):
+        return StandardOutput(getattr(sys, f"__{name}__").fileno())
+    try:
+        return AppendedFile(Path(name))
+    except OSError as error:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"MLCTL_ACCESS_LOG: {name} cannot be written: {error.strerror}",
+            "Set it to a file in a folder that the server may write, to stdout, or to off.",
+        ) from error

@@ -1,0 +1,224 @@
+"""The observer of one model in one worker: what the path of a request tells it, and its thread."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from time import perf_counter
+from typing import Any, Protocol
+
+import numpy as np
+from prometheus_client import CollectorRegistry
+
+from bundle.clock import Clock
+from bundle.sampling import Sampling
+from bundle.tensors import Signature
+from services.online.batching.executor import Answer
+from services.online.metrics.exposition import CounterSink, Exposition
+from services.online.observability.access_log import AccessLog, open_output
+from services.online.observability.calls import OK, Done, Seen, Stages, outcome_of
+from services.online.observability.sampling import Control, Recorder
+from services.online.observability.segments import SegmentWriter
+from services.online.observability.settings import OFF, ObserveSettings
+from services.online.observability.traceparent import is_sampled
+from services.online.observability.tracing import Tracing, is_asked_for, open_tracing
+
+Arrays = Mapping[str, np.ndarray]
+TICK_SECONDS = 0.2
+# A full disk is told once a minute, not five times a second.
+_COMPLAIN_SECONDS = 60.0
+_STOP_SECONDS = 10.0
+logger = logging.getLogger("mlctl.observe")
+
+
+class Sink(Protocol):
+    """What the thread drives."""
+
+    @property
+    def dropped(self) -> int: ...
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Observer:
+    """Hears of every infer request of one model. All but `close` belongs to the event loop."""
+
+    def __init__(
+        self,
+        log: AccessLog | None,
+        tracing: Tracing | None,
+        recorder: Recorder | None,
+        *,
+        batched: bool = True,
+        clients: bool = False,
+    ) -> None:
+        self._log = log
+        self._tracing = tracing
+        self._recorder = recorder
+        self._batched = batched
+        self._clients = clients
+        self._sinks: list[Sink] = [sink for sink in (log, tracing, recorder) if sink is not None]
+        self._ending = threading.Event()
+        self._complained: dict[int, float] = {}
+        self._exposition: Exposition | None = None
+        self._thread = threading.Thread(target=self._run, name="mlctl-observe", daemon=True)
+        self._thread.start()
+
+    def begin(
+        self,
+        protocol: str,
+        request_id: bytes,
+        traceparent: bytes | None,
+        client: Any = None,
+        tracestate: bytes | None = None,
+    ) -> Seen | None:
+        """A request's headers are there; None if nobody wants to hear more of it.
+
+        `client` is the peer's address: a pair of host and port, or gRPC's text.
+        """
+        traced = self._tracing is not None and is_sampled(traceparent)
+        sampling = None if self._recorder is None else self._recorder.choose(request_id)
+        if self._log is None and not traced and sampling is None:
+            return None
+        peer = _shown(client) if self._clients and client else None
+        return Seen(
+            protocol,
+            request_id,
+            traceparent,
+            peer,
+            traced=traced,
+            sampling=sampling,
+            tracestate=tracestate if traced else None,
+        )
+
+    def answered(
+        self,
+        seen: Seen,
+        stages: Stages,
+        inputs: Arrays,
+        answer: Answer,
+        bytes_out: int | None,
+    ) -> None:
+        """The request was answered, in a body of `bytes_out` bytes if that is known."""
+        rows = next(iter((inputs or answer.outputs).values())).shape[0] if self._batched else 1
+        seconds, at = perf_counter() - seen.started, time.time()
+        self._tell(Done(seen, at, seconds, OK, stages, rows, answer.batch_rows, bytes_out))
+        if self._recorder is not None and seen.sampling is not None and inputs:
+            self._recorder.put(seen, seen.sampling, at, rows, inputs, answer.outputs)
+
+    def ended(self, seen: Seen, error: BaseException | None, told: int | None = None) -> None:
+        """The request failed (with a CancelledError its caller left), or its stream is whole.
+
+        `told` is the HTTP status, where it is not the error's.
+        """
+        seconds = perf_counter() - seen.started
+        self._tell(Done(seen, time.time(), seconds, outcome_of(error), told=told))
+
+    def expose(self, model: str, registry: CollectorRegistry) -> None:
+        """Tell in `registry` what was lost and what was recorded."""
+        told = [
+            ("mlctl_access_log_dropped", "Requests missing in the access log.", self._log),
+            ("mlctl_spans_dropped", "Traced requests without spans.", self._tracing),
+            ("mlctl_samples_dropped", "Chosen requests not recorded.", self._recorder),
+        ]
+        labels = {"model": model}
+        self._exposition = Exposition(registry, self._publish)
+        self._dropped = [
+            (CounterSink(name, text, labels, (), registry), sink)
+            for name, text, sink in told
+            if sink is not None
+        ]
+        self._rows = CounterSink(
+            "mlctl_sampled_rows", "Rows recorded, on disk.", labels, (), registry
+        )
+
+    def publish(self) -> None:
+        """Bring the metrics up to date."""
+        if self._exposition is not None:
+            self._exposition.publish()
+
+    def close(self) -> None:
+        """Write and send all that is left, and end the thread; blocks for some seconds at most."""
+        self._ending.set()
+        self._thread.join(_STOP_SECONDS)
+
+    def _tell(self, done: Done) -> None:
+        if self._log is not None:
+            self._log.put(done)
+        if self._tracing is not None and done.seen.traced:
+            self._tracing.put(done)
+
+    def _run(self) -> None:
+        while not self._ending.wait(TICK_SECONDS):
+            for sink in self._sinks:
+                self._guarded(sink, sink.flush)
+            self.publish()
+        for sink in self._sinks:
+            self._guarded(sink, sink.flush)
+            self._guarded(sink, sink.close)
+        self.publish()
+
+    def _guarded(self, sink: Sink, work: Any) -> None:
+        """What fails here is told and counted; it must harm neither requests nor the others."""
+        try:
+            work()
+        except Exception:
+            now = time.monotonic()
+            if now - self._complained.get(id(sink), -_COMPLAIN_SECONDS) >= _COMPLAIN_SECONDS:
+                self._complained[id(sink)] = now
+                what = type(sink).__name__
+                logger.exception("%s fails; %d requests lost so far", what, sink.dropped)
+
+    def _publish(self) -> None:
+        for counter, sink in self._dropped:
+            counter.tell({(): sink.dropped})
+        if self._recorder is not None:
+            self._rows.tell({(): self._recorder.rows})
+
+
+def open_observer(
+    settings: ObserveSettings, model: str, digest: str, signature: Signature, clock: Clock
+) -> Observer | None:
+    """What `settings` ask for; None if that is nothing.
+
+    RUNTIME_MISSING for a package that is not installed, INVALID_INPUT for a file or folder
+    that cannot be written.
+    """
+    log = tracing = recorder = None
+    if settings.sample_dir is not None:
+        recorder = _open_recorder(settings, digest, signature, clock)
+    if is_asked_for(settings.otlp_endpoint):
+        tracing = open_tracing(settings.otlp_endpoint, model, digest)
+    if settings.access_log != OFF:
+        output = open_output(settings.access_log)
+        log = AccessLog(output, model, digest)
+    if log is None and tracing is None and recorder is None:
+        return None
+    clients, batched = settings.access_log_client, signature.batched
+    return Observer(log, tracing, recorder, batched=batched, clients=clients)
+
+
+def _open_recorder(
+    settings: ObserveSettings, digest: str, signature: Signature, clock: Clock
+) -> Recorder | None:
+    if settings.sample_share == 0 and settings.sample_control is None:
+        return None
+    assert settings.sample_dir is not None
+    sampling = Sampling(share=settings.sample_share, redact=settings.sample_redact)
+    known = {spec.name for spec in (*signature.inputs, *signature.outputs)}
+    for name in sorted({*settings.sample_redact} - known):
+        logger.warning(
+            "MLCTL_SAMPLE_REDACT: no tensor is called %s; these are: %s",
+            name,
+            ", ".join(sorted(known)),
+        )
+    writer = SegmentWriter(settings.sample_dir, signature, digest)
+    return Recorder(writer, Control(sampling, settings.sample_control), clock)
+
+
+def _shown(client: Any) -> str:
+    return client if isinstance(client, str) else ":".join(map(str, client[:2]))

@@ -1,0 +1,174 @@
+"""Which requests are recorded, and when what was recorded goes to disk.
+
+Settings say it, or a control file while it exists: a running server, with all its workers,
+can so be told to record, how much, and until when. The selection is `bundle.sampling.chosen`,
+so two servers that get the same requests record the same ones.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+
+from bundle.clock import Clock
+from bundle.errors import MlctlError
+from bundle.sampling import Sampling, chosen
+from services.online.observability.backlog import Backlog
+from services.online.observability.calls import Payload, Seen
+from services.online.observability.segments import SegmentWriter
+
+Arrays = Mapping[str, np.ndarray]
+# What is recorded and not on disk yet, at most; a segment is written when it has a part of it.
+MAX_BYTES = 64 << 20
+MAX_REQUESTS = 50_000
+SEGMENT_BYTES = 8 << 20
+SEGMENT_REQUESTS = 10_000
+# About what an element of bytes costs beside its content.
+_BYTES_OVERHEAD = 40
+OFF = Sampling()
+logger = logging.getLogger("mlctl.observe")
+
+
+class Control:
+    """The sampling that is in force: the control file's while there is one, else the settings'."""
+
+    def __init__(self, settings: Sampling, path: Path | None) -> None:
+        self._settings = settings
+        self._path = path
+        self._mark: tuple[int, ...] | None = None
+        self._current = settings
+
+    def poll(self, now: float) -> Sampling:
+        """What to record at Unix time `now`; nothing, while the file cannot be understood."""
+        mark = self._look()
+        if mark != self._mark:
+            self._mark = mark
+            self._current = self._settings if mark is None else self._read()
+            logger.info("requests are recorded as %s", self._current.to_json())
+        current = self._current
+        if current.until is not None and now >= current.until:
+            return replace(current, share=0.0)
+        return current
+
+    def _look(self) -> tuple[int, ...] | None:
+        """What changes whenever the file does; None if there is none."""
+        if self._path is None:
+            return None
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+    def _read(self) -> Sampling:
+        assert self._path is not None
+        try:
+            asked = Sampling.from_json(self._path.read_text())
+        except (MlctlError, OSError, UnicodeDecodeError) as error:
+            logger.warning("nothing is recorded: MLCTL_SAMPLE_CONTROL cannot be used: %s", error)
+            return OFF
+        # Whoever may write the file may not undo what the server was started to keep out.
+        redact = {*asked.redact, *self._settings.redact}
+        return replace(asked, redact=tuple(sorted(redact)))
+
+
+class Recorder:
+    """Takes chosen requests, and writes them when the observer's thread says so."""
+
+    def __init__(self, writer: SegmentWriter, control: Control, clock: Clock) -> None:
+        self._writer = writer
+        self._control = control
+        self._clock = clock
+        self._waiting = Backlog[Payload](MAX_REQUESTS, MAX_BYTES)
+        self._pending: list[Payload] = []
+        self._pending_bytes = 0
+        self._sampling = control.poll(clock.wall())
+        self._lost = 0
+        self.rows = 0
+
+    @property
+    def dropped(self) -> int:
+        """Chosen requests that were not recorded: they came too fast, or the disk was full."""
+        return self._waiting.dropped + self._lost
+
+    def choose(self, request_id: bytes) -> Sampling | None:
+        """How the request with this id is to be recorded; None if it is not."""
+        sampling = self._sampling
+        if sampling.share > 0 and chosen(request_id, sampling.share):
+            return sampling
+        return None
+
+    def put(
+        self, seen: Seen, sampling: Sampling, at: float, rows: int, asked: Arrays, answered: Arrays
+    ) -> None:
+        """Note one request; its arrays are not changed by anyone from now on."""
+        inputs = _kept(asked, sampling) if sampling.inputs else {}
+        # An answer is a part of its batch's, all of which would be held.
+        outputs = {name: array.copy() for name, array in _kept(answered, sampling).items()}
+        size = max(_size(inputs), seen.bytes_in or 0 if inputs else 0) + _size(outputs)
+        request_id = seen.request_id.decode("latin-1")
+        self._waiting.put(Payload(request_id, at, sampling, rows, size, inputs, outputs), size)
+
+    def flush(self) -> None:
+        """Look at the control file, and write what is due; OSError if it cannot be written."""
+        now = self._clock.wall()
+        before, self._sampling = self._sampling, self._control.poll(now)
+        self._gather()
+        if self._pending and (before != self._sampling or self._is_due(now)):
+            self._write(now)
+
+    def close(self) -> None:
+        """Write all that is left; OSError if it cannot be written."""
+        self._sampling = OFF
+        self._gather()
+        if self._pending:
+            self._write(self._clock.wall())
+
+    def _gather(self) -> None:
+        found = self._waiting.take()
+        self._pending += found
+        self._pending_bytes += sum(payload.size for payload in found)
+
+    def _is_due(self, now: float) -> bool:
+        first = self._pending[0]
+        return (
+            now - first.at >= first.sampling.flush_seconds
+            or self._pending_bytes >= SEGMENT_BYTES
+            or len(self._pending) >= SEGMENT_REQUESTS
+        )
+
+    def _write(self, now: float) -> None:
+        pending, size = self._pending, self._pending_bytes
+        self._pending, self._pending_bytes = [], 0
+        written = 0
+        try:
+            for sampling, group in groupby(pending, key=lambda payload: payload.sampling):
+                payloads = list(group)
+                self.rows += self._writer.write(payloads, sampling, now)
+                written += len(payloads)
+        finally:
+            self._lost += len(pending) - written
+            self._waiting.free(size)
+
+
+def _kept(arrays: Arrays, sampling: Sampling) -> dict[str, np.ndarray]:
+    return {name: array for name, array in arrays.items() if name not in sampling.redact}
+
+
+def _size(arrays: Arrays) -> int:
+    return sum(map(_array_size, arrays.values()))
+
+
+def _array_size(array: np.ndarray) -> int:
+    if array.dtype != object:
+        return array.nbytes
+    return _content_size(array.flat) + _BYTES_OVERHEAD * array.size
+
+
+def _content_size(values: Iterable[bytes]) -> int:
+    return sum(map(len, values))

@@ -1,0 +1,163 @@
+"""OpenTelemetry spans of the requests whose caller records its trace (W3C trace context).
+
+The path of a request looks at one header. Spans are made afterwards, by the observer's thread,
+from the seconds that each stage took, and sent by the SDK's own thread over OTLP/HTTP.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from bundle.errors import ErrorCode, MlctlError
+from services.online.observability.backlog import Backlog
+from services.online.observability.calls import GONE, GRPC, OK, PREDICT, Done
+from services.online.observability.traceparent import (
+    TraceParent,
+    parse_traceparent,
+    parse_tracestate,
+)
+
+# The standard variables; a URL in the second one is that of the signal itself.
+BASE_VARIABLE = "OTEL_EXPORTER_OTLP_ENDPOINT"
+TRACES_VARIABLE = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
+_SERVICE_VARIABLES = ("OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES")
+MAX_WAITING = 4096
+# At most so long does a stop wait for a collector that does not answer.
+_EXPORT_SECONDS = 3.0
+_NANOSECONDS = 1e9
+
+
+class Tracing:
+    """Makes spans of requests that are done. `provider` is an SDK's TracerProvider."""
+
+    def __init__(self, provider: Any, model: str, digest: str) -> None:
+        self._provider = provider
+        self._tracer = provider.get_tracer("mlctl")
+        self._attributes = {"mlctl.model": model, "mlctl.digest": digest}
+        self._names = {
+            "http": f"POST /v2/models/{model}/infer",
+            GRPC: "inference.GRPCInferenceService/ModelInfer",
+            PREDICT: "POST /predict",
+        }
+        self._waiting = Backlog[Done](MAX_WAITING)
+
+    @property
+    def dropped(self) -> int:
+        """Requests without spans, because they came too fast."""
+        return self._waiting.dropped
+
+    def put(self, done: Done) -> None:
+        """Note one request."""
+        self._waiting.put(done)
+
+    def flush(self) -> None:
+        """Give the SDK the spans of what was noted."""
+        for done in self._waiting.take():
+            parent = parse_traceparent(done.seen.traceparent)
+            if parent is not None:
+                self._record(done, parent)
+
+    def close(self) -> None:
+        """Send what is left."""
+        self._provider.shutdown()
+
+    def _record(self, done: Done, parent: TraceParent) -> None:
+        from opentelemetry.trace import SpanKind, StatusCode
+
+        seen = done.seen
+        end = _nanoseconds(done.at)
+        start = end - _nanoseconds(done.seconds)
+        span = self._tracer.start_span(
+            self._names[seen.protocol],
+            context=_context(parent, seen.tracestate),
+            kind=SpanKind.SERVER,
+            attributes=self._describe(done),
+            start_time=start,
+        )
+        if done.code not in (OK, GONE):
+            span.set_attribute("error.type", done.code)
+            span.set_status(StatusCode.ERROR)
+        self._record_stages(done, span, start, end)
+        span.end(end)
+
+    def _record_stages(self, done: Done, span: Any, start: int, end: int) -> None:
+        """One after the other, so that the last one ends with the request."""
+        from opentelemetry.trace import set_span_in_context
+
+        context = set_span_in_context(span)
+        stages = {} if done.stages is None else done.stages._asdict()
+        for name, seconds in reversed(stages.items()):
+            if seconds is None:
+                continue
+            begin = max(start, end - _nanoseconds(seconds))
+            stage = self._tracer.start_span(name, context=context, start_time=begin)
+            if name == "infer" and done.batch_rows is not None:
+                stage.set_attribute("mlctl.batch_rows", done.batch_rows)
+            stage.end(end)
+            end = begin
+
+    def _describe(self, done: Done) -> dict[str, Any]:
+        seen = done.seen
+        if seen.protocol == GRPC:
+            told = {"rpc.system": "grpc", "mlctl.grpc_status": done.status}
+        else:
+            told = {"http.request.method": "POST", "http.response.status_code": done.status}
+        told["mlctl.request_id"] = seen.request_id.decode("latin-1")
+        if done.rows is not None:
+            told["mlctl.rows"] = done.rows
+        return {**self._attributes, **told}
+
+
+def is_asked_for(endpoint: str | None) -> bool:
+    """Whether spans are to be sent, by our own setting or by the standard variables."""
+    if os.environ.get("OTEL_TRACES_EXPORTER") == "none":
+        return False
+    return endpoint is not None or any(map(os.environ.get, (BASE_VARIABLE, TRACES_VARIABLE)))
+
+
+def open_tracing(endpoint: str | None, model: str, digest: str) -> Tracing:
+    """Spans to the collector at the base URL `endpoint`, or where the standard variables say.
+
+    RUNTIME_MISSING if the exporter is not installed.
+    """
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        raise MlctlError(
+            ErrorCode.RUNTIME_MISSING,
+            "spans need the OTLP exporter, which is not installed",
+            "`pip install 'mlctl[otel]'`, or unset MLCTL_OTLP_ENDPOINT and "
+            f"{BASE_VARIABLE}, or set OTEL_TRACES_EXPORTER=none.",
+        ) from error
+    url = None if endpoint is None else f"{endpoint.rstrip('/')}/v1/traces"
+    named = any(map(os.environ.get, _SERVICE_VARIABLES))
+    resource = Resource.create({} if named else {"service.name": model})
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    exporter = OTLPSpanExporter(endpoint=url, timeout=_EXPORT_SECONDS)
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    return Tracing(provider, model, digest)
+
+
+def _context(parent: TraceParent, tracestate: bytes | None) -> Any:
+    from opentelemetry.trace import (
+        NonRecordingSpan,
+        SpanContext,
+        TraceFlags,
+        TraceState,
+        set_span_in_context,
+    )
+
+    # Its own reader writes what is not valid into the log: any caller could fill that.
+    state = TraceState(parse_tracestate(tracestate))
+    context = SpanContext(
+        parent.trace_id, parent.span_id, True, TraceFlags(parent.flags), trace_state=state
+    )
+    return set_span_in_context(NonRecordingSpan(context))
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * _NANOSECONDS)

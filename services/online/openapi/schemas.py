@@ -1,0 +1,270 @@
+"""JSON Schemas of what a model takes and gives over HTTP, as OpenAPI 3.1 has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+from typing import Any
+
+from bundle.errors import ERROR_TABLE
+from bundle.tensors import DYNAMIC, Datatype
+from services.online.openapi.model import Tensor
+from services.online.security.public import CALLERS
+from services.protocol.jsondata import BINARY_ONLY
+from services.protocol.keys import MAX_KEY_CHARS, MAX_KEYS
+from services.protocol.wire import MAX_ELEMENTS
+
+Schema = dict[str, Any]
+_LONGEST_EXAMPLE = 64
+_LARGEST = {Datatype.FP16: 65504.0, Datatype.FP32: 3.4028234663852886e38}
+_KEY: Schema = {
+    "anyOf": [{"type": "string", "minLength": 1, "maxLength": MAX_KEY_CHARS}, {"type": "integer"}]
+}
+
+
+def request_schema(inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> Schema:
+    """The JSON of an infer request."""
+    tensors: Schema = {
+        "type": "array",
+        "minItems": len(inputs),
+        "maxItems": len(inputs),
+        "items": _one_of([_input(tensor) for tensor in inputs]),
+    }
+    if len(inputs) > 1:
+        names = [{"contains": {"properties": {"name": {"const": each.name}}}} for each in inputs]
+        tensors["allOf"] = names
+    return {
+        "type": "object",
+        "required": ["inputs"],
+        "properties": {
+            "id": {"type": "string", "description": "Comes back with the answer."},
+            "parameters": _request_parameters(),
+            "inputs": tensors,
+            "outputs": {
+                "type": "array",
+                "maxItems": len(outputs),
+                "items": _wanted(outputs),
+                "description": "Which outputs to answer with; all of them if there are none here.",
+            },
+        },
+    }
+
+
+def example_request(inputs: tuple[Tensor, ...]) -> Schema | None:
+    """A request of one row, all zero; None where JSON has no form of it or it is long."""
+    tensors = []
+    for tensor in inputs:
+        shape = [1 if size == DYNAMIC else size for size in tensor.shape]
+        if tensor.dtype in BINARY_ONLY or prod(shape) > _LONGEST_EXAMPLE:
+            return None
+        zero = {Datatype.BOOL: False, Datatype.BYTES: "text"}.get(tensor.dtype, 0)
+        data = [zero] * prod(shape)
+        declared = {"name": tensor.name, "datatype": tensor.dtype.value, "shape": shape}
+        tensors.append({**declared, "data": data})
+    return {"inputs": tensors}
+
+
+def response_schema(name: str, digest: str, outputs: tuple[Tensor, ...]) -> Schema:
+    """The JSON of an answer."""
+    return {
+        "type": "object",
+        "required": ["model_name", "model_version", "outputs"],
+        "properties": {
+            "model_name": {"const": name},
+            "model_version": {
+                "type": "string",
+                "description": "The digest of the model that answered.",
+                "examples": [digest],
+            },
+            "id": {"type": "string"},
+            "parameters": {"type": "object"},
+            "outputs": {
+                "type": "array",
+                "maxItems": len(outputs),
+                "items": _one_of([_output(tensor) for tensor in outputs]),
+            },
+        },
+    }
+
+
+def error_schema() -> Schema:
+    """The JSON of every error."""
+    return _object(
+        {
+            "error": {"type": "string", "description": "What is wrong, in a sentence."},
+            "code": {"enum": sorted(code.value for code in CALLERS)},
+            "hint": {"type": "string", "description": "What to do."},
+        }
+    )
+
+
+def error_codes() -> dict[int, list[str]]:
+    """The codes that a caller may be told, by their HTTP status."""
+    found: dict[int, list[str]] = {}
+    for code in sorted(CALLERS):
+        found.setdefault(ERROR_TABLE[code].http, []).append(code.value)
+    return found
+
+
+def described_schemas() -> dict[str, Schema]:
+    """What a server tells of itself."""
+    text, count = {"type": "string"}, {"type": "integer", "minimum": 0}
+    tensor = _object(
+        {
+            "name": text,
+            "datatype": {"enum": [each.value for each in Datatype]},
+            "shape": {"type": "array", "items": {"type": "integer", "minimum": DYNAMIC}},
+        }
+    )
+    tensors = {"type": "array", "items": tensor}
+    entry = _object({"name": text, "version": text, "state": text, "reason": text})
+    return {
+        "Server": _object(
+            {"name": text, "version": text, "extensions": {"type": "array", "items": text}}
+        ),
+        "Live": _object({"live": {"type": "boolean"}}),
+        "Ready": _object({"live": {"type": "boolean"}, "ready": {"type": "boolean"}}),
+        "ModelReady": _object({"name": text, "ready": {"type": "boolean"}}),
+        "Metadata": _object(
+            {
+                "name": text,
+                "versions": {"type": "array", "items": text},
+                "platform": text,
+                "inputs": tensors,
+                "outputs": tensors,
+            }
+        ),
+        "Configuration": {
+            "type": "object",
+            "required": ["name", "platform", "backend", "max_batch_size", "input", "output"],
+            "properties": {"name": text, "max_batch_size": count},
+        },
+        "Statistics": _object({"model_stats": {"type": "array", "items": {"type": "object"}}}),
+        "Index": {"type": "array", "items": entry},
+        "IndexQuestion": {"type": "object", "properties": {"ready": {"type": "boolean"}}},
+    }
+
+
+def _input(tensor: Tensor) -> Schema:
+    declared = _declared(tensor)
+    sized = {"type": "object", "required": ["binary_data_size"], "properties": _size()}
+    binary: Schema = {**declared, "required": ["name", "datatype", "shape", "parameters"]}
+    binary["properties"] = {**declared["properties"], "parameters": sized, "data": False}
+    binary["title"] = f"{tensor.name}, with its data after the JSON"
+    if tensor.dtype in BINARY_ONLY:
+        return binary
+    plain: Schema = {**declared, "required": ["name", "datatype", "shape", "data"]}
+    plain["properties"] = {**declared["properties"], "data": _data(tensor)}
+    plain["title"] = tensor.name
+    return {"anyOf": [plain, binary]}
+
+
+def _output(tensor: Tensor) -> Schema:
+    declared = _declared(tensor)
+    rank = len(tensor.shape)
+    sizes = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+    declared["properties"]["shape"] = {
+        **sizes,
+        "minItems": rank,
+        "maxItems": rank,
+        "description": f"{list(tensor.shape)}, where -1 is any size",
+    }
+    parameters = {"type": "object", "properties": _size()}
+    data = {"type": "array", "items": _value(tensor.dtype)}
+    declared["properties"].update({"parameters": parameters, "data": data})
+    return {**declared, "required": ["name", "datatype", "shape"]}
+
+
+def _declared(tensor: Tensor) -> Schema:
+    size: Schema = {"type": "integer", "minimum": 0, "maximum": MAX_ELEMENTS}
+    shape: Schema = {
+        "type": "array",
+        "minItems": len(tensor.shape),
+        "maxItems": len(tensor.shape),
+    }
+    if tensor.shape:
+        shape["prefixItems"] = [size if n == DYNAMIC else {"const": n} for n in tensor.shape]
+    properties = {
+        "name": {"const": tensor.name},
+        "datatype": {"const": tensor.dtype.value},
+        "shape": shape,
+    }
+    return {"type": "object", "properties": properties}
+
+
+def _data(tensor: Tensor) -> Schema:
+    """Flat values in row-major order, or nested as the shape is."""
+    value = _value(tensor.dtype)
+    flat: Schema = {"type": "array", "items": value}
+    if tensor.elements is not None:
+        flat |= {"minItems": tensor.elements, "maxItems": tensor.elements}
+    if len(tensor.shape) < 2:
+        return flat
+    nested = value
+    for size in reversed(tensor.shape):
+        nested = {"type": "array", "items": nested}
+        if size != DYNAMIC:
+            nested |= {"minItems": size, "maxItems": size}
+    return {"anyOf": [flat, nested]}
+
+
+def _value(dtype: Datatype) -> Schema:
+    if dtype is Datatype.BOOL:
+        return {"type": "boolean"}
+    if dtype is Datatype.BYTES:
+        return {"type": "string"}
+    if dtype.value.startswith(("FP", "BF")):
+        largest = _LARGEST.get(dtype)
+        return {"type": "number"} | (
+            {} if largest is None else {"minimum": -largest, "maximum": largest}
+        )
+    bits = 8 * (dtype.itemsize or 0)
+    if dtype.value.startswith("U"):
+        return {"type": "integer", "minimum": 0, "maximum": (1 << bits) - 1}
+    return {"type": "integer", "minimum": -(1 << bits - 1), "maximum": (1 << bits - 1) - 1}
+
+
+def _request_parameters() -> Schema:
+    keys = {"type": "array", "minItems": 1, "maxItems": MAX_KEYS, "items": _KEY}
+    properties: Schema = {
+        "timeout": {
+            "type": ["integer", "null"],
+            "minimum": 1,
+            "description": "Microseconds that the caller waits; the server has a limit of its own.",
+        },
+        "priority": {"enum": ["high", "normal", 0, 1, 2, None]},
+        "binary_data_output": {
+            "type": "boolean",
+            "description": "Answer with all outputs as binary data.",
+        },
+        "entity_key": {
+            "anyOf": [*_KEY["anyOf"], keys, {"type": "null"}],
+            "description": "Whose precomputed answer to look up first, one for each row.",
+        },
+    }
+    return {"type": ["object", "null"], "properties": properties}
+
+
+def _wanted(outputs: tuple[Tensor, ...]) -> Schema:
+    flags = {"type": ["object", "null"], "properties": {"binary_data": {"type": "boolean"}}}
+    names = {"enum": [tensor.name for tensor in outputs]}
+    return {
+        "type": "object",
+        "required": ["name"],
+        "properties": {"name": names, "parameters": flags},
+    }
+
+
+def _size() -> Schema:
+    what = "Bytes of this tensor among the binary data after the JSON."
+    return {"binary_data_size": {"type": "integer", "minimum": 0, "description": what}}
+
+
+def _object(properties: Schema) -> Schema:
+    """An object that has all of `properties`."""
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
+def _one_of(schemas: Iterable[Schema]) -> Schema:
+    found = list(schemas)
+    return found[0] if len(found) == 1 else {"anyOf": found}

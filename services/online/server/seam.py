@@ -1,0 +1,254 @@
+"""The seam to BentoML: its service class with our protocol and application in front of its own.
+
+`/v2` is answered before BentoML's middleware, and no body is unlimited anywhere. When
+the model must not serve, the whole server ends: BentoML's supervisor would otherwise
+start the worker again and again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import bentoml
+import click
+from uvicorn.config import HTTP_PROTOCOLS, LOOP_FACTORIES
+
+from bundle.error_table import ERROR_TABLE
+from bundle.errors import ErrorCode, MlctlError
+from bundle.verify import VerifiedBundle
+from services.online.grpc.server import GrpcServer
+from services.online.http.app import App, Message, V2App
+from services.online.http.connection import accept_loop as accepting
+from services.online.http.connection.protocol import lean_protocol
+from services.online.http.inference import Inference
+from services.online.http.limits import BodyLimit
+from services.online.http.openapi_page import OPENAPI_PATH, OpenApiPage
+from services.online.http.predict import make_predict, predict_routes
+from services.online.http.predict_calls import PredictCalls
+from services.online.http.responses import Response
+from services.online.http.token_gate import TokenGate
+from services.online.models.repository import Serving, serving_of
+from services.online.server.app import TimeLimit, bento_app
+from services.online.server.parent import ParentWatch
+from services.online.server.watchdog import Watchdog
+from services.online.server.workers import (
+    forget_dead_workers,
+    note_failure,
+    prepare_server,
+    supervisor,
+)
+from services.online.settings import Settings
+from services.runtime.bento_layout import Packed
+
+# For calls that do not ask the model, and for bodies that are still arriving: the model's requests
+# are answered within their deadlines before.
+_GRPC_GRACE_SECONDS = 5.0
+# Most clients leave at once; the others get a second GOAWAY within this time.
+_GRPC_FAREWELL_SECONDS = 1.5
+logger = logging.getLogger("mlctl.service")
+
+
+class Front:
+    """Sends /v2 and our description to our applications and everything else to BentoML's."""
+
+    def __init__(self, v2: App, page: App, other: App, publish: Callable[[], None]) -> None:
+        self._v2 = v2
+        self._page = page
+        self._other = other
+        self._publish = publish
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        path = scope.get("path", "")
+        if path == "/metrics":
+            self._publish()
+        app = self._other
+        if scope["type"] == "http":
+            if path == "/v2" or path.startswith("/v2/"):
+                app = self._v2
+            elif path == OPENAPI_PATH:
+                app = self._page
+        await app(scope, receive, send)
+
+
+class MlctlService(bentoml.Service[Any]):
+    """A BentoML service whose ASGI application is behind `Front`."""
+
+    def to_asgi(self, is_main: bool = True) -> Any:
+        host: Serving = self.inner.host
+        inference, *others = [Inference(each) for each in host.hosts]
+        serve_http(host.settings, inference, *others)
+        limits = (host.settings.max_body_bytes, host.inflight)
+        timed = TimeLimit(bento_app(self, is_main), host.settings.deadline_ms / 1000 + 1)
+        limited = PredictCalls(BodyLimit(timed, *limits), predict_routes(host))
+
+        def publish() -> None:
+            forget_dead_workers()
+            host.publish()
+
+        front = Front(V2App(host, inference, *others), OpenApiPage(host), limited, publish)
+        return gated(front, inference, host)
+
+
+def gated(app: App, inference: Inference, host: Serving) -> App:
+    """Put `app` behind the token check if the server requires tokens."""
+    if not host.access.required:
+        return app
+
+    def refuse(error: MlctlError, scope: Message) -> Response:
+        headers = dict(scope["headers"])
+        request_id = inference.request_id(headers)
+        seen = inference.watch(headers, request_id, scope.get("client"))
+        return inference.refuse(error, request_id, seen)
+
+    return TokenGate(app, host.access, refuse)
+
+
+def serve_http(settings: Settings, inference: Inference, *others: Inference) -> None:
+    """Set the HTTP protocol, and the loop, of the server that this process starts next.
+
+    BentoML makes uvicorn's configuration after the application and names neither,
+    so uvicorn takes those that its tables have for "auto"; a test holds both to that.
+    """
+    protocols: dict[str, Any] = HTTP_PROTOCOLS
+    limited = lean_protocol(inference, *others)
+    LOOP_FACTORIES["auto"] = f"{accepting.__name__}:{accepting.loop_factory.__name__}"
+    limits = {"max_connections": settings.max_connections, "idle_seconds": settings.keep_alive_s}
+    protocols["auto"] = type(limited.__name__, (limited,), limits)
+
+
+def build_service(found: VerifiedBundle | Packed, settings: Settings) -> MlctlService:
+    """Return the service of one bundle or several; a worker loads the models when it starts."""
+    settings.check()
+    packed = found if isinstance(found, Packed) else Packed((found,))
+    host = serving_of(packed, settings)
+    hook = bentoml.on_deployment(partial(_prepare_server, settings))
+    attributes = {"host": host, "prepare_server": hook}
+    for number, (route, each) in enumerate(predict_routes(host).items()):
+        attributes[f"predict_{number}" if number else "predict"] = make_predict(each, route)
+    inner = type("Model", (Worker,), attributes)
+    tls = settings.tls
+    options = {} if tls is None else {"ssl": tls.bentoml_options()}
+    service: Any = bentoml.service  # mypy takes it for a module of that name
+    decorate = service(
+        name=re.sub(r"[^a-z0-9]", "_", host.name),
+        service_class=MlctlService,
+        workers=settings.workers,
+        **options,
+    )
+    built: MlctlService = decorate(inner)
+    return built
+
+
+class Worker:
+    """What runs in a worker process; BentoML makes one and calls its hooks."""
+
+    host: Serving
+
+    def __init__(self) -> None:
+        self._grpc: GrpcServer | None = None
+        self._watchdog: Watchdog | None = None
+        self._parent: ParentWatch | None = None
+
+    @bentoml.on_startup
+    async def start(self) -> None:
+        _share_log()
+        try:
+            await self.host.start()
+            await self._start_grpc()
+            self._start_watchdog()
+            if is_worker():
+                self._parent = ParentWatch(supervisor())
+        except BaseException as error:
+            logger.critical("%s", explain(error))
+            if isinstance(error, MlctlError):
+                _hide_tracebacks()
+            stop_supervisor(error)
+            raise
+
+    @bentoml.on_shutdown
+    async def stop(self) -> None:
+        if self._parent is not None:
+            self._parent.stop()
+        self.host.drain()
+        if self._grpc is not None:
+            self._grpc.announce_stop()
+            await self._grpc.drain(_GRPC_FAREWELL_SECONDS)
+        await self.host.stop()
+        if self._grpc is not None:
+            await self._grpc.stop(_GRPC_GRACE_SECONDS)
+        if self._watchdog is not None:
+            self._watchdog.stop()
+
+    async def __is_ready__(self) -> bool:
+        return self.host.ready
+
+    async def __is_alive__(self) -> bool:
+        return self.host.live
+
+    async def _start_grpc(self) -> None:
+        settings = self.host.settings
+        if settings.grpc_port is not None:
+            self._grpc = GrpcServer(self.host, settings.grpc_host, settings.grpc_port, settings.tls)
+            await self._grpc.start()
+            logger.info("V2 gRPC on %s:%d", settings.grpc_host, self._grpc.port)
+
+    def _start_watchdog(self) -> None:
+        if is_worker():
+            seconds = self.host.settings.hang_s
+            self._watchdog = Watchdog(lambda: self.host.live, self.host.abandon, seconds)
+
+
+def _prepare_server(settings: Settings) -> None:
+    try:
+        prepare_server(settings)
+    except MlctlError as error:
+        print(explain(error), file=sys.stderr, flush=True)
+        raise SystemExit(error.spec.exit_code) from None
+
+
+def _share_log() -> None:
+    """Our log goes where BentoML's goes, at its level."""
+    ours, theirs = logging.getLogger("mlctl"), logging.getLogger("bentoml")
+    ours.setLevel(theirs.getEffectiveLevel())
+    ours.handlers = list(theirs.handlers)
+    ours.propagate = False
+
+
+def _hide_tracebacks() -> None:
+    """In a worker: keep uvicorn from logging the traceback of an error that is explained."""
+    if is_worker():
+        log = logging.getLogger("uvicorn.error")
+        log.addFilter(lambda record: not str(record.msg).startswith("Traceback"))
+
+
+def explain(error: BaseException) -> str:
+    """Why the server does not start, for its log."""
+    if isinstance(error, MlctlError):
+        return f"mlctl does not serve this bundle ({error.code}): {error.message}. {error.hint}"
+    return f"mlctl could not start the model: {error!r}"
+
+
+def is_worker() -> bool:
+    """Whether a supervisor started this process, and starts another when it ends."""
+    return bentoml.server_context.worker_index is not None
+
+
+def inherited_listener() -> int:
+    """In a worker that imports its service: the descriptor that it was told to listen on."""
+    return int(click.get_current_context().params["fd"])
+
+
+def stop_supervisor(error: BaseException) -> None:
+    """In a worker, end the server that started it, with `error`'s exit code; elsewhere nothing."""
+    if is_worker():
+        code = error.code if isinstance(error, MlctlError) else ErrorCode.INTERNAL
+        note_failure(ERROR_TABLE[code].exit_code)
+        if os.getppid() == supervisor():  # whoever took its place does not know of us
+            os.kill(supervisor(), signal.SIGTERM)

@@ -1,0 +1,47 @@
+"""Which bundles this installation of the package serves.
+
+$MLCTL_BUNDLE is the folder of one; else they are beside the package, as in a Bento.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.verify import verify
+from services.online.settings import Settings
+from services.runtime.bento_layout import MODEL_FOLDER, MODELS_FILE, Packed, is_bundle, unpack
+
+BESIDE = Path(__file__).resolve().parents[3]
+
+
+def find_bundles(settings: Settings, beside: Path = BESIDE) -> Packed:
+    """The verified bundles to serve; MANIFEST_INVALID says how to get one.
+
+    DIGEST_MISMATCH if one beside the package is not the one that the Bento names.
+    """
+    root = settings.bundle or beside / MODEL_FOLDER
+    if settings.bundle is None and (beside / MODELS_FILE).is_file():
+        return unpack(beside)
+    if not is_bundle(root):
+        raise MlctlError(
+            ErrorCode.MANIFEST_INVALID,
+            f"there is no bundle at {root}",
+            f"Fetch one: `mlctl pull NAME --out {MODEL_FOLDER}`, or set MLCTL_BUNDLE to its "
+            "folder.",
+        )
+    return Packed((verify(root),)) if settings.bundle else unpack(beside)
+
+
+def find_trusted_bundles(settings: Settings, beside: Path = BESIDE) -> Packed:
+    """As `find_bundles`, and signed under the key that `settings` requires, if it does.
+
+    SIGNATURE_INVALID for a bundle that is not.
+    """
+    packed = find_bundles(settings, beside)
+    if settings.require_signature is not None:
+        from services.runtime.signing import require_signed
+
+        for bundle in packed.bundles:
+            require_signed(bundle, settings.require_signature)
+    return packed

@@ -1,0 +1,138 @@
+"""What the worker processes of one server share, arranged by the process that starts them.
+
+Both ports are shared by SO_REUSEPORT; a worker listens only when it is ready. What they
+count comes together in a folder.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import resource
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from services.online.ports import reserve_port
+from services.online.settings import Settings
+
+_COUNTS = "MLCTL_COUNTS_DIR"
+_SUPERVISOR = "MLCTL_SUPERVISOR_PID"
+_FAILURE = "failure"  # in that folder
+_PROMETHEUS = "PROMETHEUS_MULTIPROC_DIR"
+# Set in BentoML's images: its supervisor then replaces no worker, and ends with the last one.
+_CONTAINERIZED = "BENTOML_CONTAINERIZED"
+# Beside its clients' connections a process has files, libraries' devices and pipes open.
+_OTHER_FILES = 256
+_reserved: list[socket.socket] = []
+
+
+def prepare_server(settings: Settings) -> None:
+    """In the supervisor, before it starts a worker; PORT_TAKEN if the gRPC port is.
+
+    A folder of this server's own for its counts: that of BentoML's store is emptied by
+    the next server that starts from the same store.
+    """
+    look_by_a_steady_clock()
+    folder = tempfile.mkdtemp(prefix="mlctl-counts-")
+    atexit.register(_end_server, Path(folder))
+    os.environ[_COUNTS] = folder
+    os.environ[_SUPERVISOR] = str(os.getpid())
+    if settings.workers > 1:
+        os.environ.pop(_CONTAINERIZED, None)
+        if settings.grpc_port is not None:
+            _reserved.append(reserve_port(settings.grpc_host, settings.grpc_port))
+
+
+def supervisor() -> int:
+    """In a worker: the process that started it, which may be gone by now."""
+    return int(os.environ.get(_SUPERVISOR) or os.getppid())
+
+
+def note_failure(exit_code: int) -> None:
+    """In a worker that cannot serve, before it ends the server: with what code that is to exit."""
+    if folder := os.environ.get(_COUNTS):
+        Path(folder, _FAILURE).write_text(str(exit_code))
+
+
+def _end_server(folder: Path) -> None:
+    """At the supervisor's exit. It was told to end, which is no failure to it: a worker's is."""
+    failure = folder / _FAILURE
+    exit_code = int(failure.read_text()) if failure.exists() else 0
+    shutil.rmtree(folder, ignore_errors=True)
+    if exit_code:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)  # the only way to another code once the interpreter ends
+
+
+def look_by_a_steady_clock() -> None:
+    """In the supervisor, before it makes its loop: no step of the wall clock holds it up.
+
+    BentoML's supervisor (circus) looks for dead workers by the time of Tornado's loop, which is
+    the wall clock: after a step back it would look again when the clock has caught up. Loop times
+    are only compared with each other, so any clock will do.
+    """
+    from tornado.ioloop import IOLoop  # the supervisor alone has it loaded
+
+    loop_class: Any = IOLoop
+    loop_class.time = staticmethod(time.monotonic)
+
+
+def join_server(settings: Settings) -> None:
+    """In a worker, before anything is counted: count where the others do; take connections."""
+    if folder := os.environ.get(_COUNTS):
+        os.environ[_PROMETHEUS] = folder
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * settings.max_connections + _OTHER_FILES  # HTTP's, and as many of gRPC
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def listen_alone(descriptor: int) -> None:
+    """Put a listener of this worker's own in the place of the one that all workers inherit.
+
+    Of those who wait at one socket the same one would get nearly every connection; the
+    kernel spreads them evenly over sockets that share a port. This one takes connections
+    when the server starts to listen, and the inherited one never again: it only keeps the
+    port from others. Linux alone does it so; elsewhere all go on with the inherited one.
+    """
+    if sys.platform != "linux":
+        return
+    with socket.socket(fileno=os.dup(descriptor)) as inherited:
+        inherited.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        with contextlib.suppress(OSError):  # another worker has done so
+            inherited.shutdown(socket.SHUT_RD)
+        with socket.socket(inherited.family, inherited.type) as own:
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            own.bind(inherited.getsockname())
+            os.dup2(own.fileno(), descriptor)
+
+
+def forget_dead_workers() -> None:
+    """Take the gauges of workers that are no more out of the sums; their counts stay."""
+    folder = os.environ.get(_PROMETHEUS)
+    if folder is None:
+        return
+    for path in Path(folder).glob("gauge_live*.db"):
+        pid = int(path.stem.rpartition("_")[2])
+        if pid != os.getpid() and not _is_sibling(pid):
+            path.unlink(missing_ok=True)
+
+
+def _is_sibling(pid: int) -> bool:
+    try:
+        process = psutil.Process(pid)
+        return process.ppid() == os.getppid() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,90 @@
+"""Commands on precomputed answers: list names and generations, flip, roll back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from bundle.errors import ErrorCode, MlctlError
+from services.precomputed.base import Generation, Store, StoreError
+from services.precomputed.settings import load_place
+from services.precomputed.store_urls import list_names, open_store
+
+T = TypeVar("T")
+
+
+def names() -> list[str]:
+    """Return the names of all precomputed answers in the store."""
+    try:
+        return list_names(load_place())
+    except StoreError as error:
+        raise _unavailable(error) from error
+
+
+def generations(name: str) -> list[Generation]:
+    """Return the generations of `name`; NOT_FOUND if it has none."""
+    return _with_store(name, lambda _store, found: found)
+
+
+def flip(name: str, generation: int, at: float) -> Generation:
+    """Make `generation` the live one of its digest, at wall time `at`; NOT_FOUND, NOT_READY."""
+
+    def act(store: Store, _found: Sequence[Generation]) -> Generation:
+        store.flip(generation, at)
+        return next(each for each in store.generations() if each.number == generation)
+
+    return _with_store(name, act)
+
+
+def rollback(name: str, digest: str | None, at: float) -> Generation:
+    """Make the previous generation of the digest that starts with `digest` live again.
+
+    Without `digest` there must be only one; INVALID_INPUT if there are several.
+    """
+
+    def act(store: Store, found: Sequence[Generation]) -> Generation:
+        candidates = [
+            each for each in found if each.previous and each.digest.startswith(digest or "")
+        ]
+        if not candidates:
+            raise MlctlError(
+                ErrorCode.NOT_FOUND,
+                f"{name} has no previous generation to go back to",
+                f"`mlctl hybrid show {name}` lists what there is.",
+            )
+        if len(candidates) > 1:
+            digests = ", ".join(each.digest[:12] for each in candidates)
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT,
+                f"{name} has previous generations of several models: {digests}",
+                "Choose one with --digest.",
+            )
+        store.flip(candidates[0].number, at)
+        return next(each for each in store.generations() if each.number == candidates[0].number)
+
+    return _with_store(name, act)
+
+
+def _with_store(name: str, act: Callable[[Store, list[Generation]], T]) -> T:
+    store = open_store(name, load_place())
+    try:
+        found = store.generations()
+        if not found:
+            raise MlctlError(
+                ErrorCode.NOT_FOUND,
+                f"nothing is precomputed under the name {name!r}",
+                "`mlctl hybrid list` has the names.",
+            )
+        return act(store, found)
+    except StoreError as error:
+        raise _unavailable(error) from error
+    finally:
+        store.close()
+
+
+def _unavailable(error: StoreError) -> MlctlError:
+    return MlctlError(
+        ErrorCode.SINK_UNAVAILABLE,
+        f"the store of precomputed answers is unavailable: {error}",
+        "Check MLCTL_HYBRID_STORE; `mlctl doctor` tests it with MLCTL_HYBRID set.",
+    )

@@ -1,0 +1,309 @@
+"""Generations in Redis: a hash of rows each, and a pointer for each digest, which scripts move.
+
+The server's configuration decides how durable they are. After a crash Redis restarts with the data
+of an earlier moment. Rows are written before their unit is recorded, so a unit that is still
+recorded has its rows. Eviction removes whole hashes; the number of rows shows it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import redis
+
+from bundle.errors import ErrorCode, MlctlError
+from services.precomputed.base import (
+    LEASE_SECONDS,
+    Commit,
+    Generation,
+    JobRecord,
+    Row,
+    StoreError,
+    incomplete,
+    require_sealed,
+    rows_lost,
+    surplus,
+    taken_over,
+)
+
+_WRITE_SECONDS = 30.0
+_ROWS = 5_000
+_FIELDS = 3_500  # per call of a script; unpack() takes up to 8,000 values
+_AT = struct.Struct("<d")
+_NAMES = "mlctl:hybrid:names"
+_STREAM = "stream"  # the owner of a generation that no job made
+_NOT_OWNED, _LOST = -1, -2
+_GET = """
+local live = redis.call('HGET', KEYS[1], ARGV[1])
+if not live then return {} end
+return redis.call('HMGET', KEYS[2] .. live, unpack(ARGV, 2))
+"""
+_CLAIM = """
+local holder = redis.call('GET', KEYS[2])
+if redis.call('EXISTS', KEYS[1]) == 0 or (holder and holder ~= ARGV[1]) then return 0 end
+redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[2])
+redis.call('HSET', KEYS[1], 'owner', ARGV[1], unpack(ARGV, 3))
+return 1
+"""
+_RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end"
+# Keys are of the generation's facts, rows and units. Returns the number of its rows, -1 if
+# another one owns it, -2 if rows or units are fewer than were committed.
+_CHECK = """
+if redis.call('HGET', KEYS[1], 'owner') ~= ARGV[1] then return -1 end
+local rows = redis.call('HLEN', KEYS[2])
+if rows < tonumber(redis.call('HGET', KEYS[1], 'rows') or 0) then return -2 end
+if redis.call('HLEN', KEYS[3]) < tonumber(ARGV[2]) then return -2 end
+return rows
+"""
+# Sets fields of the hash KEYS[2]; returns their number, -1 if another one owns the generation.
+_WRITE = """
+if redis.call('HGET', KEYS[1], 'owner') ~= ARGV[1] then return -1 end
+redis.call('HSET', KEYS[2], unpack(ARGV, 2))
+return redis.call('HLEN', KEYS[2])
+"""
+_FLIP = """
+if redis.call('HLEN', KEYS[4]) < tonumber(redis.call('HGET', KEYS[1], 'rows') or 0) then
+    return 0
+end
+local digest, live = redis.call('HGET', KEYS[1], 'digest'), KEYS[2]
+redis.call('HSET', KEYS[1], 'flipped_at', ARGV[2])
+local old = redis.call('HGET', live, digest)
+if old and old ~= ARGV[1] then redis.call('HSET', KEYS[3], digest, old) end
+redis.call('HSET', live, digest, ARGV[1])
+return 1
+"""
+
+
+class RedisStore:
+    """The generations called `name` in the server at `url`."""
+
+    def __init__(self, name: str, url: str, lease: float = LEASE_SECONDS) -> None:
+        self._url = url
+        self._name = name
+        self._lease_ms = int(lease * 1000)
+        # In braces, so that a cluster keeps all keys of a name on one node.
+        self._prefix = f"mlctl:hybrid:{{{name}}}"
+        self._db = _client(url, socket_timeout=_WRITE_SECONDS)
+
+    def reader(self, digest: str, timeout: float) -> RedisReader:
+        return RedisReader(self._url, self._prefix, digest, timeout)
+
+    def create(self, digest: str, made_at: float, owner: str, job: str = "") -> int:
+        with _translate_errors():
+            number = int(self._db.incr(f"{self._prefix}:last"))
+            meta = {"digest": digest, "made_at": made_at, "sealed": 0, "owner": owner, "job": job}
+            pipe = self._db.pipeline()
+            pipe.sadd(_NAMES, self._name)
+            pipe.hset(self._meta(number), mapping=meta)
+            pipe.set(self._lease(number), owner, px=self._lease_ms)
+            pipe.sadd(f"{self._prefix}:numbers", number)
+            pipe.execute()
+            return number
+
+    def claim(self, generation: int, owner: str, job: str | None = None) -> bool:
+        facts = () if job is None else ("job", job)
+        keys = (self._meta(generation), self._lease(generation))
+        with _translate_errors():
+            return bool(self._db.eval(_CLAIM, 2, *keys, owner, self._lease_ms, *facts))
+
+    def release(self, generation: int, owner: str) -> None:
+        with _translate_errors():
+            self._db.eval(_RELEASE, 1, self._lease(generation), owner)
+
+    def commit(self, generation: int, owner: str, commit: Commit, units: int = 0) -> None:
+        with _translate_errors():
+            count = self._check(generation, owner, units)
+            values = [(row.key, _AT.pack(row.at) + row.payload) for row in commit.rows]
+            for start in range(0, len(values), _FIELDS):
+                part = values[start : start + _FIELDS]
+                now = self._write(generation, owner, self._rows(generation), part)
+                if now < count:
+                    raise rows_lost(generation)
+                count = now
+            self._write(generation, owner, self._bad(generation), list(commit.bad.items()))
+            self._write(generation, owner, self._meta(generation), [("rows", str(count))])
+            # Last, so that a unit that is recorded has its rows.
+            self._write(generation, owner, self._units(generation), list(commit.units.items()))
+            if commit.resolved:
+                self._db.hdel(self._bad(generation), *commit.resolved)
+
+    def record(self, generation: int) -> JobRecord | None:
+        with _translate_errors():
+            job, rows = self._db.hmget(self._meta(generation), "job", "rows")
+            if not job:
+                return None
+            units = _texts(self._db.hgetall(self._units(generation)))
+            bad = int(self._db.hlen(self._bad(generation)))
+            intact = self._db.hlen(self._rows(generation)) >= int(rows or 0)
+            return JobRecord(job.decode(), units, bad, intact)
+
+    def quarantine(self, generation: int) -> Mapping[str, str]:
+        with _translate_errors():
+            return _texts(self._db.hgetall(self._bad(generation)))
+
+    def upsert(self, digest: str, rows: Sequence[Row]) -> None:
+        with _translate_errors():
+            live = self._db.hget(f"{self._prefix}:live", digest)
+            if live is None:
+                number = self.create(digest, rows[0].at, _STREAM)
+                self.seal(number, _STREAM)
+                self.flip(number, rows[0].at)
+            else:
+                number = int(live)
+            for start in range(0, len(rows), _ROWS):
+                part = rows[start : start + _ROWS]
+                values = {row.key: _AT.pack(row.at) + row.payload for row in part}
+                self._db.hset(self._rows(number), mapping=values)
+
+    def seal(self, generation: int, owner: str, units: int = 0) -> None:
+        with _translate_errors():
+            self._check(generation, owner, units)
+            self._write(generation, owner, self._meta(generation), [("sealed", "1")])
+
+    def flip(self, generation: int, at: float) -> None:
+        with _translate_errors():
+            sealed = self._db.hget(self._meta(generation), "sealed")
+            require_sealed(generation, None if sealed is None else sealed == b"1")
+            pointers = (f"{self._prefix}:live", f"{self._prefix}:previous")
+            keys = (self._meta(generation), *pointers, self._rows(generation))
+            if not self._db.eval(_FLIP, len(keys), *keys, generation, repr(at)):
+                raise incomplete(generation, "has lost rows")
+            for each in surplus(self.generations()):
+                self.drop(each.number)
+
+    def drop(self, generation: int) -> None:
+        with _translate_errors():
+            digest = self._db.hget(self._meta(generation), "digest")
+            for pointer in (f"{self._prefix}:previous", f"{self._prefix}:live"):
+                if digest is not None and self._db.hget(pointer, digest) == b"%d" % generation:
+                    self._db.hdel(pointer, digest)
+            self._db.srem(f"{self._prefix}:numbers", generation)
+            self._db.unlink(*self._parts(generation))
+
+    def generations(self) -> list[Generation]:
+        with _translate_errors():
+            live = self._db.hgetall(f"{self._prefix}:live")
+            previous = self._db.hgetall(f"{self._prefix}:previous")
+            numbers = sorted(int(each) for each in self._db.smembers(f"{self._prefix}:numbers"))
+            found = []
+            for number in numbers:
+                meta = self._db.hgetall(self._meta(number))
+                if not meta:
+                    continue  # dropped just now
+                digest, text, flipped = meta[b"digest"], b"%d" % number, meta.get(b"flipped_at")
+                each = Generation(
+                    number,
+                    digest.decode(),
+                    float(meta[b"made_at"]),
+                    int(self._db.hlen(self._rows(number))),
+                    meta[b"sealed"] == b"1",
+                    None if flipped is None else float(flipped),
+                    live.get(digest) == text,
+                    previous.get(digest) == text,
+                )
+                found.append(each)
+            return found
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _check(self, generation: int, owner: str, units: int) -> int:
+        """Return the number of rows; fail if another one owns the generation or rows are lost."""
+        keys = (self._meta(generation), self._rows(generation), self._units(generation))
+        found = int(self._db.eval(_CHECK, len(keys), *keys, owner, units))
+        if found == _NOT_OWNED:
+            raise taken_over(generation)
+        if found == _LOST:
+            raise rows_lost(generation)
+        return found
+
+    def _write(
+        self, generation: int, owner: str, key: str, fields: Sequence[tuple[str, str | bytes]]
+    ) -> int:
+        """Set fields of the hash `key`; return how many it has then."""
+        count = 0
+        for start in range(0, len(fields), _FIELDS):
+            flat = [part for pair in fields[start : start + _FIELDS] for part in pair]
+            count = int(self._db.eval(_WRITE, 2, self._meta(generation), key, owner, *flat))
+            if count == _NOT_OWNED:
+                raise taken_over(generation)
+        return count
+
+    def _parts(self, generation: int) -> tuple[str, ...]:
+        """Return all keys of a generation."""
+        return (
+            self._rows(generation),
+            self._units(generation),
+            self._bad(generation),
+            self._meta(generation),
+            self._lease(generation),
+        )
+
+    def _lease(self, generation: int) -> str:
+        return f"{self._prefix}:lease:{generation}"
+
+    def _units(self, generation: int) -> str:
+        return f"{self._prefix}:units:{generation}"
+
+    def _bad(self, generation: int) -> str:
+        return f"{self._prefix}:bad:{generation}"
+
+    def _meta(self, generation: int) -> str:
+        return f"{self._prefix}:meta:{generation}"
+
+    def _rows(self, generation: int) -> str:
+        return f"{self._prefix}:rows:{generation}"
+
+
+class RedisReader:
+    """Reads in one round trip, on any thread."""
+
+    quick = False
+
+    def __init__(self, url: str, prefix: str, digest: str, timeout: float) -> None:
+        self._db = _client(url, socket_timeout=timeout, socket_connect_timeout=timeout)
+        self._script = self._db.register_script(_GET)
+        self._pointers = (f"{prefix}:live", f"{prefix}:rows:")
+        self._digest = digest
+
+    def get(self, keys: Sequence[str]) -> list[Row | None]:
+        with _translate_errors():
+            found = self._script(keys=self._pointers, args=(self._digest, *keys))
+        if not found:
+            return [None] * len(keys)
+        return [
+            None if value is None else Row(key, _AT.unpack_from(value)[0], value[_AT.size :])
+            for key, value in zip(keys, found, strict=True)
+        ]
+
+    def close(self) -> None:
+        self._db.close()
+
+
+def _texts(fields: Mapping[bytes, bytes]) -> dict[str, str]:
+    return {key.decode(): value.decode() for key, value in fields.items()}
+
+
+def list_names(url: str) -> list[str]:
+    """Return the names of all precomputed answers in the server at `url`."""
+    with _translate_errors(), _client(url, socket_timeout=_WRITE_SECONDS) as db:
+        return sorted(name.decode() for name in db.smembers(_NAMES))
+
+
+def _client(url: str, **timeouts: float) -> Any:
+    """A client that connects with its first command; INVALID_INPUT for a URL with bad options."""
+    try:
+        return redis.Redis.from_url(url, **timeouts)
+    except ValueError as error:
+        raise MlctlError(ErrorCode.INVALID_INPUT, f"MLCTL_HYBRID_STORE: {error}") from error
+
+
+@contextmanager
+def _translate_errors() -> Iterator[None]:
+    try:
+        yield
+    except (redis.RedisError, struct.error) as error:
+        raise StoreError(str(error)) from error

@@ -1,0 +1,351 @@
+"""Generations in an SQLite file: a table of rows each, a pointer for each digest, many readers."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from bundle.errors import ErrorCode, MlctlError
+from services.precomputed.base import (
+    LEASE_SECONDS,
+    Commit,
+    Generation,
+    JobRecord,
+    Row,
+    StoreError,
+    require_sealed,
+    rows_lost,
+    surplus,
+    taken_over,
+)
+
+# Rows that a reader caches, including keys without a row.
+_CACHED_ROWS = 4096
+_MMAP_BYTES = 1 << 30
+_BUSY_SECONDS = 30.0
+# Writers block readers only for a moment after the file was created or recovered.
+_READ_SECONDS = 0.005
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS generations (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, digest TEXT NOT NULL, made_at REAL NOT NULL,
+    sealed INTEGER NOT NULL DEFAULT 0, flipped_at REAL
+);
+CREATE TABLE IF NOT EXISTS live (
+    digest TEXT PRIMARY KEY, generation INTEGER NOT NULL, previous INTEGER
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS jobs (
+    generation INTEGER PRIMARY KEY, owner TEXT NOT NULL, lease_until REAL NOT NULL,
+    job TEXT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS units (
+    generation INTEGER, id TEXT, record TEXT NOT NULL, PRIMARY KEY (generation, id)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS bad (
+    generation INTEGER, id TEXT, record TEXT NOT NULL, PRIMARY KEY (generation, id)
+) WITHOUT ROWID;
+"""
+# Seconds of the wall clock, as SQLite has it.
+_NOW = "((julianday('now') - 2440587.5) * 86400.0)"
+_CLAIM = f"""
+INSERT INTO jobs SELECT number, ?, {_NOW} + ?, coalesce(?, '') FROM generations WHERE number = ?
+ON CONFLICT (generation) DO UPDATE
+SET owner = excluded.owner, lease_until = excluded.lease_until, job = coalesce(?, job)
+WHERE owner = excluded.owner OR lease_until < {_NOW}
+"""  # noqa: S608 - a constant
+
+
+class SqliteStore:
+    """The generations in the file at `path`, which the first write creates."""
+
+    def __init__(self, path: Path, lease: float = LEASE_SECONDS) -> None:
+        self._path = path
+        self._lease = lease
+        self._db: sqlite3.Connection | None = None
+        self._lock = threading.Lock()  # a job's lease is renewed by a thread
+
+    def reader(self, digest: str, timeout: float) -> SqliteReader:  # noqa: ARG002 - it never waits
+        return SqliteReader(self._path, digest)
+
+    def create(self, digest: str, made_at: float, owner: str, job: str = "") -> int:
+        with self._transaction() as db:
+            number = _create(db, digest, made_at)
+            db.execute(_CLAIM, (owner, self._lease, job, number, job))
+            return number
+
+    def claim(self, generation: int, owner: str, job: str | None = None) -> bool:
+        with self._transaction() as db:
+            return db.execute(_CLAIM, (owner, self._lease, job, generation, job)).rowcount == 1
+
+    def release(self, generation: int, owner: str) -> None:
+        with self._transaction() as db:
+            values = (generation, owner)
+            db.execute("UPDATE jobs SET lease_until = 0 WHERE generation = ? AND owner = ?", values)
+
+    def commit(self, generation: int, owner: str, commit: Commit, units: int = 0) -> None:
+        with self._transaction() as db:
+            _require_owned(db, generation, owner, units)
+            _put(db, generation, commit.rows)
+            for table, records in (("units", commit.units), ("bad", commit.bad)):
+                db.executemany(
+                    f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?)",  # noqa: S608 - ours
+                    [(generation, key, record) for key, record in records.items()],
+                )
+            db.executemany(
+                "DELETE FROM bad WHERE generation = ? AND id = ?",
+                [(generation, key) for key in commit.resolved],
+            )
+
+    def record(self, generation: int) -> JobRecord | None:
+        with self._transaction() as db:
+            found = db.execute("SELECT job FROM jobs WHERE generation = ?", (generation,))
+            job = found.fetchone()
+            if job is None or not job[0]:
+                return None
+            units = db.execute("SELECT id, record FROM units WHERE generation = ?", (generation,))
+            (bad,) = db.execute(
+                "SELECT count(*) FROM bad WHERE generation = ?", (generation,)
+            ).fetchone()
+            # Rows and units are of one transaction in one file.
+            return JobRecord(job[0], dict(units), bad, intact=True)
+
+    def quarantine(self, generation: int) -> Mapping[str, str]:
+        with self._transaction() as db:
+            return dict(
+                db.execute("SELECT id, record FROM bad WHERE generation = ?", (generation,))
+            )
+
+    def upsert(self, digest: str, rows: Sequence[Row]) -> None:
+        with self._transaction() as db:
+            found = db.execute("SELECT generation FROM live WHERE digest = ?", (digest,)).fetchone()
+            if found is None:
+                generation = _create(db, digest, rows[0].at, sealed=True)
+                _flip(db, generation, rows[0].at)
+            else:
+                (generation,) = found
+            _put(db, generation, rows)
+
+    def seal(self, generation: int, owner: str, units: int = 0) -> None:
+        with self._transaction() as db:
+            _require_owned(db, generation, owner, units)
+            db.execute("UPDATE generations SET sealed = 1 WHERE number = ?", (generation,))
+
+    def flip(self, generation: int, at: float) -> None:
+        with self._transaction() as db:
+            require_sealed(generation, _sealed(db, generation))
+            _flip(db, generation, at)
+            for each in surplus(_generations(db)):
+                _drop(db, each.number)
+
+    def drop(self, generation: int) -> None:
+        with self._transaction() as db:
+            _drop(db, generation)
+
+    def generations(self) -> list[Generation]:
+        if not self._path.exists():
+            return []
+        with self._transaction() as db:
+            return [replace(each, rows=_count(db, each.number)) for each in _generations(db)]
+
+    def close(self) -> None:
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._lock, self._translated() as db:
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                yield db
+                db.execute("COMMIT")
+            except BaseException:
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def _translated(self) -> Iterator[sqlite3.Connection]:
+        """The connection; an error of SQLite becomes a StoreError or DISK_FULL."""
+        try:
+            if self._db is None:
+                self._db = _open_to_write(self._path)
+            yield self._db
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+                raise MlctlError(
+                    ErrorCode.DISK_FULL, "there is no space left for precomputed answers"
+                ) from error
+            raise StoreError(str(error)) from error
+        except sqlite3.Error as error:
+            self.close()
+            raise StoreError(str(error)) from error
+
+
+class SqliteReader:
+    """Reads from mapped memory in microseconds, so it is used on the event loop's thread."""
+
+    quick = True
+
+    def __init__(self, path: Path, digest: str) -> None:
+        self._uri = f"{path.absolute().as_uri()}?mode=ro"
+        self._path = path
+        self._digest = digest
+        self._db: sqlite3.Connection | None = None
+        self._version = -1
+        self._query: str | None = None
+        self._cache: dict[str, Row | None] = {}
+
+    def get(self, keys: Sequence[str]) -> list[Row | None]:
+        try:
+            db = self._db
+            if db is None:
+                if not self._path.exists():
+                    return [None] * len(keys)
+                db = self._db = self._open()
+            # One snapshot for all keys: a flip comes before the first key or after the last.
+            db.execute("BEGIN")
+            try:
+                self._check_version(db)
+                return [self._one(db, key) for key in keys]
+            finally:
+                db.execute("COMMIT")
+        except sqlite3.Error as error:
+            self.close()
+            raise StoreError(str(error)) from error
+
+    def close(self) -> None:
+        if self._db is not None:
+            self._db.close()
+        self._db, self._version = None, -1
+
+    def _check_version(self, db: sqlite3.Connection) -> None:
+        (version,) = db.execute("PRAGMA data_version").fetchone()
+        if version != self._version:  # another connection has written
+            self._reload(db)
+            self._version = version
+
+    def _one(self, db: sqlite3.Connection, key: str) -> Row | None:
+        cache = self._cache
+        if key in cache:
+            return cache[key]
+        row = None
+        if self._query is not None:
+            found = db.execute(self._query, (key,)).fetchone()
+            row = None if found is None else Row(key, *found)
+        if len(cache) >= _CACHED_ROWS:
+            cache.clear()
+        cache[key] = row
+        return row
+
+    def _reload(self, db: sqlite3.Connection) -> None:
+        self._cache.clear()
+        found = db.execute(
+            "SELECT generation FROM live WHERE digest = ?", (self._digest,)
+        ).fetchone()
+        self._query = None
+        if found is not None:
+            self._query = f"SELECT at, payload FROM {_table(found[0])} WHERE key = ?"  # noqa: S608
+
+    def _open(self) -> sqlite3.Connection:
+        db = sqlite3.connect(
+            self._uri,
+            uri=True,
+            isolation_level=None,
+            timeout=_READ_SECONDS,
+            check_same_thread=False,
+        )
+        db.execute(f"PRAGMA mmap_size={_MMAP_BYTES}")
+        return db
+
+
+def _open_to_write(path: Path) -> sqlite3.Connection:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    db = sqlite3.connect(path, isolation_level=None, timeout=_BUSY_SECONDS, check_same_thread=False)
+    try:
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("PRAGMA synchronous=FULL")
+        db.executescript(_SCHEMA)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _table(generation: int) -> str:
+    return f"rows_{int(generation)}"
+
+
+def _create(db: sqlite3.Connection, digest: str, made_at: float, *, sealed: bool = False) -> int:
+    values = (digest, made_at, sealed)
+    cursor = db.execute(
+        "INSERT INTO generations (digest, made_at, sealed) VALUES (?, ?, ?)", values
+    )
+    number = int(cursor.lastrowid or 0)
+    db.execute(
+        f"CREATE TABLE {_table(number)} (key TEXT PRIMARY KEY, at REAL NOT NULL, "
+        "payload BLOB NOT NULL) WITHOUT ROWID"
+    )
+    return number
+
+
+def _put(db: sqlite3.Connection, generation: int, rows: Sequence[Row]) -> None:
+    # In order of their keys, whose neighbours share pages.
+    insert = f"INSERT OR REPLACE INTO {_table(generation)} VALUES (?, ?, ?)"  # noqa: S608
+    db.executemany(insert, sorted(rows))
+
+
+def _count(db: sqlite3.Connection, generation: int) -> int:
+    found = db.execute(f"SELECT count(*) FROM {_table(generation)}")  # noqa: S608 - a number
+    return int(found.fetchone()[0])
+
+
+def _flip(db: sqlite3.Connection, generation: int, at: float) -> None:
+    db.execute("UPDATE generations SET flipped_at = ? WHERE number = ?", (at, generation))
+    db.execute(
+        "INSERT INTO live SELECT digest, number, NULL FROM generations WHERE number = ? "
+        "ON CONFLICT (digest) DO UPDATE SET previous = live.generation, "
+        "generation = excluded.generation WHERE live.generation != excluded.generation",
+        (generation,),
+    )
+
+
+def _drop(db: sqlite3.Connection, generation: int) -> None:
+    db.execute(f"DROP TABLE IF EXISTS {_table(generation)}")
+    db.execute("DELETE FROM generations WHERE number = ?", (generation,))
+    for table in ("jobs", "units", "bad"):
+        db.execute(f"DELETE FROM {table} WHERE generation = ?", (generation,))  # noqa: S608 - ours
+    db.execute("UPDATE live SET previous = NULL WHERE previous = ?", (generation,))
+    db.execute("DELETE FROM live WHERE generation = ?", (generation,))
+
+
+def _require_owned(db: sqlite3.Connection, generation: int, owner: str, units: int) -> None:
+    """Fail unless `owner` has the generation, and it has no fewer units than `units`."""
+    found = db.execute("SELECT owner FROM jobs WHERE generation = ?", (generation,)).fetchone()
+    if found != (owner,):
+        raise taken_over(generation)
+    query = "SELECT count(*) FROM units WHERE generation = ?"
+    if db.execute(query, (generation,)).fetchone()[0] < units:
+        raise rows_lost(generation)
+
+
+def _sealed(db: sqlite3.Connection, generation: int) -> bool | None:
+    """Whether a generation is complete; None if there is no such generation."""
+    query = "SELECT sealed FROM generations WHERE number = ?"
+    found = db.execute(query, (generation,)).fetchone()
+    return None if found is None else bool(found[0])
+
+
+def _generations(db: sqlite3.Connection) -> list[Generation]:
+    """Return all generations, with 0 as their number of rows."""
+    return [
+        Generation(number, digest, made_at, 0, bool(sealed), flipped_at, bool(live), bool(previous))
+        for number, digest, made_at, sealed, flipped_at, live, previous in db.execute(
+            "SELECT number, g.digest, made_at, sealed, flipped_at, number IS live.generation, "
+            "number IS live.previous FROM generations g LEFT JOIN live USING (digest) "
+            "ORDER BY number"
+        )
+    ]

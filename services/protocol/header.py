@@ -1,0 +1,140 @@
+"""The JSON part of a V2 request: what it declares, checked, before any tensor is made.
+
+Pure and without the binary data, so that what one text means can be remembered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from bundle.tensors import TensorSpec
+from services.protocol.jsonnumbers import parse_request
+from services.protocol.keys import check_keys
+from services.protocol.priority import Priority
+from services.protocol.wire import (
+    Declared,
+    check_outputs,
+    check_parameters,
+    check_priority,
+    check_timeout,
+    declare,
+    invalid,
+    shown,
+)
+
+Specs = Mapping[str, TensorSpec]
+_NONE: Mapping[str, Any] = MappingProxyType({})
+
+
+class Part(NamedTuple):
+    """One input: `size` bytes of the binary data, else the JSON value `data`."""
+
+    declared: Declared
+    size: int | None
+    data: object = None
+
+
+class Header(NamedTuple):
+    """A request but for its binary data. `outputs` tells which are to be binary."""
+
+    id: str
+    parts: tuple[Part, ...]
+    outputs: Mapping[str, bool]
+    timeout: float | None = None
+    priority: Priority = Priority.NORMAL
+    keys: tuple[str, ...] = ()
+
+    @property
+    def lasting(self) -> bool:
+        """Whether the same text may well come again: it names no request and holds no data."""
+        if self.id or self.keys:
+            return False
+        return all(part.size is not None for part in self.parts)
+
+
+def read_header(content: bytes, inputs: Specs, outputs: Specs) -> Header:
+    """The header in `content`; INVALID_INPUT names the tensor, the field and what is expected."""
+    document = parse_request(content)
+    parameters = _parameters(document, "the request")
+    name = document.get("id", "")
+    if not isinstance(name, str):
+        raise invalid("field 'id' must be a string")
+    keys = check_keys(parameters) if parameters else ()
+    return Header(
+        id=name,
+        parts=() if keys and not document.get("inputs") else _read_inputs(document, inputs),
+        outputs=_read_outputs(
+            document, outputs, binary=_flag(parameters, "binary_data_output", default=False)
+        ),
+        timeout=check_timeout(parameters.get("timeout")),
+        priority=check_priority(parameters.get("priority")),
+        keys=keys,
+    )
+
+
+def _read_inputs(document: dict[str, Any], specs: Specs) -> tuple[Part, ...]:
+    tensors = document.get("inputs")
+    if not isinstance(tensors, list) or not tensors:
+        raise invalid("field 'inputs' must be an array of tensors")
+    parts: dict[str, Part] = {}
+    for tensor in tensors:
+        part = _read_input(tensor, specs)
+        name = part.declared.spec.name
+        if name in parts:
+            raise invalid(f"input {name!r} is given twice")
+        parts[name] = part
+    return tuple(parts.values())
+
+
+def _read_input(tensor: object, specs: Specs) -> Part:
+    if not isinstance(tensor, dict):
+        raise invalid("field 'inputs': an element is not an object")
+    shape = tensor.get("shape")
+    if not isinstance(shape, list):
+        raise invalid(f"tensor {shown(tensor.get('name'))}: field 'shape' must be an array")
+    declared = declare(specs, tensor.get("name"), tensor.get("datatype"), shape)
+    owner = f"tensor {declared.spec.name!r}"
+    size = _parameters(tensor, owner).get("binary_data_size")
+    if size is None:
+        if "data" not in tensor:
+            raise invalid(f"{owner} has neither data nor the parameter binary_data_size")
+        return Part(declared, None, tensor["data"])
+    if type(size) is not int or size < 0:
+        raise invalid(f"{owner}: binary_data_size must be a number of bytes")
+    if "data" in tensor:
+        raise invalid(f"{owner} has both data and binary_data_size")
+    return Part(declared, size)
+
+
+def _read_outputs(document: dict[str, Any], specs: Specs, *, binary: bool) -> dict[str, bool]:
+    wanted = document.get("outputs", [])
+    if not isinstance(wanted, list) or not all(isinstance(item, dict) for item in wanted):
+        raise invalid("field 'outputs' must be an array of objects")
+    if not wanted:
+        return dict.fromkeys(specs, binary)
+    check_outputs(specs, [item.get("name") for item in wanted])
+    return {
+        item["name"]: _flag(
+            _parameters(item, f"output {item['name']!r}"), "binary_data", default=binary
+        )
+        for item in wanted
+    }
+
+
+def _parameters(document: dict[str, Any], owner: str) -> Mapping[str, Any]:
+    value = document.get("parameters")
+    if value is None:
+        return _NONE
+    if not isinstance(value, dict):
+        raise invalid(f"field 'parameters' of {owner} must be an object")
+    check_parameters(value, owner)
+    return value
+
+
+def _flag(parameters: Mapping[str, Any], name: str, *, default: bool) -> bool:
+    value = parameters.get(name, default)
+    if not isinstance(value, bool):
+        raise invalid(f"parameter {name!r} must be true or false")
+    return value

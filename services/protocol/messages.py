@@ -1,0 +1,57 @@
+"""The V2 protobuf messages, from the compiled descriptors beside v2.proto.
+
+They live in a descriptor pool of their own: another library's copy of the protocol
+(tritonclient's, say) in the same process defines the same names and must not clash.
+Compile again after a change: `python -m grpc_tools.protoc -I services/protocol
+--descriptor_set_out=services/protocol/v2.binpb services/protocol/v2.proto`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+SERVICE = "inference.GRPCInferenceService"
+DESCRIPTORS = Path(__file__).with_name("v2.binpb")
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One method: its name and its message classes, of which a stream has any number."""
+
+    name: str
+    request: type[Any]
+    response: type[Any]
+
+
+def make_pool(*others: Any, files: Iterable[Any] = ()) -> descriptor_pool.DescriptorPool:
+    """A new pool with the protocol's file and copies of `others`, which are file descriptors.
+
+    `files` are descriptions of more.
+    """
+    own = descriptor_pb2.FileDescriptorSet.FromString(DESCRIPTORS.read_bytes())
+    pool = descriptor_pool.DescriptorPool()
+    for file in (*own.file, *files):
+        pool.AddSerializedFile(file.SerializeToString())
+    for other in others:
+        pool.AddSerializedFile(other.serialized_pb)
+    return pool
+
+
+@cache
+def methods() -> dict[str, Method]:
+    """The service's methods by name."""
+    service = make_pool().FindServiceByName(SERVICE)
+    return {
+        method.name: Method(
+            method.name,
+            message_factory.GetMessageClass(method.input_type),
+            message_factory.GetMessageClass(method.output_type),
+        )
+        for method in service.methods
+    }

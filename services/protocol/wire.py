@@ -1,0 +1,198 @@
+"""Tensors on the wire, shared by HTTP and gRPC: declarations checked, raw bytes to arrays and back.
+
+A tensor's name, datatype and shape are checked against the signature, and its element
+count against the bytes that are there, before anything is allocated for it. Raw data is
+little-endian and row-major; each BYTES element is preceded by its length in 4 bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.tensors import DYNAMIC, Datatype, TensorSpec
+from services.protocol.priority import Priority, parse_priority
+
+MAX_ELEMENTS = 1 << 31
+_LENGTH = struct.Struct("<I")
+# By plain text: an Enum's members are hashed in Python, which the path of every request shows.
+_LITTLE_ENDIAN: Mapping[str, np.dtype] = MappingProxyType(
+    {datatype.value: np.dtype(datatype.numpy_name).newbyteorder("<") for datatype in Datatype}
+)
+_IN_ORDER = "<|=" if sys.byteorder == "little" else "<|"
+_MICROSECONDS = 1e6
+# Parameters of an answer that comes in pieces, as Triton calls them: whether a response is
+# the last one, and whether the caller wants an empty one to tell it.
+FINAL_RESPONSE = "triton_final_response"
+WANTS_FINAL = "triton_enable_empty_final_response"
+# Each changes what an answer means or where it is found, so ignoring one would be wrong.
+_UNSERVED = frozenset(
+    {
+        "classification", "sequence_end", "sequence_id", "sequence_start",
+        "shared_memory_byte_size", "shared_memory_offset", "shared_memory_region",
+    }
+)  # fmt: skip
+
+
+class InferRequest(NamedTuple):
+    """A decoded request. `outputs` are the requested names with whether each goes out as binary.
+
+    `timeout` is the caller's limit in seconds, if it gave one; `keys` are the entities of the
+    rows, which may be all that a request has.
+
+    A tuple, as one is made for every request and a frozen dataclass takes three times as long.
+    """
+
+    id: str
+    inputs: dict[str, np.ndarray]
+    outputs: Mapping[str, bool]
+    timeout: float | None = None
+    priority: Priority = Priority.NORMAL
+    keys: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A tensor as a request declares it, found to fit the signature.
+
+    It has `count` elements, which raw data carries as `dtype` (unless they are BYTES).
+    """
+
+    spec: TensorSpec
+    shape: tuple[int, ...]
+    count: int
+    dtype: np.dtype
+
+
+def invalid(message: str, hint: str | None = None) -> MlctlError:
+    """INVALID_INPUT with `message`, which names the tensor and field at fault."""
+    return MlctlError(ErrorCode.INVALID_INPUT, message, hint)
+
+
+def declare(
+    specs: Mapping[str, TensorSpec], name: object, datatype: object, shape: Sequence[object]
+) -> Declared:
+    """Check one declared input against the signature's `specs`; INVALID_INPUT says what is off."""
+    spec = specs.get(name) if isinstance(name, str) else None
+    if spec is None:
+        known = ", ".join(repr(known) for known in specs)
+        raise invalid(f"input {shown(name)} is unknown; the model's inputs are {known}")
+    if not isinstance(datatype, str) or datatype != spec.dtype:
+        raise _wrong_datatype(spec, datatype)
+    if len(shape) != len(spec.shape):
+        raise invalid(
+            f"tensor {spec.name!r}: shape has {len(shape)} dimensions, expected {list(spec.shape)}"
+        )
+    dims, count, fits = [], 1, True
+    for size, wanted in zip(shape, spec.shape, strict=True):
+        if type(size) is not int or not 0 <= size <= MAX_ELEMENTS:  # a bool is an int, too
+            raise invalid(f"tensor {spec.name!r}: {shown(size)} is not a size of a dimension")
+        fits &= wanted in (size, DYNAMIC)
+        count *= size
+        dims.append(size)
+    if not fits:
+        raise invalid(f"tensor {spec.name!r}: shape is {dims}, expected {list(spec.shape)}")
+    if count > MAX_ELEMENTS:
+        raise invalid(f"tensor {spec.name!r}: {count} elements are more than {MAX_ELEMENTS}")
+    return Declared(spec, tuple(dims), count, _LITTLE_ENDIAN[datatype])
+
+
+def _wrong_datatype(spec: TensorSpec, datatype: object) -> MlctlError:
+    if not isinstance(datatype, str) or datatype not in Datatype.__members__:
+        return invalid(f"tensor {spec.name!r}: datatype {shown(datatype)} is unknown")
+    return invalid(f"tensor {spec.name!r}: datatype is {datatype}, expected {spec.dtype.value}")
+
+
+def decode_raw(declared: Declared, data: bytes | memoryview) -> np.ndarray:
+    """The array in `data`; a read-only view of it except for BYTES."""
+    spec = declared.spec
+    if spec.dtype is Datatype.BYTES:
+        return _decode_bytes(declared, bytes(data))
+    dtype = declared.dtype
+    if len(data) != declared.count * dtype.itemsize:
+        raise invalid(
+            f"tensor {spec.name!r}: {len(data)} bytes of data, "
+            f"expected {declared.count * dtype.itemsize} for shape {list(declared.shape)}"
+        )
+    array = np.frombuffer(data, dtype)
+    if spec.dtype is Datatype.BOOL and array.view(np.uint8).max(initial=0) > 1:
+        raise invalid(f"tensor {spec.name!r}: a BOOL byte is neither 0 nor 1")
+    return array.reshape(declared.shape)
+
+
+def encode_raw(dtype: Datatype, array: np.ndarray) -> bytes:
+    """The raw form of `array`, which has the numpy dtype of `dtype`."""
+    if dtype is Datatype.BYTES:
+        return b"".join(part for value in array.flat for part in (_LENGTH.pack(len(value)), value))
+    if array.dtype.byteorder not in _IN_ORDER:
+        array = array.astype(array.dtype.newbyteorder("<"))
+    return array.tobytes()
+
+
+def check_outputs(specs: Mapping[str, TensorSpec], names: Sequence[object]) -> None:
+    """INVALID_INPUT for a requested output that is unknown or asked for twice."""
+    for index, name in enumerate(names):
+        if not isinstance(name, str) or name not in specs:
+            known = ", ".join(repr(known) for known in specs)
+            raise invalid(f"output {shown(name)} is unknown; the model's outputs are {known}")
+        if name in names[:index]:
+            raise invalid(f"output {name!r} is requested twice")
+
+
+def check_parameters(names: Collection[str], owner: str) -> None:
+    """INVALID_INPUT for a parameter of an extension that is not served and must not be ignored."""
+    if not _UNSERVED.isdisjoint(names):
+        name = next(name for name in names if name in _UNSERVED)
+        raise invalid(
+            f"{owner}: parameter {name!r} belongs to an extension that is not served",
+            "GET /v2 lists the extensions that are.",
+        )
+
+
+def check_timeout(value: object) -> float | None:
+    """The `timeout` parameter, which is in microseconds, in seconds; None if there is none."""
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+        raise invalid("parameter 'timeout' must be a positive number of microseconds")
+    return value / _MICROSECONDS
+
+
+def check_priority(value: object) -> Priority:
+    """The lane that the `priority` parameter names; the normal one if there is none."""
+    return Priority.NORMAL if value is None else parse_priority(value)
+
+
+def _decode_bytes(declared: Declared, data: bytes) -> np.ndarray:
+    name = declared.spec.name
+    if declared.count * _LENGTH.size > len(data):
+        raise invalid(
+            f"tensor {name!r}: {len(data)} bytes of data are too few for {declared.count} elements"
+        )
+    values = np.empty(declared.count, dtype=object)
+    unpack, size = _LENGTH.unpack_from, len(data)
+    start = 0
+    for index in range(declared.count):
+        first = start + _LENGTH.size
+        if first > size:
+            raise invalid(f"tensor {name!r}: the data ends before element {index}")
+        start = first + unpack(data, start)[0]
+        if start > size:
+            raise invalid(f"tensor {name!r}: the data ends inside of element {index}")
+        values[index] = data[first:start]
+    if start != size:
+        raise invalid(f"tensor {name!r}: {size - start} bytes are left after the data")
+    return values.reshape(declared.shape)
+
+
+def shown(value: object) -> str:
+    """A caller's value for a message: its repr, shortened."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

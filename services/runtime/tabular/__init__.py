@@ -1,0 +1,1 @@
+"""Columns of a table to tensors, and outputs to columns."""

@@ -1,0 +1,339 @@
+"""Columns to tensors: the rows that fit an input, and why the others do not.
+
+Nothing is guessed: a null never fits, a number fits if the input's datatype can hold it, and
+text fits a number if it is one. NaN is a float like any other unless it is forbidden.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bundle.tensors import DYNAMIC, Datatype, TensorSpec
+from services.runtime.tabular.input_columns import Feed
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Reasons = dict[int, str]
+# What Arrow calls them, and numpy; the names of integers are the same.
+_FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}
+
+
+@dataclass(frozen=True, slots=True)
+class Tensors:
+    """Inputs by name, and for each of their rows its index in the table."""
+
+    arrays: dict[str, np.ndarray]
+    rows: np.ndarray
+
+
+def to_tensors(
+    table: pa.Table, feeds: Sequence[Feed], *, forbid_nan: bool = False
+) -> tuple[list[Tensors], Reasons]:
+    """Tensors of all rows that fit, and by row's index why the others do not.
+
+    Where the length of a row is the row's own there is one item for each length.
+    """
+    reasons: Reasons = {}
+    arrays: dict[str, np.ndarray] = {}
+    lengths: dict[str, np.ndarray] = {}
+    for feed in feeds:
+        if feed.width == DYNAMIC:
+            lengths[feed.spec.name] = _lengths(table.column(feed.columns[0]), feed, reasons)
+        else:
+            arrays[feed.spec.name] = _fixed(table, feed, reasons)
+    if lengths:
+        return _grouped(table, feeds, arrays, lengths, reasons, forbid_nan=forbid_nan), reasons
+    if forbid_nan:
+        for feed in feeds:
+            _refuse_nan(feed, arrays[feed.spec.name], np.arange(table.num_rows), reasons)
+    return _kept(arrays, np.arange(table.num_rows), reasons), reasons
+
+
+def _kept(arrays: dict[str, np.ndarray], rows: np.ndarray, reasons: Reasons) -> list[Tensors]:
+    """The tensors without the rows that have a reason; `rows` are the arrays' indices."""
+    if reasons:
+        good = ~np.isin(rows, np.fromiter(reasons, np.int64, len(reasons)))
+        arrays = {name: array[good] for name, array in arrays.items()}
+        rows = rows[good]
+    return [Tensors(arrays, rows)] if len(rows) else []
+
+
+def _grouped(
+    table: pa.Table,
+    feeds: Sequence[Feed],
+    arrays: dict[str, np.ndarray],
+    lengths: dict[str, np.ndarray],
+    reasons: Reasons,
+    *,
+    forbid_nan: bool,
+) -> list[Tensors]:
+    keys = np.stack(list(lengths.values()), axis=1)
+    groups: list[Tensors] = []
+    for key in np.unique(keys, axis=0):
+        rows = np.flatnonzero((keys == key).all(axis=1))
+        rows = rows[~np.isin(rows, np.fromiter(reasons, np.int64, len(reasons)))]
+        if not len(rows):
+            continue
+        sizes = dict(zip(lengths, key.tolist(), strict=True))
+        group = {name: array[rows] for name, array in arrays.items()}
+        for feed in feeds:
+            if feed.spec.name in sizes:
+                column = _flat(table.column(feed.columns[0]).take(rows))
+                group[feed.spec.name] = _values(
+                    column, feed, rows, sizes[feed.spec.name], reasons
+                ).reshape(len(rows), sizes[feed.spec.name])
+            if forbid_nan:
+                _refuse_nan(feed, group[feed.spec.name], rows, reasons)
+        groups += _kept({feed.spec.name: group[feed.spec.name] for feed in feeds}, rows, reasons)
+    return groups
+
+
+def _fixed(table: pa.Table, feed: Feed, reasons: Reasons) -> np.ndarray:
+    """All rows of an input whose rows have one size; what stands in a bad row means nothing."""
+    shape = (table.num_rows, *feed.spec.shape[1:])
+    if len(feed.columns) > 1:
+        return _wide(table, feed, reasons).reshape(shape)
+    column = _flat(table.column(feed.columns[0]))
+    every = np.arange(table.num_rows)
+    if not _is_list(column.type):
+        return _values(column, feed, every, 1, reasons).reshape(shape)
+    good = _right_length(column, feed, reasons)
+    if good.all():
+        return _values(column, feed, every, feed.width, reasons).reshape(shape)
+    rows = np.flatnonzero(good)
+    filled = np.zeros((table.num_rows, feed.width), _dtype(feed.spec))
+    taken = _values(column.take(rows), feed, rows, feed.width, reasons)
+    filled[rows] = taken.reshape(len(rows), feed.width)
+    return filled.reshape(shape)
+
+
+def _wide(table: pa.Table, feed: Feed, reasons: Reasons) -> np.ndarray:
+    import pyarrow as pa
+
+    part = table.select(feed.columns)
+    wanted = _dtype(feed.spec)
+    uniform = wanted.kind not in "Ob" and all(
+        field.type == pa.from_numpy_dtype(wanted) for field in part.schema
+    )
+    if uniform and all(column.null_count == 0 for column in part.columns):
+        batch = part.combine_chunks().to_batches()
+        if batch:
+            tensor: np.ndarray = batch[0].to_tensor(row_major=True).to_numpy()
+            return tensor
+    matrix = np.empty((table.num_rows, len(feed.columns)), wanted)
+    every = np.arange(table.num_rows)
+    for index, name in enumerate(feed.columns):
+        matrix[:, index] = _values(
+            _flat(table.column(name)), Feed(feed.spec, (name,)), every, 1, reasons
+        )
+    return matrix
+
+
+def _flat(column: Any) -> Any:
+    """One array for a column of chunks; extension types and dictionaries are unwrapped."""
+    import pyarrow as pa
+
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    array = getattr(array, "storage", array)
+    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+
+
+def _is_list(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def _lengths(column: Any, feed: Feed, reasons: Reasons) -> np.ndarray:
+    """How many values each row has; -1 for those without a list."""
+    from pyarrow import compute
+
+    array = _flat(column)
+    found: np.ndarray = compute.fill_null(compute.list_value_length(array), -1).to_numpy(
+        zero_copy_only=False
+    )
+    for row in np.flatnonzero(found < 0).tolist():
+        reasons.setdefault(row, f"column {feed.columns[0]!r} is null")
+    return found.astype(np.int64)
+
+
+def _right_length(column: Any, feed: Feed, reasons: Reasons) -> np.ndarray:
+    """Which rows have a list of as many values as the input takes, however nested."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    inner = column.type.value_type
+    if pa.types.is_fixed_size_list(column.type) and not _is_list(inner):
+        lengths = np.full(len(column), column.type.list_size)
+        if column.null_count:
+            lengths[compute.is_null(column).to_numpy(zero_copy_only=False)] = -1
+    elif not _is_list(inner):
+        lengths = compute.fill_null(compute.list_value_length(column), -1).to_numpy(
+            zero_copy_only=False
+        )
+    else:
+        lengths = np.array([_nested_length(value) for value in column.to_pylist()], np.int64)
+    good: np.ndarray = lengths == feed.width
+    for row in np.flatnonzero(~good).tolist():
+        missing = lengths[row] < 0
+        told = "is null" if missing else f"has {lengths[row]} values, expected {feed.width}"
+        reasons.setdefault(row, f"column {feed.columns[0]!r} {told}")
+    return good
+
+
+def _nested_length(value: object) -> int:
+    """How many values nested lists hold; -1 with a list that is missing."""
+    if value is None:
+        return -1
+    if not isinstance(value, list) or not value or not isinstance(value[0], list):
+        return len(value) if isinstance(value, list) else 1
+    counts = [_nested_length(each) for each in value]
+    return -1 if -1 in counts else sum(counts)
+
+
+def _values(column: Any, feed: Feed, rows: np.ndarray, width: int, reasons: Reasons) -> np.ndarray:
+    """The column's values one after the other, `width` for each of `rows`."""
+    from pyarrow import compute
+
+    while _is_list(column.type):
+        column = column.flatten()
+    column = _flat(column)
+    name = feed.columns[0]
+    if column.null_count:
+        for index in np.flatnonzero(compute.is_null(column)).tolist():
+            reasons.setdefault(int(rows[index // width]), f"column {name!r} is null")
+    if feed.spec.dtype is Datatype.BYTES:
+        return _texts(column)
+    values, wrong = _numbers(column, _dtype(feed.spec))
+    for index, told in wrong.items():
+        reasons.setdefault(int(rows[index // width]), f"column {name!r}: {told}")
+    return values
+
+
+def _texts(column: Any) -> np.ndarray:
+    found = np.empty(len(column), object)
+    found[:] = [
+        b"" if value is None else value.encode() if isinstance(value, str) else value
+        for value in column.to_pylist()
+    ]
+    return found
+
+
+def _numbers(column: Any, wanted: np.dtype[Any]) -> tuple[np.ndarray, Reasons]:
+    """The column's values as numbers of `wanted`, and by index why some are none."""
+    import pyarrow as pa
+    from pyarrow import types
+
+    plain = (types.is_integer, types.is_floating, types.is_boolean)
+    if types.is_null(column.type):
+        return np.zeros(len(column), wanted), {}
+    if not any(test(column.type) for test in plain):
+        column = _cast_whole(column, wanted)
+        if not any(test(column.type) for test in plain):
+            return _parsed(column.to_pylist(), wanted)
+    if column.null_count:
+        column = column.fill_null(pa.scalar(0).cast(column.type))
+    values = _memory(column)
+    return (values, {}) if values.dtype == wanted else _converted(values, wanted)
+
+
+def _memory(column: Any) -> np.ndarray:
+    """The values of a column without nulls, where they are if that can be.
+
+    pyarrow's own way loads pandas, if there is one, which takes longer than a small job.
+    """
+    import pyarrow as pa
+
+    if pa.types.is_boolean(column.type) or not len(column):
+        plain: np.ndarray = column.to_numpy(zero_copy_only=False)
+        return plain
+    name = str(column.type)
+    dtype = np.dtype(_FLOATS.get(name, name))
+    values: np.ndarray = np.frombuffer(
+        column.buffers()[1], dtype, len(column), column.offset * dtype.itemsize
+    )
+    return values
+
+
+def _cast_whole(column: Any, wanted: np.dtype[Any]) -> Any:
+    """Texts as numbers if all of them are: ten times faster than one by one."""
+    import pyarrow as pa
+
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        return column
+    try:
+        # Floats by way of the widest, so that one that is too large for its datatype is seen.
+        return column.cast(pa.float64() if wanted.kind == "f" else pa.from_numpy_dtype(wanted))
+    except pa.ArrowInvalid:
+        return column
+
+
+def _converted(values: np.ndarray, wanted: np.dtype[Any]) -> tuple[np.ndarray, Reasons]:
+    with np.errstate(all="ignore"):
+        made = values.astype(wanted)
+        if wanted.kind == "f":
+            bad = np.isinf(made) & np.isfinite(values)
+        else:
+            # Back and forth: what changed on the way does not fit.
+            bad = (made.astype(values.dtype) != values) | ((made < 0) != (values < 0))
+    told = f"not a value of {wanted.name}"
+    return made, {index: f"{values[index]!s} is {told}" for index in np.flatnonzero(bad).tolist()}
+
+
+def _parsed(values: Sequence[object], wanted: np.dtype[Any]) -> tuple[np.ndarray, Reasons]:
+    """Texts, booleans and decimals, each on its own."""
+    made = np.zeros(len(values), wanted)
+    wrong: Reasons = {}
+    for index, value in enumerate(values):
+        if value is None:
+            continue
+        try:
+            number = _number(value, wanted)
+            made[index] = number
+        except (ValueError, OverflowError):
+            wrong[index] = f"{str(value)[:60]!r} is not a value of {wanted.name}"
+            continue
+        if wanted.kind == "f" and math.isinf(made[index]) and math.isfinite(number):
+            wrong[index] = f"{str(value)[:60]!r} is not a value of {wanted.name}"
+    return made, wrong
+
+
+def _number(value: object, wanted: np.dtype[Any]) -> float:
+    text = str(value).strip()
+    if wanted.kind == "b":
+        known = {"true": True, "1": True, "false": False, "0": False}
+        if text.lower() not in known:
+            raise ValueError(text)
+        return known[text.lower()]
+    if isinstance(value, bool):
+        return int(value)
+    # int() takes what float() would round; both take "1_0", which is no number in a table.
+    if "_" in text:
+        raise ValueError(text)
+    if wanted.kind == "f":
+        return float(text)
+    try:
+        return int(text)
+    except ValueError:
+        number = float(text)
+        if not number.is_integer():
+            raise
+        return int(number)
+
+
+def _refuse_nan(feed: Feed, array: np.ndarray, rows: np.ndarray, reasons: Reasons) -> None:
+    if array.dtype.kind != "f":
+        return
+    found = np.isnan(array.reshape(len(array), -1)).any(axis=1)
+    for index in np.flatnonzero(found).tolist():
+        reasons.setdefault(int(rows[index]), f"input {feed.spec.name!r} has a NaN")
+
+
+def _dtype(spec: TensorSpec) -> np.dtype[Any]:
+    return np.dtype(spec.dtype.numpy_name)

@@ -1,0 +1,118 @@
+"""The description of a server: valid, the one that it answers with, and true."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from openapi_spec_validator import validate
+
+from bento.clients.languages import OpenApiGenerator
+from bundle.tensors import Datatype, Signature, TensorSpec
+from services.online.openapi.document import document
+from services.online.openapi.model import describe
+from services.online.openapi.schemas import request_schema
+from tests.bento.clients.models import DIGEST, every_datatype, odd
+from tests.support.serving import Server
+
+MODEL = describe("every", DIGEST, every_datatype())
+# A caller's timeout may be a microsecond. A shape does not tie the number of values in a schema, so
+# what fits it may still be wrong.
+SETTINGS = """
+[checks]
+not_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", "504"]
+positive_data_acceptance.enabled = false
+negative_data_rejection.expected-statuses = [400, 404, 413, 415]
+"""
+
+
+def tried(path: Path, url: str, *options: str) -> None:
+    """Run schemathesis on a document, with the same examples each time."""
+    path.with_name("schemathesis.toml").write_text(SETTINGS)
+    command = [sys.executable, "-m", "schemathesis.cli", "run", path.name, "--url", url]
+    command += ["--generation-deterministic", "--phases", "coverage,fuzzing", "--no-color"]
+    command += ["--request-timeout", "20", "--warnings", "off", "--suppress-health-check", "all"]
+    done = subprocess.run(
+        [*command, *options], check=False, cwd=path.parent, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "No issues found" in done.stdout
+
+
+def test_the_document_of_several_models_is_valid() -> None:
+    made = document([MODEL, odd(), describe("every.", DIGEST, every_datatype())])
+    validate(made)
+    kinds = set(made["components"]["schemas"])
+    assert {"EveryRequest", "Every2Request", "Model3dOddNetOfALongNameAndStRequest"} <= kinds
+    assert made["paths"]["/v2/models/every."]["get"]["operationId"] == "every_2Metadata"
+
+
+@pytest.mark.parametrize(
+    ("token", "all_of_it", "probes"),
+    [(None, [{"token": []}, {}], [{}]), (True, [{"token": []}], [{}]), (False, None, None)],
+)
+def test_only_a_server_with_tokens_asks_for_one(
+    token: bool | None, all_of_it: object, probes: object
+) -> None:
+    made = document([MODEL], token=token)
+    assert made.get("security") == all_of_it
+    assert made["paths"]["/v2/health/live"]["get"].get("security") == probes
+    assert bool(made["components"]["securitySchemes"]) is (token is not False)
+
+
+def test_the_same_model_gives_the_same_file() -> None:
+    assert OpenApiGenerator().files(MODEL) == OpenApiGenerator().files(MODEL)
+    (text,) = OpenApiGenerator().files(MODEL).values()
+    assert json.loads(text)["info"]["version"] == DIGEST
+
+
+@pytest.mark.parametrize(
+    ("dtype", "least", "most"),
+    [
+        (Datatype.INT8, -128, 127),
+        (Datatype.UINT64, 0, 2**64 - 1),
+        (Datatype.FP16, -65504.0, 65504.0),
+        (Datatype.FP64, None, None),
+    ],
+)
+def test_values_have_the_range_of_their_datatype(
+    dtype: Datatype, least: float | None, most: float | None
+) -> None:
+    spec = TensorSpec(name="x", dtype=dtype, shape=(-1,))
+    model = describe("m", DIGEST, Signature(inputs=(spec,), outputs=(spec,)))
+    schema = request_schema(model.inputs, model.outputs)
+    plain: Any = schema["properties"]["inputs"]["items"]["anyOf"][0]
+    items = plain["properties"]["data"]["items"]
+    assert (items.get("minimum"), items.get("maximum")) == (least, most)
+
+
+@pytest.mark.slow
+def test_a_server_does_what_its_document_says(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "all.json").write_text(httpx.get(f"{server.url}/openapi.json").text)
+    # With a header that makes the JSON mean something else, what breaks the schema may be right.
+    tried(
+        tmp_path / "all.json", server.url, "--max-examples", "4",
+        "--exclude-checks", "negative_data_rejection,positive_data_acceptance",
+        "--exclude-path-regex", "versions/[^/]+/.",
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_request_of_json_that_breaks_the_schema_is_refused(
+    server: Server, tmp_path: Path
+) -> None:
+    made = json.loads(httpx.get(f"{server.url}/openapi.json").text)
+    path = "/v2/models/tiny/infer"
+    asked = made["paths"][path]["post"]
+    del asked["requestBody"]["content"]["application/octet-stream"]
+    asked["parameters"] = [
+        each for each in asked["parameters"] if each["name"] != "Inference-Header-Content-Length"
+    ]
+    made["paths"] = {path: made["paths"][path]}
+    (tmp_path / "json.json").write_text(json.dumps(made))
+    tried(tmp_path / "json.json", server.url, "--max-examples", "30")

@@ -1,0 +1,46 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bento.clients.source import find_source
+from bento.packaging import BuiltBento
+from bundle.errors import ErrorCode, MlctlError
+from bundle.verify import VerifiedBundle
+from loadtest.target import Model as Served
+from tests.bento.clients.models import every_datatype
+from tests.support.serving import Server
+
+
+@pytest.mark.slow
+def test_a_tag_a_folder_and_a_server_describe_the_same_model(
+    server: Server,
+    built: BuiltBento,
+    shared_bundle: VerifiedBundle,
+    store_home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("BENTOML_HOME", str(store_home))
+    found = find_source(str(shared_bundle.root))
+    assert (found.name, found.digest) == ("tiny", shared_bundle.digest)
+    assert find_source(built.tag) == found
+    assert find_source(str(built.path)) == found
+    assert find_source(server.url) == found
+    assert find_source(f"{server.url}/tiny") == found
+
+
+@pytest.mark.slow
+def test_a_server_without_that_model_is_told(server: Server) -> None:
+    with pytest.raises(MlctlError, match="404"):
+        find_source(f"{server.url}/other")
+
+
+@pytest.mark.parametrize("name", ['x"\nimport os', "../x", "", "a b", "x" * 200])
+def test_a_server_cannot_put_code_into_a_client(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ask(*_: Any) -> Served:
+        return Served(name, "1", every_datatype())
+
+    monkeypatch.setattr("bento.clients.source.ask_http", ask)
+    with pytest.raises(MlctlError, match="no name") as caught:
+        find_source("http://localhost:1")
+    assert caught.value.code is ErrorCode.INVALID_INPUT

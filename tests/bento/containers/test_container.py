@@ -1,0 +1,232 @@
+"""A build context, whole and the same each time, and the server that it holds."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from bento.containers.container import (
+    CONTAINERFILE,
+    LOCK_NAME,
+    SBOM_NAME,
+    Engine,
+    build_command,
+    build_image,
+    default_base,
+    write_context,
+)
+from bento.containers.lock import Lock, Package, Platform
+from bento.containers.locking import lock_for, requirements_of
+from bento.packaging import BuiltBento
+from bundle.errors import ErrorCode, MlctlError
+from bundle.manifest import MODEL_NAME
+from bundle.verify import VerifiedBundle
+from cli.main import cli
+from services.runtime.bento_store import BentoInfo, find_bento
+from tests.support.bundles import expected
+from tests.support.image import served, tree_of, unpack_context
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def bento(built: BuiltBento, store_home: Path, monkeypatch: pytest.MonkeyPatch) -> BentoInfo:
+    monkeypatch.setenv("BENTOML_HOME", str(store_home))
+    return find_bento(built.tag)
+
+
+@pytest.fixture
+def lock(bento: BentoInfo) -> Lock:
+    """What the Bento itself names, with hashes that no index gave."""
+    pairs = sorted(line.split("==") for line in requirements_of(bento))
+    return Lock(tuple(Package(name, version, ("ab" * 32,)) for name, version in pairs))
+
+
+@pytest.fixture
+def shared_folder() -> Iterator[Path]:
+    """A folder that another user may enter; pytest's own are closed to others."""
+    with tempfile.TemporaryDirectory(prefix="mlctl-image-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_the_context_is_the_same_each_time_and_replaces_the_old_one(
+    bento: BentoInfo, lock: Lock, tmp_path: Path
+) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    for folder in (one, two, one):
+        context = write_context(bento, lock, Platform.AMD64, default_base(), folder)
+    assert context.digest == bento.labels["mlctl.digest"]
+    assert contents(one) == contents(two)
+    assert tree_of(one) == tree_of(two)
+    assert (one / "bento" / "src" / "model" / MODEL_NAME).is_file()
+    assert not (one / "bento" / "env").exists(), "BentoML's own Dockerfile is not ours"
+    assert (one / ".dockerignore").read_text() == (one / ".containerignore").read_text()
+
+
+def test_the_image_tells_the_chain_of_digests(
+    bento: BentoInfo, lock: Lock, shared_bundle: VerifiedBundle, tmp_path: Path
+) -> None:
+    base = "registry.example/python@sha256:" + "1" * 64
+    write_context(bento, lock, Platform.AMD64, base, tmp_path / "context")
+    text = (tmp_path / "context" / CONTAINERFILE).read_text()
+    digest = shared_bundle.digest
+    assert f'LABEL mlctl.models.tiny.digest="{digest}"' in text
+    assert f'LABEL org.opencontainers.image.revision="{digest}"' in text
+    assert 'LABEL mlctl.models.tiny.source="models:/tiny/1"' in text
+    assert f'LABEL org.opencontainers.image.base.digest="sha256:{"1" * 64}"' in text
+
+
+def test_a_folder_with_something_else_is_left_alone(
+    bento: BentoInfo, lock: Lock, tmp_path: Path
+) -> None:
+    (tmp_path / "letter").write_text("dear")
+    with pytest.raises(MlctlError) as caught:
+        write_context(bento, lock, Platform.AMD64, default_base(), tmp_path)
+    assert caught.value.code is ErrorCode.INVALID_INPUT
+    assert contents(tmp_path) == {"letter": b"dear"}
+
+
+def test_an_altered_bento_gets_no_context(bento: BentoInfo, lock: Lock, tmp_path: Path) -> None:
+    copy = tmp_path / "bento"
+    shutil.copytree(bento.path, copy)
+    with (copy / "src" / "model" / MODEL_NAME).open("ab") as file:
+        file.write(b"x")
+    altered = BentoInfo(bento.tag, copy, bento.labels)
+    with pytest.raises(MlctlError) as caught:
+        write_context(altered, lock, Platform.AMD64, default_base(), tmp_path / "context")
+    assert caught.value.code is ErrorCode.FILE_ALTERED
+    assert not (tmp_path / "context").exists()
+
+
+def test_a_lock_file_must_hold_what_the_bento_needs(
+    bento: BentoInfo, lock: Lock, tmp_path: Path
+) -> None:
+    path = tmp_path / "requirements.lock"
+    path.write_text(lock.text())
+    assert lock_for(bento, Platform.AMD64, path).versions() == lock.versions()
+    path.write_text(Lock(lock.packages[1:]).text())
+    with pytest.raises(MlctlError, match=f"the Bento needs {lock.packages[0].name}==.*has none"):
+        lock_for(bento, Platform.AMD64, path)
+
+
+def test_the_server_of_the_image_writes_nowhere_but_in_its_tmp(
+    bento: BentoInfo, lock: Lock, shared_folder: Path
+) -> None:
+    """As the image's user where the machine lets it; `make container-check` installs it, too."""
+    context = write_context(bento, lock, Platform.AMD64, default_base(), shared_folder / "context")
+    place = unpack_context(context.folder, shared_folder / "root")
+    before = tree_of(place)
+    x = np.array([[1, 2, 3, 4]], np.float32)
+    python = Path(sys.executable)
+    with served(context.folder, place, python, shared_folder / "scratch") as server:
+        tensor = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": x.ravel().tolist()}
+        url = f"http://127.0.0.1:{server.port}/v2/models/tiny"
+        answer = httpx.post(f"{url}/infer", json={"inputs": [tensor]}).raise_for_status().json()
+        version = httpx.get(url).json()["versions"]
+    np.testing.assert_allclose(answer["outputs"][0]["data"], expected(x).ravel(), rtol=1e-6)
+    assert version == [context.digest]
+    assert tree_of(place) == before
+
+
+def test_the_commands_write_the_same_with_a_lock_file(
+    bento: BentoInfo, lock: Lock, tmp_path: Path
+) -> None:
+    path, folder, file = (tmp_path / name for name in ("lock", "context", "sbom.json"))
+    path.write_text(lock.text())
+    options = ["--lock", str(path), "--platform", "linux/arm64"]
+    run = CliRunner().invoke
+    done = run(
+        cli, ["containerize", bento.tag, *options, "--engine", "none", "--output", str(folder)]
+    )
+    assert done.exit_code == 0, done.output
+    assert (folder / LOCK_NAME).read_text() == lock.text()
+    assert run(cli, ["sbom", bento.tag, *options, "--output", str(file)]).exit_code == 0
+    assert file.read_bytes() == (folder / SBOM_NAME).read_bytes()
+    assert run(cli, ["sbom", bento.tag, *options]).stdout_bytes == file.read_bytes()
+    wrong = run(cli, ["containerize", bento.tag, *options, "--base", "a b", "--json"])
+    assert wrong.exit_code == 2
+    assert "not the name of an image" in json.loads(wrong.stdout)["error"]["message"]
+
+
+@pytest.mark.parametrize("engine", Engine)
+def test_an_engine_is_asked_for_an_image_with_a_health_check(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", "http://user:secret@index.example/simple")
+    command = build_command(engine, tmp_path, "shop:1", Platform.ARM64)
+    assert command[0] == engine
+    assert command[-1] == str(tmp_path)
+    assert command[command.index("--platform") :][:2] == ["--platform", "linux/arm64"]
+    assert "PIP_INDEX_URL" in command
+    assert "secret" not in " ".join(command), "other users see a command's arguments"
+    assert ("docker" in command[1:]) == (engine is not Engine.DOCKER), "--format docker"
+
+
+def test_a_missing_engine_is_told(
+    bento: BentoInfo, lock: Lock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = write_context(bento, lock, Platform.AMD64, default_base(), tmp_path / "context")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MlctlError) as caught:
+        build_image(Engine.PODMAN, context, "shop:1", Platform.AMD64)
+    assert caught.value.code is ErrorCode.RUNTIME_MISSING
+
+
+def test_buildah_builds_the_context_from_a_base_without_a_registry(
+    bento: BentoInfo, lock: Lock, tmp_path: Path
+) -> None:
+    """The last stage alone would need Python in its base; the first lines are what is tried."""
+    if shutil.which("buildah") is None:
+        pytest.skip("buildah is not installed")
+    context = write_context(bento, lock, Platform.AMD64, "scratch", tmp_path / "context")
+    text = (context.folder / CONTAINERFILE).read_text()
+    without_steps = "\n".join(
+        line for line in _steps(text) if not line.startswith(("RUN", "COPY --from"))
+    )
+    (context.folder / CONTAINERFILE).write_text(without_steps)
+    storage = ["--root", str(tmp_path / "storage"), "--runroot", str(tmp_path / "run")]
+    buildah = ["buildah", "--storage-driver", "vfs", *storage]
+    file = str(context.folder / CONTAINERFILE)
+    options = ["--isolation", "chroot", "--format", "docker", "--tag", "shop:1", "--file", file]
+    done = subprocess.run(
+        [*buildah, "bud", *options, str(context.folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "permitted" in done.stderr:
+        pytest.skip(f"buildah may not build here: {done.stderr[-200:]}")
+    assert done.returncode == 0, done.stderr
+    shown = subprocess.run(
+        [*buildah, "inspect", "--type", "image", "shop:1"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    config = json.loads(shown.stdout)["Docker"]["config"]
+    assert config["User"] == "65532:65532"
+    assert config["Labels"]["mlctl.digest"] == context.digest
+    assert config["Labels"]["mlctl.models.tiny.recipe"] == "fp32"
+    assert set(config["ExposedPorts"]) == {"3000/tcp", "3001/tcp"}
+    assert config["Healthcheck"]["Test"][-1] == "/srv/health.py"
+
+
+def _steps(text: str) -> list[str]:
+    """The instructions of a Containerfile, each on one line."""
+    return text.replace("\\\n", " ").splitlines()

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from bentoml._internal.cloud.schemas.schemasv2 import CreateDeploymentSchema
+from bentoml._internal.utils.cattr import bentoml_cattr
+
+from bento.manifests.plan import Plan, Scaling
+from bento.manifests.targets import Extras, Target
+from tests.bento.manifests.plans import PLAN, documents
+
+
+def made(plan: Plan, extras: Extras | None = None) -> Any:
+    return documents(plan, Target.BENTOCLOUD, extras)["bentocloud.yaml"]
+
+
+def understood(document: Any) -> Any:
+    """What BentoML's own client reads from the document and sends on."""
+    return bentoml_cattr.unstructure(bentoml_cattr.structure(document, CreateDeploymentSchema))
+
+
+def test_bentoml_understands_all_of_it() -> None:
+    plan = replace(PLAN, image="", scaling=Scaling(0, 3), settings={"MLCTL_WORKERS": "2"})
+    document = made(plan, Extras(instance_type="cpu.2"))
+    assert understood(document) == document
+    assert document["services"]["shop"]["scaling"] == {"min_replicas": 0, "max_replicas": 3}
+    document["services"]["shop"]["unknownField"] = 1
+    assert understood(document) != document
+
+
+def test_callers_need_a_token_there() -> None:
+    assert made(PLAN)["access_authorization"] is True

@@ -1,0 +1,103 @@
+"""`mlctl manifests` as a user types it, for a real Bento."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+from click.testing import CliRunner, Result
+
+from bento.packaging import BuiltBento
+from cli.main import cli
+from cli.manifest_options import BELONGS
+from tests.bento.manifests.plans import IMAGE
+from tests.support.schemas import faults
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def bento(built: BuiltBento, store_home: Path, monkeypatch: pytest.MonkeyPatch) -> BuiltBento:
+    monkeypatch.setenv("BENTOML_HOME", str(store_home))
+    return built
+
+
+def run(bento: BuiltBento, *arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["manifests", bento.tag, *arguments])
+
+
+def test_files_of_a_cluster_are_written_and_told(bento: BuiltBento, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    given = ("--target", "kubernetes", "--image", IMAGE, "--gateway", "infra/public")
+    done = run(bento, *given, "--output", str(folder), "--max-replicas", "4", "--json")
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.output)
+    assert told["digest"] == bento.digest
+    assert told["measured"] is False
+    written = {path.name: path.read_text() for path in folder.iterdir()}
+    assert written == told["files"]
+    found = [each for text in written.values() for each in yaml.safe_load_all(text)]
+    assert {each["kind"] for each in found} == {
+        "ConfigMap", "Deployment", "HTTPRoute", "NetworkPolicy", "PodDisruptionBudget",
+        "ScaledObject", "Service", "ServiceMonitor",
+    }  # fmt: skip
+    assert not [fault for each in found for fault in faults(each)]
+    again = run(bento, *given, "--output", str(folder), "--max-replicas", "4")
+    assert again.exit_code == 0, again.output
+    assert "guesses" in again.stderr
+    assert {path.name: path.read_text() for path in folder.iterdir()} == written
+
+
+def test_a_measurement_of_this_bento_sizes_it(bento: BuiltBento, tmp_path: Path) -> None:
+    one: dict[str, Any] = {"clients": 8, "errors": {}, "per_second": 900.0}
+    runs = [{**one, "per_cpu_second": 600.0, "memory_bytes": 300 << 20}]
+    bench = {"version": bento.digest, "runs": runs, "ready_seconds": 3.0}
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps(bench))
+    done = run(bento, "--target", "compose", "--image", IMAGE, "--bench", str(path))
+    assert done.exit_code == 0, done.output
+    (document,) = yaml.safe_load_all(done.stdout)
+    limits = document["services"]["tiny"]["deploy"]["resources"]
+    assert limits["reservations"] == {"cpus": "1.8"}
+    assert limits["limits"] == {"memory": "576M"}
+
+
+def test_kserve_and_bentocloud_are_printed(bento: BuiltBento) -> None:
+    kserve = run(bento, "--target", "kserve", "--mode", "knative", "--image", IMAGE)
+    assert not faults(yaml.safe_load(kserve.stdout))
+    cloud = yaml.safe_load(run(bento, "--target", "bentocloud").stdout)
+    assert cloud["bento"] == bento.tag
+    assert list(cloud["services"]) == ["tiny"]
+
+
+def test_without_an_image_the_hint_says_how_to_get_one(bento: BuiltBento) -> None:
+    done = run(bento, "--target", "kubernetes", "--json")
+    error = json.loads(done.output)["error"]
+    assert error["code"] == "invalid_input"
+    assert f"mlctl containerize {bento.tag}" in error["hint"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--target", "compose", "--gateway", "g"), "--gateway is not for --target compose"),
+        (("--target", "bentocloud", "--image", IMAGE), "--image is not for --target bentocloud"),
+        (("--target", "kserve", "--stable-image", "x"), "give --canary"),
+        (("--target", "kubernetes", "--canary", "5"), "--canary is not for --target kubernetes"),
+    ],
+)
+def test_options_that_do_not_go_together(
+    bento: BuiltBento, arguments: tuple[str, ...], said: str
+) -> None:
+    done = run(bento, *arguments)
+    assert done.exit_code == 2
+    assert said in done.output
+
+
+def test_every_option_s_targets_are_known() -> None:
+    command = cli.commands["manifests"]
+    for_all = {"bento", "target", "name", "settings", "folder", "as_json"}
+    assert {each.name for each in command.params} == for_all | BELONGS.keys()

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+from bento.manifests.plan import Plan
+from bento.manifests.targets import Target
+from tests.bento.manifests.plans import FULL, PLAN, documents
+from tests.support.schemas import compose_faults, mutants
+
+
+def made(plan: Plan) -> Any:
+    return documents(plan, Target.COMPOSE)["compose.yaml"]
+
+
+def test_it_keeps_to_the_specification() -> None:
+    for plan in (PLAN, FULL):
+        assert not compose_faults(made(plan))
+
+
+def test_the_specification_knows_every_field_that_is_written() -> None:
+    assert not [what for what, mutant in mutants(made(FULL)) if not compose_faults(mutant)]
+
+
+def test_the_server_has_no_rights_and_listens_here_only() -> None:
+    server = made(FULL)["services"]["shop"]
+    assert server["read_only"] is True
+    assert server["cap_drop"] == ["ALL"]
+    assert server["user"] == "65532:65532"
+    assert all(port.startswith("127.0.0.1:") for port in server["ports"])
+    assert server["secrets"] == [{"source": "tokens", "target": "/etc/mlctl/token/tokens"}]
+    assert server["environment"]["MLCTL_TOKEN_FILE"] == "/etc/mlctl/token/tokens"
+
+
+def test_dollars_stay_dollars() -> None:
+    plan = replace(PLAN, settings={"MLCTL_SAMPLE_REDACT": "a$b"})
+    assert made(plan)["services"]["shop"]["environment"]["MLCTL_SAMPLE_REDACT"] == "a$$b"
+
+
+def test_the_health_check_fails_where_nobody_listens() -> None:
+    word, *command = made(PLAN)["services"]["shop"]["healthcheck"]["test"]
+    assert word == "CMD"
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        command[-1] = command[-1].replace(":3000/", f":{port}/")
+        assert f":{port}/readyz" in command[-1]
+        assert command[0] == "python"
+        here = [sys.executable, *command[1:]]
+        done = subprocess.run(here, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "refused" in done.stderr

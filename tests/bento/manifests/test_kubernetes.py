@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from bento.manifests.plan import Colour, Edge, Layout, Plan, Scaling
+from bento.manifests.targets import Target, manifests
+from bundle.errors import MlctlError
+from rollout.domain.kubernetes_target import Target as Rollout
+from rollout.domain.spec import Colour as Side
+from rollout.drivers.kubernetes import route as routes
+from rollout.drivers.kubernetes.route import Claim
+from tests.bento.manifests.plans import FULL, IMAGE, PLAN, documents
+from tests.support.schemas import faults, mutants
+from tests.support.serving import Server
+
+SINGLE = replace(
+    PLAN,
+    layout=Layout.SINGLE,
+    edge=Edge("public", ("shop.example.com",), "grpc.shop.example.com"),
+)
+CANDIDATE = replace(FULL, only=Colour.GREEN)
+
+
+def made(plan: Plan) -> dict[str, Any]:
+    return documents(plan, Target.KUBERNETES)
+
+
+def container_of(deployment: Any) -> Any:
+    (found,) = deployment["spec"]["template"]["spec"]["containers"]
+    return found
+
+
+@pytest.mark.parametrize(
+    "plan", [PLAN, FULL, SINGLE, CANDIDATE], ids=["plain", "full", "single", "candidate"]
+)
+def test_everything_keeps_to_the_published_schemas(plan: Plan) -> None:
+    for name, document in made(plan).items():
+        assert not faults(document), name
+
+
+def test_the_schemas_know_every_field_that_is_written() -> None:
+    seen = {**made(FULL), "GRPCRoute": made(SINGLE)["GRPCRoute/shop-grpc"]}
+    found = {document["kind"]: document for document in seen.values()}
+    assert len(found) == 9
+    for kind, document in found.items():
+        passed = [what for what, mutant in mutants(document) if not faults(mutant)]
+        assert not passed, kind
+
+
+def test_the_same_plan_gives_the_same_bytes() -> None:
+    assert manifests(FULL, Target.KUBERNETES) == manifests(replace(FULL), Target.KUBERNETES)
+
+
+def test_promote_moves_both_protocols_of_the_route_at_once() -> None:
+    found = made(FULL)
+    route = found["HTTPRoute/shop"]
+    route["metadata"]["resourceVersion"] = "1"
+    target = Rollout("prod", "shop", "shop-blue", "shop-green")
+    assert routes.weights_of(route, target) == {Side.BLUE: 100, Side.GREEN: 0}
+    patch = routes.patched(route, target, {Side.BLUE: 75, Side.GREEN: 25}, Claim("shop-1", 1))
+    assert patch is not None
+    for rule in patch["spec"]["rules"]:
+        assert [each["weight"] for each in rule["backendRefs"]] == [75, 25]
+        for each in rule["backendRefs"]:
+            ports = {port["port"] for port in found[f"Service/{each['name']}"]["spec"]["ports"]}
+            assert each["port"] in ports
+    assert found["Service/shop-blue"]["spec"]["ports"][0]["name"] == "http"
+
+
+def test_a_candidate_is_all_that_is_its_own_and_nothing_that_serves() -> None:
+    assert sorted(made(CANDIDATE)) == [
+        "ConfigMap/shop-green",
+        "Deployment/shop-green",
+        "PodDisruptionBudget/shop-green",
+        "ScaledObject/shop-green",
+        "Service/shop-green",
+    ]
+    fixed = replace(CANDIDATE, scaling=Scaling(3))
+    assert made(fixed)["Deployment/shop-green"]["spec"]["replicas"] == 3
+    assert "annotations" not in made(CANDIDATE)["ScaledObject/shop-green"]["metadata"]
+
+
+def test_an_idle_colour_has_no_pods() -> None:
+    found = made(PLAN)
+    assert found["Deployment/shop-blue"]["spec"]["replicas"] == 2
+    assert found["Deployment/shop-green"]["spec"]["replicas"] == 0
+    scaled = made(FULL)
+    assert "replicas" not in scaled["Deployment/shop-blue"]["spec"]
+    paused = scaled["ScaledObject/shop-green"]["metadata"]["annotations"]
+    assert paused == {"autoscaling.keda.sh/paused-replicas": "0"}
+
+
+def test_every_selector_finds_its_own_pods_only() -> None:
+    found = made(FULL)
+    labels = {
+        name: found[f"Deployment/shop-{name}"]["spec"]["template"]["metadata"]["labels"]
+        for name in Colour
+    }
+    for name, other in ((Colour.BLUE, Colour.GREEN), (Colour.GREEN, Colour.BLUE)):
+        for chosen in (
+            found[f"Deployment/shop-{name}"]["spec"]["selector"]["matchLabels"],
+            found[f"Service/shop-{name}"]["spec"]["selector"],
+            found[f"PodDisruptionBudget/shop-{name}"]["spec"]["selector"]["matchLabels"],
+        ):
+            assert chosen.items() <= labels[name].items()
+            assert not chosen.items() <= labels[other].items()
+        everyone = found["NetworkPolicy/shop"]["spec"]["podSelector"]["matchLabels"]
+        assert everyone.items() <= labels[name].items()
+        service = found[f"Service/shop-{name}"]["metadata"]["labels"]
+        monitored = found["ServiceMonitor/shop"]["spec"]["selector"]["matchLabels"]
+        assert monitored.items() <= service.items()
+
+
+def test_the_container_has_no_rights_and_runs_the_image() -> None:
+    deployment = made(FULL)["Deployment/shop-blue"]
+    server, pod = container_of(deployment), deployment["spec"]["template"]["spec"]
+    assert server["image"] == IMAGE
+    assert server["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+    }
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert pod["automountServiceAccountToken"] is False
+    assert server["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert "cpu" not in server["resources"]["limits"]
+    scratch, _ = pod["volumes"]
+    assert "medium" not in scratch["emptyDir"]  # engines of TensorRT are large
+    mounted = {each["name"] for each in server["volumeMounts"]}
+    assert mounted == {each["name"] for each in pod["volumes"]}
+
+
+def test_the_grace_period_covers_a_deadline_that_was_set() -> None:
+    plan = replace(PLAN, settings={"MLCTL_DEADLINE_MS": "120000.5"})
+    pod = made(plan)["Deployment/shop-blue"]["spec"]["template"]["spec"]
+    sleeps = container_of(made(plan)["Deployment/shop-blue"])["lifecycle"]["preStop"]["sleep"]
+    assert pod["terminationGracePeriodSeconds"] == sleeps["seconds"] + 121 + 10
+
+
+def test_other_settings_mean_other_pods() -> None:
+    def template(plan: Plan) -> Any:
+        return made(plan)["Deployment/shop-blue"]["spec"]["template"]
+
+    assert template(PLAN) == template(replace(PLAN, scaling=Scaling(7)))
+    assert template(PLAN) != template(replace(PLAN, settings={"MLCTL_THREADS": "4"}))
+
+
+def test_the_network_policy_lets_in_who_was_named() -> None:
+    spec = made(FULL)["NetworkPolicy/shop"]["spec"]
+    (rule,) = spec["ingress"]
+    named = [
+        each["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
+        for each in rule["from"]
+        if "namespaceSelector" in each
+    ]
+    assert named == ["infra", "monitoring"]
+    assert {"ipBlock": {"cidr": "10.0.0.0/8"}} in rule["from"]
+    assert spec["egress"] == [{}]  # the collector of its settings may be anywhere
+    assert made(PLAN)["NetworkPolicy/shop"]["spec"]["egress"] == []
+
+
+def test_scaling_to_zero_needs_somebody_who_wakes() -> None:
+    with pytest.raises(MlctlError, match="nothing would start a server"):
+        made(replace(PLAN, scaling=Scaling(0, 4)))
+    queue, wake = made(FULL)["ScaledObject/shop-blue"]["spec"]["triggers"]
+    assert queue["metadata"]["threshold"] == "32"
+    assert 'namespace="prod",service="shop-blue"' in queue["metadata"]["query"]
+    assert wake["metadata"]["query"] == "sum(rate(gateway_requests[1m]))"
+    assert int(wake["metadata"]["threshold"]) > 10**6
+
+
+@pytest.mark.slow
+def test_what_the_manifests_ask_a_server_answers(server: Server) -> None:
+    deployment = made(FULL)["Deployment/shop-blue"]
+    probes = [value for name, value in container_of(deployment).items() if name.endswith("Probe")]
+    assert len(probes) == 3
+    for probe in probes:
+        assert get(server, probe["httpGet"]["path"])[0] == 200
+    (endpoint,) = made(FULL)["ServiceMonitor/shop"]["spec"]["endpoints"]
+    status, text = get(server, endpoint["path"])
+    assert status == 200
+    query = made(FULL)["ScaledObject/shop-blue"]["spec"]["triggers"][0]["metadata"]["query"]
+    (metric,) = re.findall(r"mlctl_\w+", query)
+    assert re.search(rf"^{metric}{{", text, re.MULTILINE)
+
+
+def get(server: Server, path: str) -> tuple[int, str]:
+    answer = httpx.get(f"{server.url}{path}", timeout=5)
+    return answer.status_code, answer.text

@@ -1,0 +1,52 @@
+"""What callers can ask of a Bento, read from its folder."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from bento.interface import interface_of
+from bundle.interface import PREDICT
+from bundle.verify import VerifiedBundle
+from services.runtime.bento_layout import Packed, pack
+from tests.support.bundles import make_bundle
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> list[VerifiedBundle]:
+    return [
+        make_bundle(tmp_path / name, name=name, features=size)
+        for name, size in (("two", 2), ("one", 2))
+    ]
+
+
+def lay_out(packed: Packed, source: Path) -> Path:
+    for folder, bundle in packed.folders():
+        shutil.copytree(bundle.root, source / folder)
+    for name, text in packed.notes().items():
+        (source / name).write_bytes(text)
+    return source
+
+
+def test_one_model_is_asked_by_its_name(pair: list[VerifiedBundle], tmp_path: Path) -> None:
+    found = interface_of(lay_out(pack(pair[:1]), tmp_path / "src"))
+    assert found == {"two": pair[0].manifest.signature}
+
+
+def test_several_are_asked_by_theirs_and_the_first_by_predict(
+    pair: list[VerifiedBundle], tmp_path: Path
+) -> None:
+    found = interface_of(lay_out(pack(pair, "shop"), tmp_path / "src"))
+    two, one = (bundle.manifest.signature for bundle in pair)
+    assert found == {"two": two, "one": one, PREDICT: two}
+
+
+def test_a_pipeline_is_asked_by_the_bentos_name(pair: list[VerifiedBundle], tmp_path: Path) -> None:
+    packed = pack(pair, "whole", ["one.x=two.y"])
+    found = interface_of(lay_out(packed, tmp_path / "src"))
+    assert set(found) == {"two", "one", "whole", PREDICT}
+    assert found["whole"] == found[PREDICT]
+    sides = (found["whole"].inputs, found["whole"].outputs)
+    assert sides == (pair[0].manifest.signature.inputs, pair[1].manifest.signature.outputs)

@@ -1,0 +1,169 @@
+"""Signatures: made and proved with an offline pair of keys, and asked for before a start."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from base64 import b64decode, b64encode
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bento.containers.locking import requirements_of
+from bento.packaging import BuiltBento
+from bundle.errors import ErrorCode, MlctlError
+from bundle.manifest import EVIDENCE_NAME
+from bundle.verify import VerifiedBundle
+from services.online.server.service_bundle import find_trusted_bundles
+from services.online.settings import Settings
+from services.runtime.bento_store import BentoInfo, find_bento
+from services.runtime.signed import find_signable, verify_bento
+from services.runtime.signing import check, sign, signature_beside, signature_in
+from tests.support.bundles import make_bundle
+from tests.support.keys import make_pair
+
+PASSWORD = "a password"
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return make_pair(tmp_path_factory.mktemp("keys"))
+
+
+@pytest.fixture
+def signed(bundle: VerifiedBundle, keys: tuple[Path, Path]) -> Path:
+    """The signature of `bundle`."""
+    signature = signature_beside(bundle.root)
+    sign(bundle, keys[0], signature)
+    return signature
+
+
+def code_of(function: Callable[[], object]) -> ErrorCode:
+    with pytest.raises(MlctlError) as caught:
+        function()
+    return caught.value.code
+
+
+def test_a_signature_holds_for_its_bundle_and_its_key_only(
+    bundle: VerifiedBundle, keys: tuple[Path, Path], signed: Path, tmp_path: Path
+) -> None:
+    check(bundle, keys[1], signed)
+    stranger = make_pair(tmp_path / "stranger")[1]
+    assert code_of(lambda: check(bundle, stranger, signed)) is ErrorCode.SIGNATURE_INVALID
+    other = make_bundle(tmp_path / "other", scale=3.0)
+    assert code_of(lambda: check(other, keys[1], signed)) is ErrorCode.SIGNATURE_INVALID
+    signed.unlink()
+    assert code_of(lambda: check(bundle, keys[1], signed)) is ErrorCode.SIGNATURE_INVALID
+
+
+def test_it_covers_every_file(
+    bundle: VerifiedBundle, signed: Path, keys: tuple[Path, Path]
+) -> None:
+    with (bundle.root / EVIDENCE_NAME).open("a") as file:
+        file.write(" ")
+    assert code_of(lambda: check(bundle, keys[1], signed)) is ErrorCode.SIGNATURE_INVALID
+
+
+def test_what_it_says_cannot_be_changed(
+    bundle: VerifiedBundle, signed: Path, keys: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """The signer's statement of one bundle, made to speak of another."""
+    other = make_bundle(tmp_path / "other", scale=3.0)
+    document = json.loads(signed.read_text())
+    said = b64decode(document["dsseEnvelope"]["payload"]).decode()
+    forged = said.replace(bundle.digest, other.digest)
+    assert forged != said
+    document["dsseEnvelope"]["payload"] = b64encode(forged.encode()).decode()
+    signed.write_text(json.dumps(document))
+    assert code_of(lambda: check(other, keys[1], signed)) is ErrorCode.SIGNATURE_INVALID
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff\xfe", b'{"dsseEnvelope": {}}'])
+def test_rubbish_is_no_signature(
+    bundle: VerifiedBundle, keys: tuple[Path, Path], tmp_path: Path, content: bytes
+) -> None:
+    path = tmp_path / "rubbish.sig"
+    path.write_bytes(content)
+    assert code_of(lambda: check(bundle, keys[1], path)) is ErrorCode.SIGNATURE_INVALID
+
+
+def test_a_key_with_a_password(bundle: VerifiedBundle, tmp_path: Path) -> None:
+    private, public = make_pair(tmp_path / "closed", PASSWORD)
+    signature = signature_beside(bundle.root)
+    for wrong in (None, "another"):
+        refused = code_of(lambda wrong=wrong: sign(bundle, private, signature, wrong))  # type: ignore[misc]
+        assert refused is ErrorCode.INVALID_INPUT
+    assert not signature.exists()
+    sign(bundle, private, signature, PASSWORD)
+    check(bundle, public, signature)
+
+
+def test_a_file_that_is_no_key_is_told(
+    bundle: VerifiedBundle, keys: tuple[Path, Path], signed: Path, tmp_path: Path
+) -> None:
+    assert code_of(lambda: sign(bundle, keys[1], signed)) is ErrorCode.INVALID_INPUT
+    assert code_of(lambda: sign(bundle, tmp_path / "none", signed)) is ErrorCode.INVALID_INPUT
+    assert code_of(lambda: check(bundle, keys[0], signed)) is ErrorCode.INVALID_INPUT
+    assert code_of(lambda: check(bundle, tmp_path / "none", signed)) is ErrorCode.INVALID_INPUT
+
+
+def test_a_server_of_a_bundle_loads_only_what_is_signed(
+    bundle: VerifiedBundle, keys: tuple[Path, Path]
+) -> None:
+    settings = Settings(bundle=bundle.root, require_signature=keys[1])
+    assert code_of(lambda: find_trusted_bundles(settings)) is ErrorCode.SIGNATURE_INVALID
+    sign(bundle, keys[0], signature_beside(bundle.root))
+    assert find_trusted_bundles(settings).digest == bundle.digest
+
+
+@pytest.fixture
+def bento(built: BuiltBento, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BentoInfo:
+    """A copy of the built Bento in a store of its own."""
+    name, _, version = built.tag.partition(":")
+    shutil.copytree(built.path, tmp_path / "store" / "bentos" / name / version)
+    monkeypatch.setenv("BENTOML_HOME", str(tmp_path / "store"))
+    return find_bento(built.tag)
+
+
+def sign_bento(bento: BentoInfo, key: Path) -> None:
+    for bundle, signature in find_signable(bento.tag):
+        sign(bundle, key, signature)
+
+
+@pytest.mark.slow
+def test_a_bento_carries_its_signatures_and_what_proves_them(
+    bento: BentoInfo, keys: tuple[Path, Path]
+) -> None:
+    assert code_of(lambda: verify_bento(bento, keys[1])) is ErrorCode.SIGNATURE_INVALID
+    verify_bento(bento, None)
+    plain = requirements_of(bento)
+    sign_bento(bento, keys[0])
+    verify_bento(bento, keys[1])
+    assert signature_in(bento.source, "tiny").is_file()
+    names = {line.partition("==")[0] for line in requirements_of(bento)[len(plain) :]}
+    assert names == {"model-signing", "pyopenssl"}
+    settings = Settings(require_signature=keys[1])
+    assert find_trusted_bundles(settings, bento.source).digest == bento.labels["mlctl.digest"]
+
+
+@pytest.mark.slow
+def test_a_server_that_asks_for_a_signature_does_not_start_without(
+    bento: BentoInfo, keys: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """The server's own check, in a process that no command of mlctl started."""
+    environment = {**os.environ, "MLCTL_REQUIRE_SIGNATURE": str(keys[1]), "PYTHONSAFEPATH": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "bentoml", "serve", str(bento.path), "--port", "0"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 4, done.stderr
+    assert "mlctl does not serve this bundle (signature_invalid)" in done.stderr
+    assert "the bundle of 'tiny' is not signed" in done.stderr

@@ -1,0 +1,308 @@
+"""A Bento is sent to a folder or an OCI image layout, and only the very same comes back."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bento.transfer import push
+from bento.transfer.archive import LISTING_NAME, list_files, parse_listing
+from bento.transfer.push import Place, Target, parse_source, parse_target
+from bundle.errors import ErrorCode, MlctlError
+from bundle.verify import VerifiedBundle
+from services.runtime.bento_store import BentoInfo, find_bento
+from tests.support.small_bento import small_bento
+
+
+@pytest.fixture
+def elsewhere(
+    shared_bundle: VerifiedBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> BentoInfo:
+    """A Bento with what all have, from a store that is not the one of now."""
+    monkeypatch.setenv("BENTOML_HOME", str(tmp_path / "store"))
+    return small_bento(tmp_path / "there", shared_bundle)
+
+
+def code_of(work: Callable[[], object]) -> ErrorCode:
+    with pytest.raises(MlctlError) as caught:
+        work()
+    return caught.value.code
+
+
+def blob(layout: Path, digest: str) -> Path:
+    return layout / "blobs" / "sha256" / digest.removeprefix("sha256:")
+
+
+def read(layout: Path, digest: str) -> Any:
+    return json.loads(blob(layout, digest).read_bytes())
+
+
+def test_what_is_named() -> None:
+    assert parse_target("mlflow") == Target(Place.MLFLOW)
+    assert parse_target("oci:a:b") == Target(Place.OCI, "a:b")
+    assert parse_target("here") == parse_target("folder:here") == Target(Place.FOLDER, "here")
+    assert parse_source("oci:a#tiny:1") == Target(Place.OCI, "a", "tiny:1")
+    assert parse_source("mlflow:m/2") == Target(Place.MLFLOW, "m/2")
+    assert parse_source("digits") is parse_source("models:/digits/1") is None
+    assert code_of(lambda: parse_target("oci:")) is ErrorCode.INVALID_INPUT
+    assert code_of(lambda: parse_source("folder:")) is ErrorCode.INVALID_INPUT
+
+
+def test_a_folder_goes_out_and_comes_back(elsewhere: BentoInfo, tmp_path: Path) -> None:
+    sent = list_files(elsewhere)
+    folder = push.push_folder(tmp_path / "out", elsewhere)
+    assert push.push_folder(tmp_path / "out", elsewhere) == folder  # again changes nothing
+    back = push.pull_folder(folder)
+    assert back.path.is_relative_to(tmp_path / "store")
+    assert find_bento(back.tag.partition(":")[0]) == back
+    assert list_files(back) == sent
+    made = back.path.stat().st_ino
+    assert push.pull_folder(folder) == back
+    assert back.path.stat().st_ino == made  # the same files: it was left alone
+
+
+def test_another_bento_of_the_same_tag_is_replaced_by_force_only(
+    elsewhere: BentoInfo, tmp_path: Path
+) -> None:
+    folder = push.push_folder(tmp_path / "out", elsewhere)
+    layout = tmp_path / "layout"
+    push.push_oci(layout, elsewhere)
+    path = push.pull_folder(folder).path / "src" / "services" / "scorer.py"
+    whole = path.read_bytes()
+    for pull in (
+        partial(push.pull_folder, folder),
+        partial(push.pull_oci, layout, None),
+        partial(push.pull_with, lambda _: folder),
+    ):
+        path.write_bytes(whole + b"#")
+        with pytest.raises(MlctlError, match=r"with other files: .*scorer\.py") as caught:
+            pull()
+        assert "--force" in caught.value.hint
+        assert path.read_bytes() == whole + b"#"
+        pull(force=True)
+        assert path.read_bytes() == whole
+
+
+def test_what_does_not_fit_on_the_disk_is_refused_first(
+    elsewhere: BentoInfo, tmp_path: Path
+) -> None:
+    folder = push.push_folder(tmp_path / "out", elsewhere)
+    listing = parse_listing((folder / LISTING_NAME).read_bytes())
+    first, *others = listing.files
+    large = listing.model_copy(
+        update={"files": (first.model_copy(update={"size": 1 << 60}), *others)}
+    )
+    (folder / LISTING_NAME).write_bytes(large.canonical())
+    assert code_of(lambda: push.pull_folder(folder)) is ErrorCode.DISK_FULL
+    layout = tmp_path / "layout"
+    digest, _ = push.push_oci(layout, elsewhere)
+    _swap_config(layout, digest, large.canonical())
+    assert code_of(lambda: push.pull_oci(layout, None)) is ErrorCode.DISK_FULL
+    assert not (tmp_path / "store" / "bentos").exists()
+
+
+def alter(folder: Path) -> None:
+    path = folder / "bento" / "src" / "services" / "scorer.py"
+    path.write_bytes(path.read_bytes() + b"#")
+
+
+def relist(folder: Path) -> None:
+    """Altered, with a list that fits: the label still names the bundle that it was."""
+    path = folder / "bento" / "src" / "model" / "model.onnx"
+    path.write_bytes(path.read_bytes() + b"#")
+    listing = folder / LISTING_NAME
+    document = json.loads(listing.read_bytes())
+    for entry in document["files"]:
+        if entry["path"] == "src/model/model.onnx":
+            entry["size"] = path.stat().st_size
+            entry["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    listing.write_text(json.dumps(document, sort_keys=True, separators=(",", ":")))
+
+
+def point_outside(folder: Path) -> None:
+    listing = folder / LISTING_NAME
+    listing.write_bytes(listing.read_bytes().replace(b'"README.md"', b'"../README.md"'))
+
+
+@pytest.mark.parametrize(
+    ("harm", "code"),
+    [
+        (alter, ErrorCode.FILE_ALTERED),
+        (relist, ErrorCode.FILE_ALTERED),
+        (point_outside, ErrorCode.MANIFEST_INVALID),
+        (lambda folder: (folder / "bento" / "bento.yaml").unlink(), ErrorCode.FILE_MISSING),
+        (lambda folder: (folder / LISTING_NAME).unlink(), ErrorCode.BENTO_NOT_FOUND),
+    ],
+)
+def test_a_folder_that_was_changed_is_refused(
+    elsewhere: BentoInfo, tmp_path: Path, harm: Callable[[Path], object], code: ErrorCode
+) -> None:
+    folder = push.push_folder(tmp_path / "out", elsewhere)
+    harm(folder)
+    assert code_of(lambda: push.pull_folder(folder)) is code
+    assert not (tmp_path / "store" / "bentos").exists()
+
+
+def test_an_oci_image_layout(elsewhere: BentoInfo, tmp_path: Path) -> None:
+    layout = tmp_path / "layout"
+    digest, sent = push.push_oci(layout, elsewhere)
+    assert push.push_oci(layout, elsewhere)[0] == digest  # the same bytes, the same digest
+    # What the OCI image specification 1.1 asks of a layout with an artifact.
+    assert json.loads((layout / "oci-layout").read_text()) == {"imageLayoutVersion": "1.0.0"}
+    index = json.loads((layout / "index.json").read_text())
+    assert (index["schemaVersion"], index["mediaType"]) == (
+        2,
+        "application/vnd.oci.image.index.v1+json",
+    )
+    (entry,) = index["manifests"]
+    assert entry["digest"] == digest
+    assert entry["annotations"] == {
+        "org.opencontainers.image.ref.name": elsewhere.tag.replace(":", "-")
+    }
+    manifest = read(layout, digest)
+    assert manifest["schemaVersion"] == 2
+    assert manifest["mediaType"] == "application/vnd.oci.image.manifest.v1+json"
+    assert manifest["artifactType"] == entry["artifactType"] == "application/vnd.mlctl.bento.v1"
+    for one in (entry, manifest["config"], *manifest["layers"]):
+        content = blob(layout, one["digest"]).read_bytes()
+        assert one["size"] == len(content)
+        assert one["digest"] == f"sha256:{hashlib.sha256(content).hexdigest()}"
+    told = manifest["annotations"]
+    assert told["mlctl.digest"] == elsewhere.labels["mlctl.digest"]
+    assert told["mlctl.content"] == elsewhere.labels["mlctl.content"]
+    assert told["mlctl.parcel"] == manifest["config"]["digest"].removeprefix("sha256:")
+    back = push.pull_oci(layout, None)
+    assert list_files(back) == sent
+    assert push.pull_oci(layout, elsewhere.tag).tag == back.tag
+
+
+def test_an_oci_layout_that_was_changed_is_refused(elsewhere: BentoInfo, tmp_path: Path) -> None:
+    layout = tmp_path / "layout"
+    digest, _ = push.push_oci(layout, elsewhere)
+    assert code_of(lambda: push.pull_oci(layout, "tiny:other")) is ErrorCode.BENTO_NOT_FOUND
+    assert code_of(lambda: push.pull_oci(tmp_path, None)) is ErrorCode.BENTO_NOT_FOUND
+    (tmp_path / "busy").mkdir()
+    (tmp_path / "busy" / "file").touch()
+    busy = code_of(lambda: push.push_oci(tmp_path / "busy", elsewhere))
+    assert busy is ErrorCode.INVALID_INPUT
+    manifest = read(layout, digest)
+    for one in (digest, manifest["config"]["digest"], manifest["layers"][0]["digest"]):
+        path = blob(layout, one)
+        content = path.read_bytes()
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        assert code_of(lambda: push.pull_oci(layout, None)) is ErrorCode.FILE_ALTERED
+        path.write_bytes(content)
+    assert push.pull_oci(layout, None).tag == elsewhere.tag
+
+
+@pytest.mark.parametrize("kind", ["outside", "link", "twice", "short", "long", "torn"])
+def test_what_a_layer_holds_is_not_believed(
+    elsewhere: BentoInfo, tmp_path: Path, kind: str
+) -> None:
+    layout = tmp_path / "layout"
+    digest, listing = push.push_oci(layout, elsewhere)
+    layer = blob(layout, read(layout, digest)["layers"][0]["digest"])
+    _swap_layer(layout, digest, _harmed(gzip.decompress(layer.read_bytes()), kind))
+    with pytest.raises(MlctlError) as caught:
+        push.pull_oci(layout, None)
+    assert caught.value.code in {
+        ErrorCode.FILE_ALTERED, ErrorCode.FILE_MISSING, ErrorCode.FILE_UNLISTED,
+    }  # fmt: skip
+    assert not (tmp_path / "README.md").exists()
+    assert parse_listing(listing.canonical()) == listing
+
+
+def _harmed(content: bytes, kind: str) -> bytes:
+    made = io.BytesIO()
+    with (
+        tarfile.open(fileobj=io.BytesIO(content)) as source,
+        tarfile.open(fileobj=made, mode="w") as target,
+    ):
+        for member in source:
+            file = source.extractfile(member)
+            assert file is not None
+            data = file.read()
+            if member.name == "README.md":
+                if kind == "short":
+                    continue
+                if kind == "long":
+                    data += b"#"
+                    member.size += 1
+                if kind == "twice":
+                    target.addfile(member, io.BytesIO(data))
+                if kind == "outside":
+                    member.name = "../README.md"
+                if kind == "sparse":  # the size that it says, of which the archive has nothing
+                    size = {"GNU.sparse.size": str(member.size), "GNU.sparse.map": "0,0"}
+                    member.pax_headers, member.size, data = size, 0, b""
+                if kind == "link":
+                    member.type, member.linkname, member.size = tarfile.SYMTYPE, "/etc", 0
+            target.addfile(member, io.BytesIO(data))
+    packed = gzip.compress(made.getvalue(), mtime=0)
+    return packed[:-100] if kind == "torn" else packed
+
+
+def _swap_layer(layout: Path, digest: str, content: bytes) -> None:
+    """Put another layer into the layout, with every digest on the way put right."""
+    document = read(layout, digest)
+    document["layers"][0] |= _put(layout, content)
+    _swap_manifest(layout, document)
+
+
+def _swap_config(layout: Path, digest: str, content: bytes) -> None:
+    """Put another listing into the layout, in the same way."""
+    document = read(layout, digest)
+    document["config"] |= _put(layout, content)
+    _swap_manifest(layout, document)
+
+
+def _swap_manifest(layout: Path, document: Any) -> None:
+    index = json.loads((layout / "index.json").read_text())
+    index["manifests"][0] |= _put(layout, json.dumps(document).encode())
+    (layout / "index.json").write_text(json.dumps(index))
+
+
+def _put(layout: Path, content: bytes) -> dict[str, Any]:
+    digest = hashlib.sha256(content).hexdigest()
+    blob(layout, digest).write_bytes(content)
+    return {"digest": f"sha256:{digest}", "size": len(content)}
+
+
+def test_no_path_is_a_file_and_a_folder(elsewhere: BentoInfo) -> None:
+    listing = list_files(elsewhere)
+    first = listing.files[0]
+    below = first.model_copy(update={"path": f"{first.path}/below"})
+    files = tuple(sorted((*listing.files, below), key=lambda entry: entry.path))
+    wrong = listing.model_copy(update={"files": files})
+    assert code_of(lambda: parse_listing(wrong.canonical())) is ErrorCode.MANIFEST_INVALID
+
+
+def test_latest_is_no_version(elsewhere: BentoInfo) -> None:
+    wrong = list_files(elsewhere).model_copy(update={"version": "latest"})
+    assert code_of(lambda: parse_listing(wrong.canonical())) is ErrorCode.MANIFEST_INVALID
+
+
+def test_a_sparse_file_is_refused(elsewhere: BentoInfo, tmp_path: Path) -> None:
+    layout = tmp_path / "layout"
+    digest, _ = push.push_oci(layout, elsewhere)
+    layer = blob(layout, read(layout, digest)["layers"][0]["digest"])
+    _swap_layer(layout, digest, _harmed(gzip.decompress(layer.read_bytes()), "sparse"))
+    assert code_of(lambda: push.pull_oci(layout, None)) is ErrorCode.FILE_UNLISTED
+
+
+def test_a_manifest_without_a_list_of_layers_is_refused(
+    elsewhere: BentoInfo, tmp_path: Path
+) -> None:
+    layout = tmp_path / "layout"
+    digest, _ = push.push_oci(layout, elsewhere)
+    _swap_manifest(layout, {**read(layout, digest), "layers": 1})
+    assert code_of(lambda: push.pull_oci(layout, None)) is ErrorCode.MANIFEST_INVALID

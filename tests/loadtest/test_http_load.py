@@ -1,0 +1,91 @@
+"""The sender against a server that answers as a test says."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+import pytest
+
+from loadtest.http_load import CONNECTION_LOST, HttpTarget
+
+OK = b"HTTP/1.1 200 OK\r\nServer-Timing: queue;dur=1.5\r\nContent-Length: 2\r\n\r\n{}"
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
+BODY = b'{"error": "full", "code": "queue_full"}'
+FULL = b"HTTP/1.1 503 Busy\r\nContent-Length: %d\r\n\r\n%s" % (len(BODY), BODY)
+PLAIN = b"HTTP/1.1 502 Bad\r\nContent-Length: 3\r\n\r\nbad"
+LAST = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+BROKEN = b"nonsense\r\n\r\n"
+
+
+Ended = asyncio.Future[tuple[str, bytes]]
+
+
+def settle(done: Ended, outcome: str, timing: bytes) -> None:
+    done.set_result((outcome, timing))
+
+
+async def outcomes(*answers: bytes) -> tuple[list[tuple[str, bytes]], list[bytes], int]:
+    """How each request ended, the requests as they came, and the connections there were."""
+    left, seen, connections = list(answers), list[bytes](), 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        while left:
+            try:
+                seen.append(await reader.readexactly(1))
+            except asyncio.IncompleteReadError:
+                break
+            answer = left.pop(0)
+            if not answer:
+                break
+            writer.write(answer)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    sender = await HttpTarget("127.0.0.1", port, (b"a", b"b")).connect()
+    found = []
+    for _ in answers:
+        done: Ended = asyncio.get_running_loop().create_future()
+        sender.send(partial(settle, done))
+        found.append(await asyncio.wait_for(done, 10))
+    sender.close()
+    server.close()
+    await server.wait_closed()
+    return found, seen, connections
+
+
+def test_answers_errors_and_turns() -> None:
+    found, seen, connections = asyncio.run(outcomes(OK, CHUNKED, FULL, PLAIN))
+    assert found == [
+        ("ok", b"queue;dur=1.5"), ("ok", b""), ("503 queue_full", b""), ("502", b"")
+    ]  # fmt: skip
+    assert seen == [b"a", b"b", b"a", b"b"]
+    assert connections == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"), [(LAST, "ok"), (b"", CONNECTION_LOST), (BROKEN, CONNECTION_LOST)]
+)
+def test_after_a_connection_that_ended_comes_another(answer: bytes, outcome: str) -> None:
+    found, _, connections = asyncio.run(outcomes(answer, OK))
+    assert [each[0] for each in found] == [outcome, "ok"]
+    assert connections == 2
+
+
+def test_a_server_that_went_is_told() -> None:
+    async def main() -> None:
+        server = await asyncio.start_server(lambda _reader, writer: writer.close(), "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        sender = await HttpTarget("127.0.0.1", port, (b"a",)).connect()
+        server.close()
+        await server.wait_closed()
+        for _ in range(2):
+            done: Ended = asyncio.get_running_loop().create_future()
+            sender.send(partial(settle, done))
+            assert (await asyncio.wait_for(done, 10))[0] == CONNECTION_LOST
+        sender.close()
+
+    asyncio.run(main())

@@ -1,0 +1,67 @@
+"""Which model is measured: TAG/NAME and URL/NAME, the first, or a pipeline."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from bundle.errors import ErrorCode, MlctlError
+from loadtest.naming import asked_model, folder_of, split_target
+from services.runtime.bento_layout import pack
+from tests.support.bundles import make_bundle
+
+
+@pytest.mark.parametrize(
+    ("target", "found"),
+    [
+        ("tiny", ("tiny", None)),
+        ("shop:latest/two", ("shop:latest", "two")),
+        ("http://h:3000", ("http://h:3000", None)),
+        ("https://h:3000/", ("https://h:3000", None)),
+        ("http://h:3000/two", ("http://h:3000", "two")),
+        ("file:///x", ("file:///x", None)),
+    ],
+)
+def test_a_target_may_name_its_model(target: str, found: tuple[str, str | None]) -> None:
+    assert split_target(target) == found
+
+
+def lay_out(source: Path, name: str | None, *names: str, maps: Sequence[str] | None = None) -> Path:
+    packed = pack(
+        [make_bundle(source.parent / each, name=each, features=2) for each in names], name, maps
+    )
+    for folder, bundle in packed.folders():
+        shutil.copytree(bundle.root, source / folder)
+    for note, text in packed.notes().items():
+        (source / note).write_bytes(text)
+    return source
+
+
+def test_one_model_needs_no_name(tmp_path: Path) -> None:
+    source = lay_out(tmp_path / "src", None, "one")
+    assert asked_model(source, None) == asked_model(source, "one") == "one"
+    assert folder_of(source, "one") == source / "model"
+
+
+def test_of_several_it_is_the_first(tmp_path: Path) -> None:
+    source = lay_out(tmp_path / "src", "shop", "two", "one")
+    assert asked_model(source, None) == "two"
+    assert folder_of(source, asked_model(source, "one")) == source / "models" / "one"
+    with pytest.raises(MlctlError, match="no model 'three'; it has two, one") as caught:
+        asked_model(source, "three")
+    assert caught.value.code is ErrorCode.MODEL_NOT_FOUND
+
+
+def test_a_pipeline_is_asked_as_a_whole(tmp_path: Path) -> None:
+    source = lay_out(tmp_path / "src", "whole", "two", "one", maps=["one.x=two.y"])
+    assert asked_model(source, None) == "whole"
+    assert folder_of(source, "whole") == source / "models" / "two"
+    assert asked_model(source, "one") == "one"
+
+
+def test_a_bento_that_is_not_ours_says_itself_what_it_has(tmp_path: Path) -> None:
+    assert asked_model(tmp_path, None) is None
+    assert asked_model(tmp_path, "theirs") == "theirs"

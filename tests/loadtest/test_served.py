@@ -1,0 +1,103 @@
+"""Load on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from bento.packaging import BuiltBento
+from bundle.errors import ErrorCode, MlctlError
+from loadtest.figures import Figures
+from loadtest.runs import Asking, Load, Protocols, Served, bench
+from loadtest.server import cpu_seconds
+from loadtest.target import Address, batches_so_far, parse_url
+from rollout.drivers.local.launcher import free_ports
+from tests.support.serving import Server
+
+SHORT = 0.3
+
+
+def http_of(server: Server) -> Address:
+    return parse_url(server.url)
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_http_in_closed_loops(server: Server, built: BuiltBento, binary: bool) -> None:
+    address = http_of(server)
+    served = Served(address, address, lambda: cpu_seconds(server.process.pid))
+    told: list[Figures] = []
+    asking = Asking(binary=binary, rows=3, data=built.path / "src" / "model" / "golden.npz")
+    model, found = bench(served, asking, Load(SHORT, clients=(1, 4)), told.append)
+    assert (model.name, model.version) == ("tiny", built.digest)
+    assert told == found
+    assert [figures.clients for figures in found] == [1, 4]
+    for figures in found:
+        assert figures.answered > 10
+        assert not figures.failed
+        assert 0 < (figures.p50_ms or 0) <= (figures.p99_ms or 0)
+        assert figures.queue_ms is not None
+        assert (figures.infer_ms or 0) > 0
+        assert (figures.rows_per_batch or 0) >= 3
+        assert (figures.per_cpu_second or 0) > 0
+
+
+def test_grpc_at_a_rate(server: Server) -> None:
+    address = Address("127.0.0.1", server.grpc_port, tls=False, headers={})
+    asking = Asking(protocol=Protocols.GRPC, model="tiny")
+    _, (figures,) = bench(Served(address), asking, Load(SHORT, rate=100.0))
+    assert (figures.rate, figures.clients, figures.failed) == (100.0, None, 0)
+    assert figures.answered > 5
+    assert figures.per_cpu_second is figures.rows_per_batch is None
+
+
+def test_grpc_in_closed_loops_over_several_connections(server: Server) -> None:
+    address = Address("127.0.0.1", server.grpc_port, tls=False, headers={})
+    _, (figures,) = bench(
+        Served(address), Asking(protocol=Protocols.GRPC), Load(SHORT, clients=(20,))
+    )
+    assert figures.answered >= 20
+    assert not figures.failed
+
+
+@pytest.mark.parametrize("protocol", Protocols)
+def test_refusals_count_by_their_code(server: Server, protocol: Protocols) -> None:
+    grpc = protocol is Protocols.GRPC
+    address = Address("127.0.0.1", server.grpc_port if grpc else server.port, False, {})
+    asking = Asking(protocol=protocol, rows=10_000)  # above the server's limit of bytes
+    _, (figures,) = bench(Served(address), asking, Load(0.2, clients=(1,)))
+    assert not figures.answered
+    (code,) = figures.errors
+    assert code.startswith("RESOURCE_EXHAUSTED" if grpc else "413 payload_too_large")
+
+
+@pytest.mark.parametrize("protocol", Protocols)
+def test_a_model_that_is_not_there(server: Server, protocol: Protocols) -> None:
+    grpc = protocol is Protocols.GRPC
+    address = Address("127.0.0.1", server.grpc_port if grpc else server.port, False, {})
+    with pytest.raises(MlctlError, match="NOT_FOUND" if grpc else "404 no model 'other'") as caught:
+        bench(Served(address), Asking(protocol=protocol, model="other"), Load(SHORT))
+    assert caught.value.code is ErrorCode.UNAVAILABLE
+
+
+def test_nobody_listens() -> None:
+    (port,) = free_ports(1)
+    for protocol in Protocols:
+        with pytest.raises(MlctlError, match="does not answer"):
+            bench(Served(Address("127.0.0.1", port, False, {})), Asking(protocol), Load(SHORT))
+    assert asyncio.run(batches_so_far(Address("127.0.0.1", port, False, {}))) is None
+
+
+def test_urls() -> None:
+    address = parse_url("http://[::1]:8000/", token="t" * 20)
+    assert (address.host, address.port, address.tls) == ("::1", 8000, False)
+    assert (address.url, address.headers) == (
+        "http://[::1]:8000",
+        {"authorization": f"Bearer {'t' * 20}"},
+    )
+    assert parse_url("https://models.example").authority == "models.example:443"
+    assert parse_url("https://models.example").context is not None
+    for wrong in ("ftp://h", "http://", "http://h:x", "http://h/v2", "http://h:70000"):
+        with pytest.raises(MlctlError) as caught:
+            parse_url(wrong)
+        assert caught.value.code is ErrorCode.INVALID_INPUT

@@ -1,0 +1,65 @@
+"""Ends that come at the worst moment leave no server behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtest.runs import Protocols
+from loadtest.server import serving
+from loadtest.signals import held_back
+from tests.support.wait import PATIENCE_SECONDS
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_an_end_while_the_server_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Interrupted(subprocess.Popen[bytes]):
+        """Its process is there, and nobody has its object yet."""
+
+        def __init__(self, _command: list[str], **options: Any) -> None:
+            super().__init__([sys.executable, "-c", "import time; time.sleep(600)"], **options)
+            started.append(self)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    try:
+        with pytest.raises(KeyboardInterrupt):  # noqa: SIM117 - the end comes while it is entered
+            with serving("tiny", (1, 2), Protocols.HTTP, tmp_path / "log"):
+                pytest.fail("nothing is served")
+        (process,) = started
+        assert process.wait(timeout=PATIENCE_SECONDS) == -signal.SIGTERM
+    finally:
+        for each in started:
+            each.kill()
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_an_end_that_is_held_back_comes_afterwards() -> None:
+    reached: list[int] = []
+
+    def step() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        reached.append(1)
+
+    with pytest.raises(KeyboardInterrupt), held_back():
+        step()
+    assert reached
+    assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler

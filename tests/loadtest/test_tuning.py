@@ -1,0 +1,102 @@
+"""The search with a real Bento, and how its trials are judged and kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bento.packaging import BuiltBento
+from bundle.errors import ErrorCode, MlctlError
+from loadtest.figures import Record, summarize
+from loadtest.runs import Asking, Load, Protocols
+from loadtest.server import serving
+from loadtest.tuning import Goal, Tuned, Tuning, environment_of, judge
+from rollout.drivers.local.launcher import free_ports
+from services.runtime.bento_store import BentoInfo, find_bento
+
+LOAD = Load(0.3, clients=(1, 4))
+
+
+def figures(rate: float, p99: float, failed: int = 0) -> Record:
+    record = Record(latencies=[p99 / 1e3] * int(rate))
+    record.errors.update({"503 queue_full": failed} if failed else {})
+    return record
+
+
+def test_of_the_runs_within_the_goal_the_one_with_most_answers_counts() -> None:
+    slow = summarize(figures(100, 5), 1.0, clients=1)
+    fast = summarize(figures(300, 9), 1.0, clients=8)
+    late = summarize(figures(900, 30), 1.0, clients=64)
+    refused = summarize(figures(800, 1, failed=1), 1.0, clients=32)
+    best, score = judge((slow, fast, late, refused), 10.0)
+    assert best is fast
+    assert (score.fits, score.gain) == (True, 300.0)
+    best, score = judge((late, replace(late, p99_ms=20.0)), 10.0)
+    assert (score.fits, best.p99_ms) == (False, 20.0)
+
+
+def test_at_a_rate_what_costs_least_cpu_counts() -> None:
+    run = summarize(figures(100, 5), 1.0, rate=100.0)
+    best, score = judge((run, replace(run, per_cpu_second=400.0)), 10.0)
+    assert score.gain == best.per_cpu_second == 400.0
+
+
+def test_nothing_answered_does_not_fit() -> None:
+    _, score = judge((summarize(Record(), 1.0, clients=1),), 10.0)
+    assert not score.fits
+
+
+def test_settings_as_the_server_reads_them() -> None:
+    values = {"threads": 2.0, "workers": 1.0, "max_rows": 16.0, "max_wait_ms": 0.5}
+    assert environment_of(values) == {
+        "MLCTL_THREADS": "2",
+        "MLCTL_WORKERS": "1",
+        "MLCTL_MAX_ROWS": "16",
+        "MLCTL_MAX_WAIT_MS": "0.5",
+    }
+    assert "MLCTL_MAX_WAIT_MS" not in environment_of({**values, "max_wait_ms": 0.0})
+
+
+@pytest.fixture
+def bento(
+    built: BuiltBento, store_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> BentoInfo:
+    monkeypatch.setenv("BENTOML_HOME", str(store_home))
+    monkeypatch.setenv("MLCTL_HOME", str(tmp_path / "home"))
+    return find_bento(built.tag)
+
+
+def tune(bento: BentoInfo, ports: list[tuple[int, int]], told: list[str]) -> Tuned:
+    # No time for more than the first trial, which is always made.
+    return Tuning(bento, Asking(), LOAD, Goal(5000.0, 0.0), ports.pop, told.append, cores=1).run()
+
+
+def test_a_search_goes_on_where_it_stood(bento: BentoInfo) -> None:
+    http, grpc = free_ports(2)
+    told: list[str] = []
+    first = tune(bento, [(http, grpc)], told)
+    assert told == ["Trial 1: threads 1, workers 1, max_rows 32, max_wait_ms 0 ..."]
+    assert (first.fits, first.complete) == (True, False)
+    assert first.environment_lines().splitlines()[0] == "MLCTL_THREADS=1"
+    (trial,) = first.trials
+    assert [run.clients for run in trial.runs] == [1, 4]
+    assert trial.best.answered > 10
+    # The second has no port to start a server on, and needs none.
+    second = tune(bento, [], told)
+    assert second == first
+    assert len(told) == 1
+
+
+def test_a_server_that_does_not_start_is_told_with_its_log(
+    bento: BentoInfo, tmp_path: Path
+) -> None:
+    http, grpc = free_ports(2)
+    wrong = {"MLCTL_THREADS": "none"}
+    with (
+        pytest.raises(MlctlError, match="MLCTL_THREADS") as caught,
+        serving(bento.tag, (http, grpc), Protocols.HTTP, tmp_path / "log", wrong),
+    ):
+        pytest.fail("it was ready")
+    assert caught.value.code is ErrorCode.UNAVAILABLE

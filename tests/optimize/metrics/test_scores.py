@@ -1,0 +1,238 @@
+"""Each metric's formula, how scores are read, and how much worse one model is than another."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bundle.errors import ErrorCode, MlctlError
+from optimize.metrics.scores import CUSTOM_RESAMPLES, METRICS, Metric, compare_metric, load_metric
+
+ACCURACY, TOP5, F1, RMSE = (METRICS[name] for name in ("accuracy", "top5", "f1", "rmse"))
+MODULE = """
+import numpy as np
+calls = []
+
+def share(outputs, labels):
+    calls.append(len(labels))
+    print("scoring")
+    return np.mean(outputs["s"].argmax(axis=1) == labels)
+
+def loss(outputs, labels):
+    return np.array(np.mean((outputs["s"][:, 0] - labels) ** 2), np.float32)
+
+loss.higher_is_better = False
+
+def listed(outputs, labels):
+    return [1.0]
+
+def not_finite(outputs, labels):
+    return float("nan")
+
+def missing_class(outputs, labels):
+    if len(np.unique(labels)) < 40:
+        raise ValueError("only some classes")
+    return 1.0
+"""
+
+
+def scores(answers: np.ndarray, classes: int = 10, height: float = 1.0) -> dict[str, np.ndarray]:
+    """Outputs whose highest score is at `answers`."""
+    return {"s": (height * np.eye(classes)[answers]).astype(np.float32)}
+
+
+LABELS = np.arange(300) % 10
+
+
+def with_wrong(count: int) -> dict[str, np.ndarray]:
+    """Outputs that are wrong in the first `count` rows."""
+    return scores(np.where(np.arange(300) < count, (LABELS + 1) % 10, LABELS))
+
+
+@pytest.fixture
+def metrics_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_metrics.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.delitem(sys.modules, "my_metrics", raising=False)
+
+
+def test_accuracy_is_the_share_of_right_answers() -> None:
+    assert ACCURACY.score(with_wrong(30), LABELS) == pytest.approx(0.9)
+
+
+def test_top5_counts_the_five_highest_and_settles_ties_by_the_first() -> None:
+    falling = -np.arange(10.0) * np.ones((10, 1))
+    assert TOP5.score({"s": falling}, np.arange(10)) == 0.5
+    assert TOP5.score({"s": np.zeros((10, 10))}, np.arange(10)) == 0.5
+
+
+def test_f1_is_the_mean_over_the_classes_that_occur() -> None:
+    labels, answers = np.array([0, 0, 1, 1]), np.array([0, 1, 1, 1])
+    expected = np.mean([2 * 1 / (1 + 2), 2 * 2 / (3 + 2)])
+    assert F1.score(scores(answers, classes=7), labels) == pytest.approx(expected)
+
+
+def test_rmse_is_the_root_of_the_mean_square() -> None:
+    labels = np.array([0.0, 0.0, 0.0, 0.0])
+    for shape in ((4,), (4, 1)):
+        outputs = {"y": np.array([3.0, -3.0, 3.0, 3.0], np.float32).reshape(shape)}
+        assert RMSE.score(outputs, labels) == pytest.approx(3.0)
+    pairs = {"y": np.array([[3.0, 4.0], [0.0, 0.0]])}
+    assert RMSE.score(pairs, np.zeros((2, 2))) == pytest.approx(2.5)
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 1)])
+@pytest.mark.parametrize("values", [[0.2, 0.6, 0.4, 0.9], [-0.2, 0.2, -3.0, 5.0]])
+def test_one_score_decides_between_two_classes(shape: tuple[int, ...], values: list[float]) -> None:
+    outputs = {"s": np.array(values, np.float32).reshape(shape)}
+    assert ACCURACY.score(outputs, np.array([0, 1, 0, 1])) == 1.0
+    assert F1.score(outputs, np.array([0, 1, 0, 1])) == 1.0
+
+
+def test_the_reference_decides_whether_scores_are_probabilities() -> None:
+    labels = np.array([0, 1] * 20)
+    reference = {"s": np.where(labels == 1, 0.8, 0.2)}
+    lower = {"s": reference["s"] - 0.25}
+    assert compare_metric(ACCURACY, reference, lower, labels).value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("metric", "output", "labels", "reason"),
+    [
+        (ACCURACY, np.zeros((9, 4, 5), np.float32), LABELS[:9], "does not hold one score for each"),
+        (F1, np.zeros((9, 4, 5, 5), np.float32), LABELS[:9], "does not hold one score for each"),
+        (ACCURACY, np.zeros(9, np.int64), LABELS[:9], "does not hold one score for each class"),
+        (TOP5, np.zeros((9, 5), np.float32), LABELS[:9], "needs more than 5 classes"),
+        (F1, np.zeros((9, 5), np.float32), LABELS[:9], "from 0 to 8, but the model has 5 classes"),
+        (ACCURACY, np.zeros((9, 5), np.float32), LABELS[:9] - 1, "labels range from -1 to 7"),
+        (RMSE, np.zeros((9, 3), np.float32), np.zeros(9), "'s' has 3 values .* the labels have 1"),
+    ],
+)
+def test_an_output_that_a_metric_cannot_read_is_named(
+    metric: Metric, output: np.ndarray, labels: np.ndarray, reason: str
+) -> None:
+    with pytest.raises(MlctlError, match=reason) as caught:
+        metric.score({"s": output}, labels)
+    assert caught.value.code is ErrorCode.INVALID_INPUT
+
+
+def test_equal_outputs_have_no_drop_and_no_doubt() -> None:
+    result = compare_metric(ACCURACY, with_wrong(3), with_wrong(3), LABELS)
+    assert (result.reference, result.value) == (0.99, 0.99)
+    assert (result.drop.low, result.drop.value, result.drop.high) == (0.0, 0.0, 0.0)
+
+
+def test_rounding_far_from_any_decision_is_next_to_no_doubt() -> None:
+    copy = {"s": with_wrong(0)["s"] + np.float32(1e-6) * np.eye(10, dtype=np.float32)[LABELS]}
+    drop = compare_metric(ACCURACY, with_wrong(0), copy, LABELS).drop
+    assert drop.value == 0.0
+    assert 0.0 < drop.high < 1e-6
+
+
+def test_a_change_near_a_decision_keeps_the_doubt_of_few_rows() -> None:
+    near = with_wrong(0)["s"].copy()
+    near[0, 1] = 0.999
+    drop = compare_metric(ACCURACY, with_wrong(0), {"s": near}, LABELS).drop
+    assert drop.value == 0.0
+    assert 0.0099 < drop.high <= 0.01
+
+
+def test_a_tie_that_moved_is_a_decision_that_could_have_changed() -> None:
+    flat = {"s": np.zeros((300, 10))}
+    tilted = {"s": flat["s"] + 1e-9 * np.eye(10)[0]}
+    assert compare_metric(ACCURACY, flat, flat, LABELS).drop.high == 0.0
+    drop = compare_metric(ACCURACY, flat, tilted, LABELS).drop
+    assert drop.value == 0.0
+    assert drop.high == pytest.approx(3 / 300)
+
+
+def test_a_rising_score_does_not_hide_what_few_rows_cannot_show() -> None:
+    drop = compare_metric(ACCURACY, with_wrong(1), with_wrong(0), LABELS).drop
+    assert drop.value == pytest.approx(-1 / 300)
+    assert drop.high > 0.0
+
+
+def test_a_drop_lies_within_its_interval() -> None:
+    result = compare_metric(ACCURACY, with_wrong(3), with_wrong(18), LABELS)
+    assert result.drop.value == 0.05
+    assert 0.02 <= result.drop.low < 0.035
+    assert 0.065 < result.drop.high <= 0.08
+
+
+def test_a_larger_error_is_a_drop() -> None:
+    random = np.random.default_rng(0)
+    labels = random.normal(size=300)
+    noise = random.normal(size=300)
+    good, bad = {"y": labels + 0.1 * noise}, {"y": labels + 0.2 * noise}
+    result = compare_metric(RMSE, good, bad, labels)
+    assert result.drop.value == pytest.approx(0.1, abs=0.01)
+    assert 0.08 < result.drop.low < result.drop.value < result.drop.high < 0.12
+    assert compare_metric(RMSE, bad, good, labels).drop.high < 0
+
+
+def test_an_unknown_metric_names_near_ones() -> None:
+    with pytest.raises(MlctlError, match="no metric 'acuracy'; did you mean 'accuracy'") as caught:
+        load_metric("acuracy")
+    assert caught.value.code is ErrorCode.INVALID_INPUT
+    assert load_metric("f1") is F1
+
+
+@pytest.mark.usefixtures("metrics_module")
+def test_a_function_of_the_user_is_a_metric(capsys: pytest.CaptureFixture[str]) -> None:
+    metric = load_metric("my_metrics:share")
+    assert (metric.name, metric.higher_is_better) == ("my_metrics:share", True)
+    result = compare_metric(metric, with_wrong(3), with_wrong(18), LABELS)
+    built_in = compare_metric(ACCURACY, with_wrong(3), with_wrong(18), LABELS)
+    assert (result.reference, result.value) == (built_in.reference, built_in.value)
+    assert result.drop.value == built_in.drop.value
+    assert result.drop.high == pytest.approx(built_in.drop.high, abs=0.01)
+    calls = sys.modules["my_metrics"].calls
+    assert len(calls) < 2 * CUSTOM_RESAMPLES + 10
+    assert set(calls) == {300}
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.usefixtures("metrics_module")
+def test_a_function_that_sees_no_difference_is_as_unsure_as_the_rows_are_few() -> None:
+    metric = load_metric("my_metrics:share")
+    moved = {"s": with_wrong(0)["s"] * np.float32(1.1)}
+    assert compare_metric(metric, with_wrong(0), with_wrong(0), LABELS).drop.high == 0.0
+    drop = compare_metric(metric, with_wrong(0), moved, LABELS).drop
+    assert drop.value == 0.0
+    assert drop.high == pytest.approx(3 / 300)
+
+
+@pytest.mark.usefixtures("metrics_module")
+def test_a_function_may_say_that_lower_is_better() -> None:
+    metric = load_metric("my_metrics:loss")
+    labels = np.linspace(0, 1, 300)
+    good, bad = {"s": labels[:, None]}, {"s": labels[:, None] + 0.5}
+    assert compare_metric(metric, good, bad, labels).drop.value == pytest.approx(0.25)
+
+
+@pytest.mark.usefixtures("metrics_module")
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("listed", "'my_metrics:listed' returned a value of type list, expected a finite number"),
+        ("not_finite", "returned nan, expected a finite number"),
+        ("missing_class", "metric 'my_metrics:missing_class' on resampled rows .*only some cl"),
+    ],
+)
+def test_a_function_that_gives_no_number_is_named(name: str, reason: str) -> None:
+    metric = load_metric(f"my_metrics:{name}")
+    labels = np.arange(40)
+    with pytest.raises(MlctlError, match=reason) as caught:
+        compare_metric(metric, {"s": np.zeros((40, 1))}, {"s": np.ones((40, 1))}, labels)
+    assert caught.value.code is ErrorCode.INVALID_INPUT
+
+
+@pytest.mark.usefixtures("metrics_module")
+def test_a_function_that_is_not_there_is_named() -> None:
+    with pytest.raises(MlctlError, match="has no function 'shares'; did you mean 'share'"):
+        load_metric("my_metrics:shares")

@@ -1,0 +1,131 @@
+"""What TensorRT's importer says of the graphs that the recipes write; no GPU is needed."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.manifest import Batching
+from optimize.proofs import tensorrt_check as importer
+from optimize.proofs.tensorrt_check import check_importable
+from registry.quiet import quiet
+from services.runtime.tensorrt.process import Cause, WorkerError
+from services.runtime.tensorrt.profile import Range
+from tests.services.runtime.tensorrt.graphs import convolution, scaling
+
+TABLE = Batching(max_rows=8, buckets=(1, 8), row_independent=True)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return convolution(tmp_path_factory.mktemp("source") / "model.onnx")
+
+
+def quantized(source: Path, target: Path, **options: Any) -> Path:
+    """`source` in static INT8 as onnxruntime writes it, calibrated on random rows."""
+    from onnxruntime.quantization.calibrate import CalibrationDataReader
+    from onnxruntime.quantization.quant_utils import QuantFormat, QuantType
+    from onnxruntime.quantization.quantize import quantize_static
+
+    class Reader(CalibrationDataReader):
+        def __init__(self) -> None:
+            draw = np.random.default_rng(0)
+            self._feeds = iter([{"x": draw.random((8, 1, 8, 8), dtype=np.float32)}])
+
+        def get_next(self) -> Any:
+            return next(self._feeds, None)
+
+    with quiet():
+        quantize_static(
+            str(source),
+            str(target),
+            Reader(),
+            quant_format=QuantFormat.QDQ,
+            per_channel=True,
+            activation_type=QuantType.QInt8,
+            weight_type=QuantType.QInt8,
+            **options,
+        )
+    return target
+
+
+def test_a_float_graph_is_taken(source: Path) -> None:
+    verdict = check_importable(source, TABLE)
+    assert verdict.ok
+    assert verdict.reason == ""
+    assert verdict.engine_bytes
+    assert verdict.seconds
+    assert verdict.importer_version is not None
+    assert verdict.importer_version.startswith("tensorrt-rtx 1.")
+
+
+def test_a_quantized_bias_is_refused_with_the_importers_reason(
+    source: Path, tmp_path: Path
+) -> None:
+    verdict = check_importable(quantized(source, tmp_path / "model.onnx"), TABLE)
+    assert verdict.ok is False
+    assert "DequantizeLinear" in verdict.reason
+    assert "Int32" in verdict.reason
+    assert verdict.engine_bytes is None
+
+
+def test_symmetric_int8_without_quantized_bias_is_taken(source: Path, tmp_path: Path) -> None:
+    options = {"ActivationSymmetric": True, "WeightSymmetric": True, "QuantizeBias": False}
+    model = quantized(source, tmp_path / "model.onnx", extra_options=options)
+    assert check_importable(model, TABLE).ok
+
+
+def test_dynamic_quantization_is_refused(source: Path, tmp_path: Path) -> None:
+    from onnxruntime.quantization.quant_utils import QuantType
+    from onnxruntime.quantization.quantize import quantize_dynamic
+
+    model = tmp_path / "model.onnx"
+    with quiet():
+        quantize_dynamic(str(source), str(model), weight_type=QuantType.QUInt8)
+    verdict = check_importable(model, TABLE)
+    assert verdict.ok is False
+    assert "DynamicQuantizeLinear" in verdict.reason
+
+
+def test_other_dynamic_dimensions_need_no_more_than_a_range(tmp_path: Path) -> None:
+    model = scaling(tmp_path / "model.onnx", ("rows", "length"))
+    assert check_importable(model, TABLE, Range(1, 16, 64)).ok
+
+
+def test_without_the_package_nothing_is_claimed(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importer, "find_spec", lambda _: None)
+    verdict = check_importable(source, TABLE)
+    assert verdict.ok is None
+    assert verdict.reason == "not checked: install mlctl[trt-check]"
+
+
+@pytest.mark.parametrize(
+    ("cause", "ok"),
+    [
+        (Cause.CRASHED, False),
+        (Cause.REFUSED, False),
+        (Cause.TIMED_OUT, None),
+        (Cause.UNAVAILABLE, None),
+    ],
+)
+def test_only_a_graph_that_fails_is_not_taken(
+    source: Path, monkeypatch: pytest.MonkeyPatch, cause: Cause, ok: bool | None
+) -> None:
+    def fail(*_: object) -> None:
+        raise WorkerError(cause, "the reason")
+
+    monkeypatch.setattr(importer, "build_engine", fail)
+    verdict = check_importable(source, TABLE)
+    assert verdict.ok is ok
+    assert "the reason" in verdict.reason
+
+
+def test_what_is_no_model_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"no model")
+    with pytest.raises(MlctlError) as caught:
+        check_importable(tmp_path / "model.onnx", TABLE)
+    assert caught.value.code is ErrorCode.UNSUPPORTED_MODEL

@@ -1,0 +1,107 @@
+"""The search, for any predicate; and the costs that it starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bundle.home import HOME_VARIABLE
+from optimize.data import Rows
+from optimize.recipes.base import Quality, Workbench
+from optimize.recipes.quantize.sensitivity import keep_worst, layer_costs, smallest_good
+from tests.optimize.recipes.quantize.nets import Shelf, token_rows
+
+
+@given(st.integers(1, 200), st.integers(1, 250))
+def test_the_least_number_is_found_where_more_is_never_worse(count: int, needed: int) -> None:
+    tried: list[int] = []
+
+    def good(kept: int) -> bool:
+        tried.append(kept)
+        return kept >= needed
+
+    found = smallest_good(count, good)
+    assert found == (needed if needed < count else None)
+    assert len(tried) == len(set(tried)) <= 25
+    assert all(1 <= kept < count for kept in tried)
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=80))
+def test_whatever_the_order_the_answer_was_tried_and_good(verdicts: list[bool]) -> None:
+    tried: dict[int, bool] = {}
+
+    def good(kept: int) -> bool:
+        tried[kept] = verdicts[kept]
+        return verdicts[kept]
+
+    found = smallest_good(len(verdicts), good)
+    if found is None:
+        assert not any(tried.values())
+        # All but one layer in float was the last resort.
+        assert len(verdicts) == 1 or len(verdicts) - 1 in tried
+    else:
+        assert tried[found]
+        assert found == min(kept for kept, verdict in tried.items() if verdict)
+
+
+def bench(good: Collection[str], steps: list[tuple[str, int, int]]) -> Workbench:
+    """A bench on which a directory is good if the layers in its file `kept` include `good`."""
+    rows: Rows = token_rows(2)
+
+    def quality(directory: Path) -> Quality:
+        kept = (directory / "kept").read_text().split()
+        return Quality(0.0, set(good) <= set(kept), f"kept {len(kept)}")
+
+    def step(what: str, done: int, total: int) -> None:
+        steps.append((what, done, total))
+
+    return Workbench(rows, quality, Shelf(), step)
+
+
+def write_kept(kept: Collection[str], directory: Path) -> None:
+    (directory / "kept").write_text(" ".join(kept))
+
+
+def test_the_costliest_stay_in_float_and_nothing_is_left_behind(tmp_path: Path) -> None:
+    steps: list[tuple[str, int, int]] = []
+    costs = {"d": 4.0, "b": 2.0, "a": 1.0, "c": 0.5}
+    assert keep_worst(costs, write_kept, tmp_path, bench(["b"], steps)) == (("d", "b"), "")
+    assert steps == [("layers left in float", 1, 4), ("layers left in float", 2, 4)]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("costs", "words"),
+    [({"a": 2.0, "b": 1.0}, ": kept 1"), ({"a": 2.0}, "")],
+)
+def test_no_layer_quantized_is_no_answer(
+    tmp_path: Path, costs: dict[str, float], words: str
+) -> None:
+    found = keep_worst(costs, write_kept, tmp_path, bench(["b"], []))
+    assert found == ((), f"no layer can be quantized within the goals{words}")
+
+
+def test_costs_are_sorted_told_and_asked_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path))
+    known = {"a": 0.1, "b": 0.3, "c": 0.3}
+    steps: list[tuple[str, int, int]] = []
+    here = bench([], steps)
+    asked: list[str] = []
+
+    def cost(name: str) -> float:
+        asked.append(name)
+        return known[name]
+
+    first = layer_costs(list(known), cost, {"graph": "g"}, here)
+    assert list(first.items()) == [("b", 0.3), ("c", 0.3), ("a", 0.1)]
+    assert steps == [("sensitivity", done, 3) for done in (1, 2, 3)]
+    assert layer_costs(list(known), cost, {"graph": "g"}, here) == first
+    assert asked == ["a", "b", "c"]
+    layer_costs(["a"], cost, {"graph": "another"}, here)
+    assert asked == ["a", "b", "c", "a"]

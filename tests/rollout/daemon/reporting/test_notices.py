@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rollout.daemon.reporting.notices import KINDS, notice
+from rollout.domain.operator_commands import Wish
+from rollout.domain.state_machine import Phase
+from rollout.journal.records import Event
+from tests.support.played import Played
+
+
+def notices(played: Played) -> list[dict[str, Any]]:
+    return [found for event in played.journal.events("shop") if (found := notice(event))]
+
+
+def verdict(gate: str, why: str) -> dict[str, Any]:
+    return {"action": "rollback", "gate": gate, "value": 1.0, "limit": 0.5, "n": 9, "why": why}
+
+
+def ended(gate: str, why: str) -> Event:
+    body = {
+        "outcome": "rolled_back",
+        "verdict": verdict(gate, why),
+        "bento": "tiny:bb",
+        "seconds": 3.2,
+    }
+    return Event(7, "shop", 1, 1000.0, "ended", body)
+
+
+def test_a_promotion_from_begin_to_end(played: Played) -> None:
+    played.until(Phase.DONE)
+    told = notices(played)
+    assert [each["type"] for each in told] == [
+        "deployment.up",
+        "rollout.begun",
+        "rollout.phase",
+        "rollout.phase",
+        "rollout.phase",
+        "rollout.promoted",
+    ]
+    assert told[-1]["text"].startswith("shop: tiny:bb promoted after")
+    assert told[2]["data"]["weight"] == 10
+    assert len({each["id"] for each in told}) == len(told)
+    assert notices(played) == told  # the same ids each time
+
+
+def test_a_rollback_says_why(played: Played) -> None:
+    played.until(Phase.SHIFT)
+    played.until(Phase.DONE, errors=10)
+    told = {each["type"]: each for each in notices(played)}
+    assert {"rollout.rolled_back", "rollout.traffic_restored"} <= set(told)
+    assert told["rollout.rolled_back"]["data"]["verdict"]["gate"] == "errors_vs_limit"
+    assert "requests failed" in told["rollout.rolled_back"]["text"]
+
+
+def test_no_data_is_told_as_inconclusive(played: Played) -> None:
+    played.until(Phase.SHIFT)
+    played.until(Phase.DONE, requests=0)
+    assert notices(played)[-1]["type"] == "rollout.inconclusive"
+
+
+def test_what_operators_ask_is_told(played: Played) -> None:
+    played.until(Phase.SHIFT)
+    played.journal.request("shop", Wish.PAUSE, "lunch")
+    assert notices(played)[-1]["type"] == "rollout.pause_requested"
+    assert "pause" in notices(played)[-1]["text"]
+
+
+def test_one_that_nobody_watched_has_a_type_of_its_own() -> None:
+    told = notice(ended("unwatched", "nobody watched the rollout for 60 s"))
+    assert told is not None
+    assert told["type"] == "rollout.unwatched"
+
+
+def test_no_line_of_a_log_leaves_the_machine() -> None:
+    for event in (
+        ended("ready", "it ended before it was ready; its log ends:\n/home/me/secret.py: oops"),
+        ended("config", "Envoy said: /home/me/secret.py: oops"),
+        Event(8, "shop", None, 1.0, "restarted", {"role": "blue/0", "log": "secret", "why": "x"}),
+        Event(9, "shop", None, 1.0, "plane_unavailable", {"message": "secret"}),
+        Event(9, "shop", None, 1.0, "champion_failed", {"message": "secret"}),
+    ):
+        told = notice(event)
+        assert told is not None
+        assert "secret" not in json.dumps(told)
+        assert event.kind in KINDS
+
+
+def test_looks_are_not_told(played: Played) -> None:
+    played.until(Phase.BAKE)
+    ticks = [event for event in played.journal.events("shop") if event.kind == "tick"]
+    assert ticks
+    assert not any(map(notice, ticks))

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from bundle.clock import ManualClock
+from rollout.daemon.reporting.cursors import Place, Told
+from rollout.daemon.reporting.telemetry import MetricsServer, RolloutCollector
+from rollout.daemon.reporting.webhooks import reader_of
+from rollout.domain.spec import Settings
+from rollout.domain.state_machine import Phase
+from rollout.drivers.local.launcher import free_ports
+from tests.support.played import Played
+
+Labels = frozenset[tuple[str, str]]
+ROOT = Path(__file__).parents[4]
+
+
+def collected(collector: RolloutCollector) -> dict[tuple[str, Labels], float]:
+    return {
+        (sample.name.removeprefix("mlctl_rollout_"), frozenset(sample.labels.items())): sample.value
+        for metric in collector.collect()
+        for sample in metric.samples
+    }
+
+
+def of(**labels: str) -> Labels:
+    return frozenset({"deployment": "shop", **labels}.items())
+
+
+@pytest.fixture
+def collector(played: Played, path: Path, tmp_path: Path) -> RolloutCollector:
+    heartbeat = tmp_path / "heartbeat"
+    heartbeat.touch()
+    assert played.controller.progress.phase is Phase.PENDING
+    return RolloutCollector("shop", path, heartbeat)
+
+
+def test_a_rollout_under_way(played: Played, collector: RolloutCollector) -> None:
+    played.until(Phase.SHIFT)
+    played.tick(2)
+    found = collected(collector)
+    assert found["weight", of(colour="green")] == 10.0
+    assert found["weight", of(colour="blue")] == 90.0
+    assert found["phase", of(phase="shift")] == 1.0
+    assert sum(value for (name, _), value in found.items() if name == "phase") == 1.0
+    assert found["threshold", of()] == pytest.approx(20.0)
+    assert 0 < found["e_value", of(gate="errors_vs_limit")] < 1
+    assert found["proof_value", of(gate="errors_vs_limit")] > 1
+    assert found["last_look_seconds", of()] >= 0
+    assert found["requests_total", of(colour="green")] == 40.0
+    assert found["requests_total", of(colour="blue")] == 360.0
+
+
+def test_counters_go_on_from_scrape_to_scrape(played: Played, collector: RolloutCollector) -> None:
+    seen = []
+    for errors in (0, 0, 2):
+        played.until(Phase.SHIFT)
+        played.tick(errors=errors)
+        found = collected(collector)
+        green = of(colour="green")
+        seen.append((found["requests_total", green], found["errors_total", green]))
+    assert seen == [(20.0, 0.0), (40.0, 0.0), (60.0, 2.0)]
+
+
+def test_after_the_end_there_is_no_evidence_left_to_alarm_anybody(
+    played: Played, collector: RolloutCollector
+) -> None:
+    played.until(Phase.DONE)
+    found = collected(collector)
+    assert found["phase", of(phase="idle")] == 1.0
+    assert found["weight", of(colour="green")] == 100.0
+    assert found["ended_total", of(outcome="promoted")] == 1.0
+    assert {name for name, _ in found} & {"e_value", "threshold", "proof_value"} == set()
+
+
+def test_a_webhook_that_fails_is_told_by_its_host(
+    played: Played, collector: RolloutCollector, told: Told
+) -> None:
+    url = "https://hooks.example/secret"
+    settings = Settings(webhooks=(url,))
+    played.journal.resize("shop", lambda _: settings, "test")
+    told.put("shop", reader_of(url), Place(1, {"failures": 4, "error": "HTTP 500"}))
+    assert collected(collector)["webhook_failures", of(host="hooks.example")] == 4.0
+
+
+def test_the_dashboard_and_the_exporter_agree(played: Played, collector: RolloutCollector) -> None:
+    played.until(Phase.SHIFT)
+    played.tick()
+    exported = {name: set(dict(labels)) for name, labels in collected(collector)}
+    text = (ROOT / "deploy/grafana/mlctl.json").read_text()
+    panels = [panel for panel in json.loads(text)["panels"] if "mlctl_rollout_" in str(panel)]
+    assert len(panels) > 2
+    for panel in panels:
+        for target in panel["targets"]:
+            (name,) = re.findall(r"mlctl_rollout_(\w+)", target["expr"])
+            assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= exported[name]
+
+
+@pytest.fixture
+def server(
+    collector: RolloutCollector, path: Path, tmp_path: Path, clock: ManualClock
+) -> Iterator[tuple[MetricsServer, int]]:
+    assert collector is not None
+    (port,) = free_ports(1)
+    settings = Settings(metrics_port=port)
+    with MetricsServer("shop", settings, path, tmp_path / "heartbeat", clock) as made:
+        yield made, port
+
+
+def scrape(port: int) -> set[str]:
+    text = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).text
+    return {family.name for family in text_string_to_metric_families(text)}
+
+
+def test_it_is_served_on_loopback(server: tuple[MetricsServer, int]) -> None:
+    metrics, port = server
+    metrics.poll()
+    metrics.poll()
+    assert {"mlctl_rollout_weight", "mlctl_rollout_requests"} <= scrape(port)
+
+
+def test_a_port_that_is_taken_is_tried_again(
+    server: tuple[MetricsServer, int], clock: ManualClock, capfd: pytest.CaptureFixture[str]
+) -> None:
+    metrics, port = server
+    with socket.create_server(("127.0.0.1", port)):
+        metrics.poll()
+        metrics.poll()
+    assert capfd.readouterr().err.count("no metrics on port") == 1
+    clock.advance(60)
+    metrics.poll()
+    assert "mlctl_rollout_weight" in scrape(port)

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bundle.errors import ErrorCode, MlctlError
+from rollout.daemon.reporting.webhook_secret import FILE_VARIABLE, VARIABLE, with_secret
+from rollout.domain.spec import Settings
+from rollout.journal import paths as places
+
+SETTINGS = Settings(webhooks=("https://hooks.example/x",))
+
+
+@pytest.fixture(autouse=True)
+def environment(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not home.exists()
+    for name in (VARIABLE, FILE_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_secret_in_the_environment_is_kept_for_the_daemon_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(VARIABLE, "hush")
+    path = Path(with_secret("shop", SETTINGS).webhook_secret or "")
+    assert path.parent == places.directory("shop")
+    assert path.read_text() == "hush"
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_file_stays_where_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("hush\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(FILE_VARIABLE, "secret")
+    assert with_secret("shop", SETTINGS).webhook_secret == str(tmp_path / "secret")
+
+
+@pytest.mark.parametrize("content", [None, " \n"])
+def test_a_file_without_a_secret_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: str | None
+) -> None:
+    path = tmp_path / "secret"
+    if content is not None:
+        path.write_text(content)
+    monkeypatch.setenv(FILE_VARIABLE, str(path))
+    with pytest.raises(MlctlError) as caught:
+        with_secret("shop", SETTINGS)
+    assert caught.value.code is ErrorCode.INVALID_INPUT
+
+
+def test_without_webhooks_or_a_secret_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert with_secret("shop", SETTINGS) == SETTINGS
+    monkeypatch.setenv(VARIABLE, "hush")
+    assert with_secret("shop", Settings()) == Settings()
+
+
+@pytest.mark.parametrize("url", ["hooks.example", "ftp://hooks.example/x", "https://"])
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(MlctlError, match="webhooks"):
+        Settings(webhooks=(url,))

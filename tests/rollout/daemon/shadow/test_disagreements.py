@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from rollout.daemon.shadow import disagreements as kept
+from rollout.daemon.shadow.disagreements import Disagreements
+from rollout.daemon.shadow.segments import Segments
+from rollout.domain.join import Joiner, Pair, Side
+from tests.rollout.daemon.shadow.recorded import write_segment
+
+
+def pairs(folder: Path, ids: list[str]) -> list[Pair]:
+    numbers = list(range(len(ids)))
+    write_segment(
+        folder / "live", "1", ids, {"y": [float(n) for n in numbers]}, inputs={"x": numbers}
+    )
+    write_segment(folder / "candidate", "1", ids, {"y": [-float(n) for n in numbers]})
+    joiner = Joiner(10, 1000)
+    for side in Side:
+        found = list(joiner.join(side, Segments(folder / side).new(), 0.0))
+    return found
+
+
+def test_inputs_and_both_answers_are_kept(tmp_path: Path) -> None:
+    sample = Disagreements(tmp_path / "kept" / "1.parquet")
+    sample.add(pairs(tmp_path, ["a", "b", "c"])[1:])
+    table = pq.read_table(sample.path)
+    assert table.column_names == ["request_id", "row", "at", "in.x", "live.y", "candidate.y"]
+    assert table.to_pylist()[0] == {
+        "request_id": "b", "row": 0, "at": 1.0, "in.x": 1, "live.y": 1.0, "candidate.y": -1.0,
+    }  # fmt: skip
+    assert len(table) == 2
+
+
+def test_it_goes_on_after_a_restart(tmp_path: Path) -> None:
+    found = pairs(tmp_path, ["a", "b"])
+    Disagreements(tmp_path / "1.parquet").add(found[:1])
+    Disagreements(tmp_path / "1.parquet").add(found[1:])
+    assert pq.read_table(tmp_path / "1.parquet").column("request_id").to_pylist() == ["a", "b"]
+
+
+def test_it_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "MAX_ROWS", 3)
+    found = pairs(tmp_path, [str(n) for n in range(10)])
+    sample = Disagreements(tmp_path / "1.parquet")
+    sample.add(found)
+    sample.add(found)
+    assert len(pq.read_table(sample.path)) == 3
+
+
+def test_segments_that_are_gone_are_left_out(tmp_path: Path) -> None:
+    found = pairs(tmp_path, ["a"])
+    found[0].live.segment.unlink()
+    sample = Disagreements(tmp_path / "1.parquet")
+    sample.add(found)
+    assert not sample.path.exists()
+
+
+def test_what_cannot_be_written_ends_the_sample(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    sample = Disagreements(tmp_path / "file" / "1.parquet")
+    sample.add(pairs(tmp_path, ["a"]))
+    assert "no more disagreements are kept" in caplog.text

@@ -1,0 +1,242 @@
+"""A whole rollout with a shadow: controller, journal, recorders and segments are the real ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bundle.clock import ManualClock
+from bundle.sampling import Sampling
+from bundle.tensors import Datatype, Signature, TensorSpec
+from cli.rollouts import event_line
+from rollout.daemon.controller import Controller, Watch, World
+from rollout.domain import gates
+from rollout.domain.counts import Counts, Totals, Window
+from rollout.domain.gates import Evidence, Gate
+from rollout.domain.shadow_window import ShadowWindow
+from rollout.domain.spec import Colour, Outcome, Ports, Revision, RolloutSpec, Settings
+from rollout.domain.state_machine import Phase
+from rollout.drivers.local.samples import SampleFolder
+from rollout.journal.journal import Journal
+from rollout.journal.records import ENDED, TICK, Event, Rollout
+from services.online.observability.calls import Seen
+from services.online.observability.sampling import Control, Recorder
+from services.online.observability.segments import SegmentWriter
+from tests.support.memory import MemoryLauncher, MemoryPlane
+from tests.support.rollouts import revision
+
+EDGES = (100.0, 200.0)
+SPEC = RolloutSpec(
+    steps=(50, 100),
+    step_seconds=3,
+    min_requests=20,
+    max_error_rate=0.05,
+    warmup_seconds=1,
+    bake_seconds=4,
+    deadline_seconds=300,
+    shadow_percent=100,
+    shadow_seconds=5,
+    max_disagreement=0.01,
+)
+SIGNATURE = Signature(
+    inputs=(TensorSpec(name="x", dtype=Datatype.FP32, shape=(-1, 2)),),
+    outputs=(TensorSpec(name="y", dtype=Datatype.FP32, shape=(-1, 3)),),
+)
+PER_TICK = 40
+
+
+@dataclass
+class Shop:
+    """Two servers that record, a proxy that copies, and the controller of one rollout."""
+
+    root: Path
+    journal: Journal
+    clock: ManualClock
+    spec: RolloutSpec = SPEC
+    wrong: float = 0.0
+    broken: bool = False
+    failing: int = 0
+    deaf: bool = False
+    foreign: bool = False
+    models: tuple[str, ...] = ()
+    pipeline: bool = False
+    requests: int = 0
+    recorders: dict[Colour, Recorder] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.folder = SampleFolder(self.root)
+        self.plane = MemoryPlane(EDGES)
+        live, candidate = (
+            replace(revision(tag), models=self.models) for tag in ("tiny:aa", "tiny:bb")
+        )
+        self.journal.create("shop", Ports(1, 2), Settings(drain_seconds=5), live)
+        rollout = self.journal.begin("shop", candidate, self.spec)
+        settings = self.journal.deployment("shop").settings
+        watch = Watch(self.journal.take_over("shop"), settings, lambda: True)
+        launcher = MemoryLauncher()
+        samples = None if self.foreign else self.folder
+        world = World(self.plane, self.plane, launcher, self.clock, EDGES, samples)
+        self.controller = Controller(self.journal.rollout(rollout), world, self.journal, watch)
+        for colour, each in ((Colour.BLUE, live), (Colour.GREEN, candidate)):
+            self.recorders[colour] = self._recorder(colour, each)
+
+    def _recorder(self, colour: Colour, served: Revision) -> Recorder:
+        digest = served.digest if self.pipeline else served.digests[0]
+        writer = SegmentWriter(self.folder.segments(colour), SIGNATURE, digest)
+        return Recorder(writer, Control(Sampling(), self.folder.control), self.clock)
+
+    def tick(self) -> None:
+        """A second of traffic: live answers all or its share, copies go where they should."""
+        self.clock.advance(1.0)
+        copied = self.plane.traffic.mirror > 0 if self.plane.traffic else False
+        for colour, weight in self.plane.weights.items():
+            self.plane.serve(colour, PER_TICK * weight // 100)
+        for number in range(PER_TICK if copied else 0):
+            self.requests += 1
+            self._answer(Colour.BLUE, np.asarray([0.1, 0.8, 0.1]))
+            self._answer(Colour.GREEN, self._candidate_says(number))
+        if copied:
+            self._count_copies()
+        for recorder in () if self.deaf else self.recorders.values():
+            recorder.flush()
+        self.controller.tick()
+
+    def _candidate_says(self, number: int) -> np.ndarray:
+        if self.broken:
+            return np.asarray([0.1, np.nan, 0.1])
+        return np.asarray([0.8, 0.1, 0.1] if number < self.wrong * PER_TICK else [0.2, 0.7, 0.1])
+
+    def _answer(self, colour: Colour, scores: np.ndarray) -> None:
+        request_id = f"r{self.requests}".encode()
+        recorder = self.recorders[colour]
+        if (sampling := recorder.choose(request_id)) is None:
+            return
+        seen = Seen("http", request_id, None, None, traced=False, sampling=sampling)
+        asked = {"x": np.zeros((1, 2), np.float32)}
+        answered = {"y": scores.astype(np.float32)[np.newaxis]}
+        recorder.put(seen, sampling, self.clock.wall(), 1, asked, answered)
+
+    def _count_copies(self) -> None:
+        before = self.plane.shadow.get(Colour.GREEN, Totals(within=(0, 0)))
+        copies = Totals(PER_TICK, self.failing, PER_TICK, (PER_TICK, PER_TICK))
+        self.plane.shadow[Colour.GREEN] = before.plus(copies)
+
+    def until_done(self, limit: int = 200) -> Outcome | None:
+        for _ in range(limit):
+            if self.controller.progress.phase is Phase.DONE:
+                break
+            self.tick()
+        return self.journal.rollout(self.controller.rollout.id).outcome
+
+    def ruling(self) -> Gate:
+        (ended,) = (event for event in self.journal.events("shop") if event.kind == ENDED)
+        return Gate(ended.body["verdict"]["gate"])
+
+
+@pytest.fixture
+def shop(tmp_path: Path, journal: Journal, clock: ManualClock) -> Shop:
+    return Shop(tmp_path, journal, clock)
+
+
+@pytest.mark.parametrize("pipeline", [False, True])
+def test_answers_of_several_models_are_compared(
+    tmp_path: Path, journal: Journal, clock: ManualClock, pipeline: bool
+) -> None:
+    models = ("1" * 64, "2" * 64)
+    shop = Shop(tmp_path, journal, clock, broken=True, models=models, pipeline=pipeline)
+    assert shop.until_done() is Outcome.ROLLED_BACK
+    assert 50 not in shop.plane.history
+
+
+def test_a_candidate_that_answers_alike_is_promoted_and_nothing_is_left(shop: Shop) -> None:
+    assert shop.until_done() is Outcome.PROMOTED
+    assert shop.plane.history == [0, 50, 100]
+    compared = [
+        event.body["shadow"]["requests"]
+        for event in shop.journal.events("shop")
+        if event.kind == TICK and event.body["shadow"]
+    ]
+    assert sum(compared) >= 440
+    assert not shop.folder.control.exists()
+    assert not list(shop.root.glob("samples/*/*.parquet"))
+
+
+def test_a_candidate_that_answers_otherwise_never_gets_a_user(shop: Shop) -> None:
+    shop.wrong = 0.1
+    assert shop.until_done() is Outcome.ROLLED_BACK
+    assert shop.ruling() is Gate.DISAGREEMENT
+    assert shop.plane.history == [0]
+    (ended,) = (event for event in shop.journal.events("shop") if event.kind == ENDED)
+    assert Path(ended.body["disagreements"]).exists()
+    assert not shop.folder.control.exists()
+
+
+def test_a_nan_takes_it_back_at_once(shop: Shop) -> None:
+    shop.broken = True
+    assert shop.until_done() is Outcome.ROLLED_BACK
+    assert shop.ruling() is Gate.NON_FINITE
+    assert shop.plane.history == [0]
+
+
+def test_copies_that_fail_take_it_back(shop: Shop) -> None:
+    shop.failing = PER_TICK // 2
+    assert shop.until_done() is Outcome.ROLLED_BACK
+    assert shop.ruling() in (Gate.ERRORS_VS_LIMIT, Gate.ERRORS_VS_LIVE)
+    assert shop.plane.history == [0]
+
+
+def test_servers_that_record_nothing_hold_nothing_up_and_it_is_said(
+    tmp_path: Path, journal: Journal, clock: ManualClock
+) -> None:
+    """What users see is judged all the same."""
+    spec = replace(SPEC, shadow_wait_seconds=120)
+    shop = Shop(tmp_path, journal, clock, spec, deaf=True)
+    assert shop.until_done(100) is Outcome.PROMOTED
+    told = [event_line(event) or "" for event in journal.events("shop") if event.kind == "phase"]
+    assert any("the servers recorded none of" in line for line in told), told
+
+
+def test_who_asks_for_agreement_waits_for_it(
+    tmp_path: Path, journal: Journal, clock: ManualClock
+) -> None:
+    shop = Shop(tmp_path, journal, clock, deaf=True)
+    assert shop.until_done(400) is Outcome.INCONCLUSIVE
+    assert shop.plane.history == [0]
+
+
+def test_where_nobody_can_be_told_to_record_the_shadow_is_left_out(
+    tmp_path: Path, journal: Journal, clock: ManualClock
+) -> None:
+    spec = replace(SPEC, shadow_wait_seconds=120)
+    shop = Shop(tmp_path, journal, clock, spec, foreign=True)
+    assert shop.until_done(60) is Outcome.PROMOTED
+    told = [event_line(event) or "" for event in journal.events("shop")]
+    assert any("without a shadow: the servers cannot be told" in line for line in told), told
+
+
+def refolded(rollout: Rollout, events: Iterable[Event]) -> Evidence:
+    """What the recorded ticks say, one after the other."""
+    evidence = Evidence(seed=rollout.id)
+    for event in events:
+        if event.kind == TICK and (shadow := event.body["shadow"]):
+            evidence = gates.fold_shadow(evidence, ShadowWindow(**shadow), rollout.spec)
+        if event.kind == TICK and event.body["judged"]:
+            window = event.body["window"]
+            counts = Counts(**window["candidate"]), Counts(**window["live"])
+            evidence = gates.fold(evidence, Window(*counts, fair=window["fair"]), rollout.spec)
+    return evidence
+
+
+def test_the_journal_alone_gives_the_same_evidence(shop: Shop) -> None:
+    shop.wrong = 0.01
+    for _ in range(25):
+        shop.tick()
+    rollout = shop.journal.rollout(shop.controller.rollout.id)
+    again = rollout.progress.evidence
+    assert again == shop.controller.progress.evidence
+    assert again == refolded(rollout, shop.journal.events("shop", rollout=rollout.id))
+    assert again.shadow.total.requests > 0

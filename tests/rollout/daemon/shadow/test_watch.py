@@ -1,0 +1,195 @@
+"""The comparison of two revisions, with the server's own recorder at the other end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from bundle.clock import ManualClock
+from bundle.sampling import Sampling
+from bundle.tensors import Datatype, Signature, TensorSpec
+from rollout.daemon.shadow.watch import MAX_ROWS_PER_SECOND, Parties, ShadowWatch, wanted_share
+from rollout.domain.join import Side
+from rollout.domain.shadow_window import ShadowWindow
+from rollout.domain.spec import Colour, RolloutSpec
+from rollout.drivers.local.samples import SAMPLE_DIR, SampleFolder, sample_folder
+from services.online.observability.calls import Seen
+from services.online.observability.sampling import Control, Recorder
+from services.online.observability.segments import SegmentWriter
+
+DIGESTS = {Side.LIVE: "b" * 64, Side.CANDIDATE: "c" * 64}
+SPEC = RolloutSpec(shadow_percent=100, max_disagreement=0.01)
+SIGNATURE = Signature(
+    inputs=(TensorSpec(name="x", dtype=Datatype.FP32, shape=(-1, 4)),),
+    outputs=(
+        TensorSpec(name="scores", dtype=Datatype.FP32, shape=(-1, 3)),
+        TensorSpec(name="label", dtype=Datatype.BYTES, shape=(-1,)),
+    ),
+)
+
+
+@dataclass
+class Shop:
+    """Both colours' recorders, and who compares them."""
+
+    root: Path
+    clock: ManualClock
+    recorders: dict[Colour, Recorder] = field(default_factory=dict)
+    requests: int = 0
+
+    def __post_init__(self) -> None:
+        self.folder = SampleFolder(self.root)
+        parties = Parties(Colour.GREEN, {side: frozenset([each]) for side, each in DIGESTS.items()})
+        self.watch = ShadowWatch(self.folder, parties, SPEC, 7, self.clock)
+        for colour, side in ((Colour.BLUE, Side.LIVE), (Colour.GREEN, Side.CANDIDATE)):
+            writer = SegmentWriter(self.folder.segments(colour), SIGNATURE, DIGESTS[side])
+            control = Control(Sampling(), self.folder.control)
+            self.recorders[colour] = Recorder(writer, control, self.clock)
+
+    def serve(self, colour: Colour, name: str, scores: list[list[float]]) -> None:
+        """One request that the server answers so, recorded if its id is among the chosen."""
+        request_id, rows = name.encode(), len(scores)
+        if (sampling := self.recorders[colour].choose(request_id)) is None:
+            return
+        asked = {"x": np.full((rows, 4), self.requests, np.float32)}
+        answered = {
+            "scores": np.asarray(scores, np.float32),
+            "label": np.asarray([b"abc"[np.argmax(row)] for row in scores], dtype=object),
+        }
+        answered["label"] = np.asarray([bytes([code]) for code in answered["label"]], dtype=object)
+        seen = Seen("http", request_id, None, None, traced=False, sampling=sampling)
+        self.recorders[colour].put(seen, sampling, self.clock.wall(), rows, asked, answered)
+
+    def begin(self) -> None:
+        """Looks until the servers record all: told to begin, told how much, and have heard it."""
+        for _ in range(3):
+            self.passed()
+
+    def look(self, both: int = 0, wrong: int = 0, rows: int = 2) -> ShadowWindow:
+        """A second with `both` requests to both colours, in `wrong` of them one row differs."""
+        good = [[0.1, 0.8, 0.1]] * rows
+        for number in range(both):
+            self.requests += 1
+            self.serve(Colour.BLUE, f"r{self.requests}", good)
+            bad = [[0.8, 0.1, 0.1], *good[1:]]
+            self.serve(Colour.GREEN, f"r{self.requests}", bad if number < wrong else good)
+        return self.passed(both)
+
+    def passed(self, requests: int = 5) -> ShadowWindow:
+        """The recorders write what is due, and a look is taken, a second later."""
+        self.clock.advance(1.1)
+        for recorder in self.recorders.values():
+            recorder.flush()
+        return self.watch.look(requests)
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    return Shop(tmp_path, ManualClock())
+
+
+def test_the_servers_are_told_to_record_and_what_they_write_is_compared(shop: Shop) -> None:
+    shop.begin()
+    assert shop.watch.kept() is None
+    found = [shop.look(20, wrong=4) for _ in range(3)]
+    assert sum(window.requests for window in found) == 60
+    assert sum(window.rows for window in found) == 120
+    assert sum(window.differed for window in found) == 12
+    assert sum(window.disagreed for window in found) == pytest.approx(6.0)
+    assert not any(window.lost or window.non_finite for window in found)
+    kept = pq.read_table(shop.watch.kept())
+    assert len(kept) == 12
+    first = kept.to_pylist()[0]
+    assert (first["live.label"], first["candidate.label"]) == (b"b", b"a")
+    assert first["in.x"] == [1.0] * 4
+
+
+def test_drift_is_told_once_there_are_enough_rows(shop: Shop) -> None:
+    shop.begin()
+    windows = [shop.look(20, wrong=20, rows=1) for _ in range(20)]
+    assert windows[0].psi is None
+    last = windows[-1]
+    assert last.psi is not None
+    assert last.psi > SPEC.max_psi
+    assert last.psi_rows == 400
+
+
+def test_no_number_is_counted(shop: Shop) -> None:
+    shop.begin()
+    shop.serve(Colour.BLUE, "r", [[0.1, 0.8, 0.1]])
+    shop.serve(Colour.GREEN, "r", [[0.1, float("nan"), 0.1]])
+    assert shop.passed().non_finite == 1
+
+
+def test_answers_of_another_revision_are_no_pairs(shop: Shop) -> None:
+    stranger = SegmentWriter(shop.folder.segments(Colour.GREEN), SIGNATURE, "d" * 64)
+    control = Control(Sampling(), shop.folder.control)
+    shop.recorders[Colour.GREEN] = Recorder(stranger, control, shop.clock)
+    shop.begin()
+    assert shop.look(20).requests == 0
+
+
+def test_recording_ends_with_the_comparison_and_nothing_is_left(shop: Shop) -> None:
+    shop.begin()
+    shop.look(5)
+    shop.watch.end()
+    shop.watch.end()
+    assert not shop.folder.control.exists()
+    assert not list(shop.root.glob("samples/*/*.parquet"))
+    assert shop.look(5).requests == 0
+
+
+def test_a_daemon_that_died_leaves_nothing_on(shop: Shop) -> None:
+    shop.begin()
+    shop.clock.advance(61)
+    shop.recorders[Colour.BLUE].flush()
+    assert shop.recorders[Colour.BLUE].choose(b"r") is None
+
+
+def test_looks_keep_the_recording_on(shop: Shop) -> None:
+    for _ in range(200):
+        shop.passed()
+    assert shop.look(5).requests == 5
+
+
+def test_a_look_that_counted_nothing_does_not_raise_the_share(shop: Shop) -> None:
+    """The proxy was restarted: how much traffic there is, is not known."""
+    for _ in range(3):
+        shop.passed(100_000)
+    shop.passed(0)
+    told = Sampling.from_json(shop.folder.control.read_text())
+    assert told.share == pytest.approx(0.01)
+
+
+def test_what_an_earlier_rollout_left_is_removed(shop: Shop) -> None:
+    left = shop.folder.segments(Colour.BLUE) / "0.parquet"
+    left.write_bytes(b"")
+    shop.passed()
+    assert not left.exists()
+
+
+def test_a_row_without_partner_is_lost(shop: Shop) -> None:
+    shop.begin()
+    shop.serve(Colour.GREEN, "alone", [[0.1, 0.8, 0.1]])
+    assert sum(shop.passed().lost for _ in range(20)) == 1
+
+
+def test_the_share_keeps_the_recorder_s_work_small() -> None:
+    assert wanted_share(5, 0, 0, 0) == 1.0
+    assert wanted_share(1000, 0, 0, 0) == pytest.approx(0.02)
+    assert wanted_share(1000, 100, 1000, 100) == pytest.approx(MAX_ROWS_PER_SECOND / 1000)
+    assert wanted_share(1000, 1000, 1000, 100) == pytest.approx(MAX_ROWS_PER_SECOND / 10_000)
+    assert wanted_share(100, 100, 100 << 20, 100) == pytest.approx(0.08)
+    assert wanted_share(1e6, 100, 1000, 100) == 0.01
+
+
+def test_servers_that_record_for_somebody_else_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert sample_folder(tmp_path) == SampleFolder(tmp_path)
+    monkeypatch.setenv(SAMPLE_DIR, "/elsewhere")
+    assert sample_folder(tmp_path) is None

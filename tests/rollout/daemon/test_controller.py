@@ -1,0 +1,398 @@
+"""One rollout on the in-memory twins: tick, look at the state, tick."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from bundle.clock import ManualClock
+from rollout.daemon.controller import Controller, Watch, World
+from rollout.domain.gates import Gate
+from rollout.domain.operator_commands import Wish
+from rollout.domain.ports import Probe, Traffic
+from rollout.domain.spec import Colour, Outcome, Ports, RolloutSpec, Settings
+from rollout.domain.state_machine import Phase, Progress
+from rollout.journal.journal import Journal
+from rollout.journal.records import Event, Rollout
+from tests.support.memory import MemoryLauncher, MemoryPlane
+from tests.support.rollouts import revision
+
+EDGES = (100.0, 200.0)
+SPEC = RolloutSpec(
+    steps=(10, 50, 100),
+    step_seconds=3,
+    min_requests=20,
+    max_p99_ms=200.0,
+    max_error_rate=0.05,
+    warmup_seconds=1,
+    bake_seconds=4,
+    deadline_seconds=200,
+)
+
+
+@dataclass
+class Stage:
+    """A deployment with a rollout, and the twins under it."""
+
+    journal: Journal
+    clock: ManualClock
+    plane: MemoryPlane
+    launcher: MemoryLauncher
+    champion_settled: bool = True
+    spec: RolloutSpec = SPEC
+
+    def __post_init__(self) -> None:
+        self.journal.create("shop", Ports(1, 2), Settings(drain_seconds=5), revision("tiny:aa"))
+        rollout = self.journal.begin("shop", revision("tiny:bb"), self.spec)
+        self.controller = self.take_over(rollout)
+
+    def take_over(self, rollout: int) -> Controller:
+        watch = Watch(
+            self.journal.take_over("shop"),
+            self.journal.deployment("shop").settings,
+            lambda: self.champion_settled,
+        )
+        world = World(self.plane, self.plane, self.launcher, self.clock, EDGES)
+        self.controller = Controller(self.journal.rollout(rollout), world, self.journal, watch)
+        return self.controller
+
+    def tick(self, times: int = 1, *, errors: int = 0, slow: int = 0, requests: int = 200) -> None:
+        """Ticks of one second with traffic by weight, the candidate's with faults."""
+        for _ in range(times):
+            self.clock.advance(1.0)
+            for colour, weight in self.plane.weights.items():
+                n = requests * weight // 100
+                bad = colour is Colour.GREEN and n > 0
+                self.plane.serve(colour, n, errors=errors * bad, slow=slow * bad)
+            self.controller.tick()
+
+    def until(self, phase: Phase, limit: int = 100) -> None:
+        for _ in range(limit):
+            if self.controller.progress.phase is phase:
+                return
+            self.tick()
+        raise AssertionError(f"{phase} was not reached: {self.controller.progress}")
+
+    def events(self, kind: str) -> list[Event]:
+        return [event for event in self.journal.events("shop") if event.kind == kind]
+
+    @property
+    def record(self) -> Rollout:
+        return self.journal.rollout(self.controller.rollout.id)
+
+
+@pytest.fixture
+def stage(journal: Journal, clock: ManualClock) -> Stage:
+    return Stage(journal, clock, MemoryPlane(EDGES), MemoryLauncher())
+
+
+def test_a_good_candidate_gets_all_traffic_step_by_step(stage: Stage) -> None:
+    stage.until(Phase.DONE)
+    assert stage.plane.history == [0, 10, 50, 100]
+    assert stage.record.outcome is Outcome.PROMOTED
+    assert stage.journal.deployment("shop").live == revision("tiny:bb")
+    assert stage.journal.deployment("shop").colour is Colour.GREEN
+    (ended,) = stage.events("ended")
+    assert ended.body["verdict"]["gate"] == Gate.PROOF
+
+
+def test_no_traffic_holds_and_ends_inconclusive(stage: Stage) -> None:
+    stage.until(Phase.SHIFT)
+    stage.tick(50, requests=0)
+    assert stage.controller.progress.phase is Phase.SHIFT
+    assert stage.plane.weights[Colour.GREEN] == 10
+    stage.tick(200, requests=0)
+    assert stage.record.outcome is Outcome.INCONCLUSIVE
+    assert stage.plane.weights[Colour.GREEN] == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "gate"),
+    [({"errors": 10}, Gate.ERRORS_VS_LIMIT), ({"slow": 10}, Gate.LATENCY_VS_LIMIT)],
+)
+def test_a_bad_candidate_is_rolled_back(stage: Stage, fault: dict[str, int], gate: Gate) -> None:
+    stage.until(Phase.SHIFT)
+    for _ in range(10):
+        stage.tick(**fault)
+    assert stage.record.outcome is Outcome.ROLLED_BACK
+    assert stage.plane.history == [0, 10, 0]
+    (ended,) = stage.events("ended")
+    assert ended.body["verdict"]["gate"] == gate
+    assert ended.body["verdict"]["n"] > 0
+    (restored,) = stage.events("traffic_restored")
+    assert restored.body["seconds_since_decision"] == 0.0
+    assert restored.body["seconds_since_first_bad"] > 0.0
+
+
+def test_traffic_is_back_in_the_very_tick_of_the_decision(stage: Stage) -> None:
+    stage.until(Phase.SHIFT)
+    stage.launcher.probes[Colour.GREEN] = Probe.DEAD
+    stage.tick()
+    assert stage.plane.weights[Colour.GREEN] == 0
+
+
+def test_a_candidate_that_dies_while_starting(stage: Stage) -> None:
+    stage.launcher.probes[Colour.GREEN] = Probe.DEAD
+    stage.tick(3)
+    assert stage.record.outcome is Outcome.ROLLED_BACK
+    assert stage.plane.history == [0]
+    (ended,) = stage.events("ended")
+    assert ended.body["verdict"]["gate"] == Gate.READY
+    assert "its log ends" in ended.body["verdict"]["why"]
+
+
+def test_a_candidate_that_is_never_ready(stage: Stage) -> None:
+    stage.launcher.probes[Colour.GREEN] = Probe.STARTING
+    stage.tick(110)
+    assert stage.controller.progress.phase is Phase.WARM
+    stage.tick(20)
+    assert stage.controller.progress.ruling is not None
+    assert "did not become ready" in stage.controller.progress.ruling.why
+
+
+def test_a_candidate_with_another_digest(stage: Stage) -> None:
+    stage.launcher.probes[Colour.GREEN] = Probe.WRONG_MODEL
+    stage.tick(3)
+    assert stage.controller.progress.ruling is not None
+    assert "digest" in stage.controller.progress.ruling.why
+
+
+def test_no_traffic_before_the_proxy_finds_the_candidate_healthy(stage: Stage) -> None:
+    stage.plane.healthy[Colour.GREEN] = False
+    stage.tick(10)
+    assert stage.controller.progress.phase is Phase.WARM
+    stage.plane.healthy[Colour.GREEN] = True
+    stage.tick()
+    assert stage.plane.weights[Colour.GREEN] == 10
+
+
+def test_a_refused_configuration_rolls_back(stage: Stage) -> None:
+    stage.until(Phase.SHIFT)
+    stage.plane.rejects = True
+    with pytest.raises(Exception, match="refused"):
+        stage.tick()
+    assert stage.controller.progress.phase is Phase.ROLLBACK
+    stage.plane.rejects = False
+    stage.until(Phase.DONE)
+    assert stage.record.outcome is Outcome.ROLLED_BACK
+
+
+def test_an_operator_takes_it_back(stage: Stage) -> None:
+    stage.until(Phase.BAKE)
+    stage.journal.request("shop", Wish.ROLLBACK, "the numbers look odd")
+    stage.controller.tick()
+    assert stage.plane.weights == {Colour.BLUE: 100, Colour.GREEN: 0}
+    stage.until(Phase.DONE)
+    (ended,) = stage.events("ended")
+    assert ended.body["verdict"]["gate"] == Gate.OPERATOR
+    assert ended.body["verdict"]["why"] == "the numbers look odd"
+
+
+def test_a_rollback_asked_for_during_the_last_look_of_the_bake_is_obeyed(stage: Stage) -> None:
+    """The request arrives between the tick's look and the record of its promotion."""
+    stage.until(Phase.BAKE)
+    real = stage.journal.save
+
+    def save(
+        rollout: Rollout, progress: Progress, kind: str, body: dict[str, Any], epoch: int
+    ) -> None:
+        if progress.phase is Phase.FINALIZE and not stage.events("rollback_requested"):
+            stage.journal.request("shop", Wish.ROLLBACK, "at the last moment")
+        real(rollout, progress, kind, body, epoch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stage.journal, "save", save)
+        stage.until(Phase.DONE)
+    assert stage.record.outcome is Outcome.ROLLED_BACK
+    assert stage.journal.deployment("shop").live == revision("tiny:aa")
+    assert stage.plane.weights[Colour.GREEN] == 0
+
+
+def test_a_stray_write_is_corrected_within_a_tick(stage: Stage) -> None:
+    stage.until(Phase.SHIFT)
+    stage.plane.apply(Traffic({Colour.BLUE: 0, Colour.GREEN: 100}))
+    stage.tick()
+    assert stage.plane.weights[Colour.GREEN] == 10
+
+
+def test_the_candidate_stays_while_the_live_revision_is_sick(stage: Stage) -> None:
+    stage.until(Phase.SHIFT)
+    stage.plane.healthy[Colour.BLUE] = False
+    stage.journal.request("shop", Wish.ROLLBACK, "by hand")
+    stage.tick(5)
+    assert stage.controller.progress.phase is Phase.ROLLBACK
+    assert stage.plane.endpoints[Colour.GREEN]
+    stage.plane.healthy[Colour.BLUE] = True
+    stage.until(Phase.DONE)
+    assert not stage.plane.endpoints[Colour.GREEN]
+
+
+def test_requests_in_flight_delay_the_stop(stage: Stage) -> None:
+    stage.until(Phase.FINALIZE)
+    stage.journal.put_process(
+        "shop",
+        "blue/0",
+        (served := stage.launcher.start(Colour.BLUE, revision("tiny:aa"))).process,
+        {
+            "revision": {
+                "bento": "tiny:aa",
+                "digest": "aa".ljust(64, "0"),
+                "model": "m",
+                "version": "1",
+                "source": "s",
+            },
+            "endpoint": {"http": 1, "grpc": 2},
+            "log": "/dev/null",
+        },
+    )
+    stage.plane.active[Colour.BLUE] = 3
+    stage.tick(3)
+    assert stage.launcher.probe(served) is Probe.READY
+    stage.plane.active[Colour.BLUE] = 0
+    stage.tick(2)
+    assert stage.launcher.probe(served) is Probe.DEAD
+    assert stage.record.outcome is Outcome.PROMOTED
+
+
+def test_the_end_waits_for_the_champion(stage: Stage) -> None:
+    stage.champion_settled = False
+    stage.until(Phase.FINALIZE)
+    stage.tick(5)
+    assert stage.record.outcome is None
+    assert stage.journal.deployment("shop").live == revision("tiny:bb")
+    stage.champion_settled = True
+    stage.tick()
+    assert stage.record.outcome is Outcome.PROMOTED
+
+
+def test_another_daemon_goes_on_with_the_same_evidence(stage: Stage) -> None:
+    stage.until(Phase.SHIFT)
+    stage.tick(3)
+    before = stage.controller.progress
+    stage.clock.advance(5.0)
+    resumed = stage.take_over(stage.controller.rollout.id)
+    resumed.resume(unwatched_seconds=5.0)
+    after = resumed.progress
+    assert after.evidence == before.evidence
+    assert after == replace(
+        before, since=stage.clock.wall(), step_requests=0, step_ticks=0, evidence=after.evidence
+    )
+    stage.until(Phase.DONE)
+    assert stage.record.outcome is Outcome.PROMOTED
+
+
+def test_what_nobody_watched_for_too_long_is_rolled_back(stage: Stage) -> None:
+    stage.until(Phase.SHIFT)
+    stage.clock.advance(60.0)
+    stage.take_over(stage.controller.rollout.id).resume(unwatched_seconds=60.0)
+    assert stage.plane.weights[Colour.GREEN] == 0
+    stage.until(Phase.DONE)
+    (ended,) = stage.events("ended")
+    assert ended.body["verdict"]["gate"] == Gate.UNWATCHED
+
+
+def test_every_tick_is_an_event_with_its_numbers(stage: Stage) -> None:
+    stage.until(Phase.SHIFT)
+    stage.tick(2)
+    body = stage.events("tick")[-1].body
+    assert body["weight"] == 10
+    assert body["window"]["candidate"]["requests"] == 20
+    assert body["window"]["live"]["requests"] == 180
+    assert body["verdict"]["gate"] in set(Gate)
+    without_limit = {Gate.MEDIAN_VS_LIMIT}
+    assert set(body["e_values"]) == {g for g in Gate if "_vs_" in g} - without_limit
+
+
+def test_a_pause_holds_the_weight_until_it_is_resumed(stage: Stage) -> None:
+    stage.until(Phase.SHIFT)
+    stage.journal.request("shop", Wish.PAUSE, "lunch")
+    stage.tick(300)
+    assert stage.controller.progress.phase is Phase.PAUSED
+    assert stage.plane.weights[Colour.GREEN] == 10
+    stage.journal.request("shop", Wish.RESUME, "back")
+    stage.until(Phase.DONE)
+    assert stage.record.outcome is Outcome.PROMOTED
+
+
+def test_a_paused_candidate_that_fails_is_rolled_back(stage: Stage) -> None:
+    stage.until(Phase.SHIFT)
+    stage.journal.request("shop", Wish.PAUSE, "lunch")
+    stage.tick(2)
+    stage.tick(15, errors=10)
+    assert stage.record.outcome is Outcome.ROLLED_BACK
+
+
+def test_a_pause_survives_its_daemon(stage: Stage) -> None:
+    stage.until(Phase.SHIFT)
+    stage.journal.request("shop", Wish.PAUSE, "lunch")
+    stage.tick()
+    stage.clock.advance(5.0)
+    stage.take_over(stage.controller.rollout.id).resume(unwatched_seconds=5.0)
+    stage.tick(50)
+    assert stage.controller.progress.phase is Phase.PAUSED
+    stage.journal.request("shop", Wish.RESUME, "back")
+    stage.tick()
+    assert stage.controller.progress.since <= stage.clock.wall()
+
+
+def test_an_abort_ends_without_a_verdict_on_the_candidate(stage: Stage) -> None:
+    stage.until(Phase.BAKE)
+    stage.journal.request("shop", Wish.ABORT, "the wrong one")
+    stage.until(Phase.DONE)
+    assert stage.record.outcome is Outcome.ABORTED
+    assert stage.plane.weights[Colour.GREEN] == 0
+
+
+def test_full_is_recorded_as_an_operators_doing(stage: Stage) -> None:
+    stage.until(Phase.SHIFT)
+    stage.journal.request("shop", Wish.FULL, "the live one is broken")
+    stage.tick()
+    assert stage.plane.weights[Colour.GREEN] == 100
+    stage.tick(15, errors=20)
+    assert stage.record.outcome is Outcome.PROMOTED
+    (ended,) = stage.events("ended")
+    assert ended.body["verdict"]["gate"] == Gate.OPERATOR
+
+
+def test_a_proxy_without_copies_leaves_the_shadow_out_and_says_so(
+    journal: Journal, clock: ManualClock
+) -> None:
+    shadowed = replace(SPEC, shadow_percent=20, mirror_percent=5)
+    plane = MemoryPlane(EDGES, can_mirror=False)
+    stage = Stage(journal, clock, plane, MemoryLauncher(), spec=shadowed)
+    stage.until(Phase.DONE)
+    assert stage.record.outcome is Outcome.PROMOTED
+    told = [
+        event.body["shadow_skipped"]
+        for event in stage.events("phase")
+        if "shadow_skipped" in event.body
+    ]
+    assert told == ["the proxy cannot copy requests"]
+
+
+def test_copies_go_to_the_candidate_before_any_weight(journal: Journal, clock: ManualClock) -> None:
+    shadowed = replace(SPEC, shadow_percent=20)
+    stage = Stage(journal, clock, MemoryPlane(EDGES), MemoryLauncher(), spec=shadowed)
+    stage.until(Phase.SHADOW)
+    stage.tick(20)
+    assert stage.controller.progress.phase is Phase.SHADOW  # nothing was compared yet
+    traffic = stage.plane.traffic
+    assert traffic is not None
+    assert (traffic.weights[Colour.GREEN], traffic.mirror, traffic.mirror_to) == (
+        0,
+        20,
+        Colour.GREEN,
+    )
+
+
+def test_tick__a_daemon_is_woken_in_between__one_evaluation_per_interval(stage: Stage) -> None:
+    stage.until(Phase.SHIFT)
+    looks = len(stage.events("tick"))
+    for _ in range(16):  # in one second, with ticks of half a second
+        stage.clock.advance(1 / 16)
+        stage.plane.serve(Colour.GREEN, 1, slow=1)
+        stage.controller.tick()
+    assert len(stage.events("tick")) - looks == 2
+    assert stage.controller.progress.phase is Phase.SHIFT

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import fcntl
+from pathlib import Path
+
+import pytest
+
+from rollout.daemon import daemon
+from rollout.domain.spec import Ports
+from rollout.journal import paths as places
+from rollout.journal.journal import Journal
+from tests.support.rollouts import quick_settings, revision
+
+
+def test_a_second_daemon_leaves_at_once(home: Path) -> None:
+    assert not home.exists()
+    with places.lock("shop").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert daemon.main("shop") == 0
+    assert not places.journal().exists()
+
+
+@pytest.mark.usefixtures("home")
+def test_the_daemon_of_a_deployment_that_is_down_leaves() -> None:
+    with Journal(places.journal()) as journal:
+        journal.create("shop", Ports(1, 2), quick_settings(), revision("tiny:aa"))
+        journal.retire("shop")
+        assert daemon.main("shop") == 0
+        assert "proxy" not in journal.processes("shop")
+    assert places.heartbeat("shop").exists()

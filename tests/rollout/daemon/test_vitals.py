@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import http.server
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from rollout.daemon.vitals import Counters, Pulse, Vitals, read_counters
+from rollout.domain.autoscale import Load
+from rollout.domain.ports import Served
+from rollout.domain.process_ref import ProcessRef
+from rollout.domain.spec import Endpoint
+from tests.support.rollouts import revision
+from tests.support.wait import wait_until
+
+METRICS = """\
+# HELP mlctl_queue_rows Rows waiting now, over all workers.
+# TYPE mlctl_queue_rows gauge
+mlctl_queue_rows{model="a"} 3.0
+mlctl_queue_rows{model="b"} 4.0
+# HELP mlctl_infer_seconds Seconds each batch ran.
+# TYPE mlctl_infer_seconds histogram
+mlctl_infer_seconds_bucket{le="+Inf",model="a"} 7.0
+mlctl_infer_seconds_count{model="a"} 7.0
+mlctl_infer_seconds_sum{model="a"} 1.5
+"""
+
+
+def beats(*answers: tuple[float, int | None]) -> Pulse:
+    pulse = Pulse()
+    for at, status in answers:
+        pulse = pulse.beat(status, at)
+    return pulse
+
+
+def test_silence_is_a_hang_only_if_it_lasts() -> None:
+    silent = ((0.0, None), (5.0, None), (10.0, None))
+    assert not beats(*silent).hung(14.0, 15.0)
+    assert beats(*silent).hung(15.0, 15.0)
+    assert not beats(*silent, (12.0, 200)).hung(20.0, 15.0)
+
+
+def test_few_questions_are_no_proof_of_silence() -> None:
+    """As after a machine that slept: much time has passed, but hardly anything was asked."""
+    assert not beats((0.0, None), (100.0, None)).hung(100.0, 15.0)
+
+
+def test_what_says_that_it_hangs_does() -> None:
+    assert not beats((0.0, 503), (1.0, 503)).hung(1.0, 15.0)
+    assert beats((0.0, 503), (1.0, 503), (2.0, 503)).hung(2.0, 15.0)
+
+
+def test_one_hung_worker_of_several_is_found() -> None:
+    assert beats((0.0, 503), (1.0, 200), (2.0, 503), (3.0, 200), (4.0, 503)).hung(4.0, 15.0)
+    assert not beats((0.0, 503), (61.0, 503), (122.0, 503)).hung(122.0, 15.0)
+
+
+def test_another_error_is_a_sign_of_life() -> None:
+    assert not beats(*((float(at), 404) for at in range(100))).hung(100.0, 15.0)
+
+
+def test_counters_are_summed_over_models() -> None:
+    assert read_counters(METRICS, 5.0) == Counters(5.0, 7.0, 1.5)
+    assert read_counters("# nothing\n", 5.0) is None
+
+
+def test_a_load_is_per_worker_and_of_the_time_between() -> None:
+    before, now = Counters(10.0, 0.0, 3.0), Counters(12.0, 8.0, 5.0)
+    assert now.load(before, workers=2) == Load(queue_rows=4.0, busy=0.5)
+    assert before.load(now, workers=1).busy <= 1.0  # a counter that began again
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        body = METRICS.encode() if self.path == "/metrics" else b"{}"
+        self.send_response(200 if self.path == "/metrics" else self.server.live)  # type: ignore[attr-defined]
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def server() -> Iterator[http.server.ThreadingHTTPServer]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.live = 200  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_what_is_watched_is_asked_and_what_is_not_is_forgotten(
+    server: http.server.ThreadingHTTPServer,
+) -> None:
+    endpoint = Endpoint(server.server_address[1], 1)
+    served = Served(revision("tiny:aa"), endpoint, ProcessRef(1, 0.0, "token"), "/dev/null")
+    with Vitals(hung_seconds=60.0, workers=1) as vitals:
+        vitals.watch([served], loads=True)
+        wait_until(vitals.loads)
+        assert vitals.loads() == (Load(7.0, 0.0),)
+        assert not vitals.hung(served)
+        server.live = 503  # type: ignore[attr-defined]
+        wait_until(lambda: vitals.hung(served))
+        vitals.watch([], loads=True)
+        assert vitals.loads() == ()
+        assert not vitals.hung(served)

@@ -1,0 +1,168 @@
+"""The autoscaling policy under a clock that the test drives."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout.domain.autoscale import Bounds, Load, Seen, State, decide
+
+BOUNDS = Bounds(least=1, most=8, idle_seconds=30.0)
+ZERO = Bounds(least=0, most=8, idle_seconds=30.0)
+IDLE, CALM = Load(0.0, 0.0), Load(0.0, 0.55)
+
+
+@dataclass
+class Story:
+    """A deployment in time. What is added serves after `start_seconds`."""
+
+    bounds: Bounds = BOUNDS
+    replicas: int = 1
+    start_seconds: float = 0.0
+    state: State = field(default_factory=State)
+    now: float = 0.0
+    requests: int = 0
+    ready: list[float] = field(default_factory=lambda: [0.0])
+    changes: list[tuple[float, int]] = field(default_factory=list)
+
+    def run(self, seconds: float, load: Callable[[int], Load], rate: int = 1) -> None:
+        """Look once a second; `load` is a replica's at so many that serve."""
+        for _ in range(int(seconds)):
+            self.now += 1.0
+            self.requests += rate
+            serving = sum(at <= self.now for at in self.ready)
+            loads = (load(serving),) * serving
+            seen = Seen(self.now, self.replicas, loads, self.requests, active=0)
+            self.state, wanted = decide(self.state, seen, self.bounds)
+            if wanted != self.replicas:
+                self.changes.append((self.now, wanted))
+                self.replicas = wanted
+                added = wanted - len(self.ready)
+                self.ready += [self.now + self.start_seconds] * max(0, added)
+                del self.ready[wanted:]
+
+
+def shared(cores: float) -> Callable[[int], Load]:
+    """A steady amount of work, shared by those that serve; the queue grows when it is too much."""
+    return lambda serving: Load(40.0 if cores > serving else 0.0, min(1.0, cores / serving))
+
+
+def test_a_burst_is_answered_within_seconds() -> None:
+    story = Story()
+    story.run(10, shared(3.0))
+    (first, _), *_ = story.changes
+    assert first <= 5.0
+    story.run(20, shared(3.0))
+    assert 4 <= story.replicas <= 6
+
+
+def test_one_crowded_look_is_no_reason() -> None:
+    story = Story()
+    story.run(2, lambda _: Load(100.0, 1.0))
+    story.run(30, lambda _: CALM)
+    assert story.changes == []
+
+
+def test_nothing_more_is_asked_for_while_help_is_on_its_way() -> None:
+    story = Story(start_seconds=20.0)
+    story.run(20, shared(2.5))
+    assert [replicas for _, replicas in story.changes] == [2]
+
+
+def test_it_goes_down_one_by_one_and_slowly() -> None:
+    story = Story(replicas=4, ready=[0.0] * 4)
+    story.run(200, lambda _: IDLE)
+    assert [replicas for _, replicas in story.changes] == [3, 2, 1]
+    gaps = [after[0] - before[0] for before, after in itertools.pairwise(story.changes)]
+    assert min(gaps) >= 60.0
+
+
+def test_a_replica_that_is_silent_keeps_the_number() -> None:
+    story = Story(replicas=2, ready=[0.0, 1e9])
+    story.run(200, lambda _: Load(100.0, 1.0))
+    assert story.changes == []
+
+
+def test_it_sleeps_only_after_no_request_at_all() -> None:
+    story = Story(bounds=ZERO)
+    story.run(100, lambda _: IDLE, rate=1)
+    assert story.replicas == 1
+    story.run(29, lambda _: IDLE, rate=0)
+    assert story.replicas == 1
+    story.run(2, lambda _: IDLE, rate=0)
+    assert story.replicas == 0
+    story.run(1000, lambda _: IDLE, rate=0)
+    assert story.replicas == 0
+
+
+def test_a_long_request_keeps_it_awake() -> None:
+    state = State()
+    for second in range(100):
+        seen = Seen(float(second), 1, (IDLE,), requests=7, active=1)
+        state, wanted = decide(state, seen, ZERO)
+        assert wanted == 1
+
+
+def test_without_the_right_to_sleep_one_stays() -> None:
+    story = Story()
+    story.run(1000, lambda _: IDLE, rate=0)
+    assert story.replicas == 1
+
+
+@pytest.mark.parametrize(("bounds", "wanted"), [(Bounds(3, 5, 1.0), 3), (Bounds(1, 1, 1.0), 1)])
+def test_new_bounds_hold_at_once(bounds: Bounds, wanted: int) -> None:
+    seen = Seen(0.0, 2, (CALM, CALM), 1, 0)
+    assert decide(State(), seen, bounds)[1] == wanted
+
+
+@given(cores=st.floats(0.0, 12.0), start=st.integers(1, 8), delay=st.floats(0.0, 30.0))
+def test_a_steady_load_comes_to_rest(cores: float, start: int, delay: float) -> None:
+    """Whatever the load and the start, it ends at one number and stays there."""
+    story = Story(replicas=start, ready=[0.0] * start, start_seconds=delay)
+    story.run(900, shared(cores))
+    changes = len(story.changes)
+    story.run(300, shared(cores))
+    assert len(story.changes) == changes
+    assert BOUNDS.least <= story.replicas <= BOUNDS.most
+    if cores <= 0.6 * BOUNDS.most:
+        assert cores / story.replicas <= 0.85
+
+
+LOOKS = st.lists(
+    st.tuples(
+        st.floats(0.0, 100.0),
+        st.lists(st.builds(Load, st.floats(0, 1e4), st.floats(0, 1)), max_size=8),
+        st.integers(0, 3),
+        st.integers(0, 2),
+    ),
+    max_size=40,
+)
+
+
+@given(
+    looks=LOOKS,
+    least=st.integers(0, 4),
+    more=st.integers(0, 4),
+    start=st.integers(0, 10),
+)
+def test_whatever_is_seen_the_bounds_hold(
+    looks: list[tuple[float, list[Load], int, int]], least: int, more: int, start: int
+) -> None:
+    bounds = Bounds(least, max(1, least + more), 20.0)
+    state, replicas, now, requests = State(), start, 0.0, 0
+    for seconds, loads, moved, active in looks:
+        now, requests = now + seconds, requests + moved
+        before = replicas
+        state, replicas = decide(state, Seen(now, before, tuple(loads), requests, active), bounds)
+        assert bounds.least <= replicas <= bounds.most
+        if bounds.least <= before <= bounds.most:
+            assert replicas <= max(2 * before, before + 1)
+        if before == 0:
+            assert replicas == bounds.least
+        if replicas == 0 < before:
+            assert active == 0

@@ -1,0 +1,289 @@
+"""Verdicts on counters. How often they are wrong: see `test_gates_simulation`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from rollout.domain import e_values as eprocess
+from rollout.domain import gates
+from rollout.domain.counts import Counts, Window
+from rollout.domain.gates import Action, Evidence, Gate
+from rollout.domain.shadow_window import ShadowWindow
+from rollout.domain.spec import RolloutSpec
+
+SPEC = RolloutSpec(max_p99_ms=50.0, max_error_rate=0.01)
+
+
+def same(n: int = 100, errors: int = 0, slow: int = 0, tail: int = 0) -> Counts:
+    return Counts(n, errors, n, slow, tail)
+
+
+def folded(ticks: int, candidate: Counts, live: Counts, spec: RolloutSpec = SPEC) -> Evidence:
+    evidence = Evidence(seed=1)
+    for _ in range(ticks):
+        evidence = gates.fold(evidence, Window(candidate, live), spec)
+    return evidence
+
+
+def test_nothing_seen_is_neither_harm_nor_proof() -> None:
+    assert gates.harm(Evidence(), SPEC) is None
+    held = gates.unproved(Evidence(), SPEC)
+    assert held is not None
+    assert (held.action, held.gate) == (Action.HOLD, Gate.PROOF)
+
+
+def test_a_tick_without_candidate_requests_changes_nothing() -> None:
+    evidence = folded(3, same(), same())
+    assert gates.fold(evidence, Window(Counts(), same()), SPEC) == evidence
+
+
+def test_errors_beyond_the_limit_name_value_limit_and_n() -> None:
+    verdict = gates.harm(folded(3, same(errors=20), same(errors=20)), SPEC)
+    assert verdict is not None
+    assert (verdict.action, verdict.gate) == (Action.ROLLBACK, Gate.ERRORS_VS_LIMIT)
+    assert (verdict.value, verdict.limit, verdict.n) == (0.2, 0.01, 300)
+    assert "60 of 300" in verdict.why
+
+
+def test_slow_requests_beyond_one_percent() -> None:
+    verdict = gates.harm(folded(3, same(slow=20), same()), SPEC)
+    assert verdict is not None
+    assert verdict.gate is Gate.LATENCY_VS_LIMIT
+    assert verdict.limit == 0.01
+
+
+def test_one_pause_does_not_fire_an_absolute_gate() -> None:
+    """Half of one tick slow is overwhelming evidence per request, yet one single event."""
+    evidence = folded(5, same(), same())
+    evidence = gates.fold(evidence, Window(same(slow=50), same()), SPEC)
+    assert gates.harm(evidence, SPEC) is None
+    assert eprocess.log_mean(evidence.latency_vs_limit) < math.log(1 / SPEC.alpha)
+
+
+def test_two_bad_ticks_are_too_few_whatever_their_evidence() -> None:
+    evidence = folded(2, same(errors=100), same(errors=100))
+    assert eprocess.log_mean(evidence.errors_vs_limit) > math.log(5 / SPEC.alpha)
+    assert gates.harm(evidence, SPEC) is None
+
+
+def test_more_than_half_beyond_the_median_limit() -> None:
+    spec = RolloutSpec(max_p50_ms=20.0)
+    late = Counts(100, 0, 100, late=80)
+    verdict = gates.harm(folded(15, late, late, spec), spec)
+    assert verdict is not None
+    assert (verdict.gate, verdict.value, verdict.limit) == (Gate.MEDIAN_VS_LIMIT, 0.8, 0.5)
+    assert "20 ms" in verdict.why
+    held = gates.doubtful(folded(1, late, late, spec), spec)
+    assert held is not None
+    assert held.gate is Gate.MEDIAN_VS_LIMIT
+    kept = folded(10, Counts(100, 0, 100, late=30), same(), spec)
+    assert gates.doubtful(kept, spec) is None
+    assert gates.unproved(kept, spec) is None
+    near = gates.unproved(folded(10, Counts(100, 0, 100, late=49), same(), spec), spec)
+    assert near is not None
+    assert "median" in near.why
+
+
+def test_a_small_share_of_the_traffic_proves_no_latency() -> None:
+    """Batches at 5 % are emptier than they will be; what was slow there counts all the same."""
+    evidence, unfair = Evidence(seed=1), Window(same(), same(), fair=False)
+    for _ in range(20):
+        evidence = gates.fold(evidence, unfair, SPEC)
+    held = gates.unproved(evidence, SPEC)
+    assert held is not None
+    assert "slow" in held.why
+    bad = Window(same(slow=20), same(), fair=False)
+    for _ in range(20):
+        evidence = gates.fold(evidence, bad, SPEC)
+    verdict = gates.harm(evidence, SPEC)
+    assert verdict is not None
+    assert verdict.gate is Gate.LATENCY_VS_LIMIT
+
+
+SHADOWED = RolloutSpec(shadow_percent=10, shadow_requests=50, max_disagreement=0.01)
+
+
+def compared(ticks: int, window: ShadowWindow, spec: RolloutSpec = SHADOWED) -> Evidence:
+    evidence = Evidence(seed=1)
+    for _ in range(ticks):
+        evidence = gates.fold_shadow(evidence, window, spec)
+    return evidence
+
+
+def test_one_answer_that_is_no_number_is_harm_at_once() -> None:
+    verdict = gates.harm(compared(1, ShadowWindow(10, rows=10, non_finite=1)), SHADOWED)
+    assert verdict is not None
+    assert (verdict.action, verdict.gate) == (Action.ROLLBACK, Gate.NON_FINITE)
+
+
+def test_disagreement_beyond_the_limit_is_harm_and_below_it_is_proof() -> None:
+    bad = ShadowWindow(100, disagreed=10, rows=100, differed=10, psi=0.0)
+    verdict = gates.harm(compared(10, bad), SHADOWED)
+    assert verdict is not None
+    assert (verdict.gate, verdict.value) == (Gate.DISAGREEMENT, 0.1)
+    good = ShadowWindow(100, rows=100, psi=0.01)
+    assert gates.harm(compared(10, good), SHADOWED) is None
+    assert gates.judge_shadow(compared(10, good), SHADOWED) is None
+    held = gates.judge_shadow(compared(3, good), SHADOWED)
+    assert held is not None
+    assert held.gate is Gate.PROOF
+
+
+def test_disagreement_without_a_limit_is_only_told() -> None:
+    spec = RolloutSpec(shadow_percent=10)
+    evidence = compared(10, ShadowWindow(100, 50.0, 100, 50, psi=0.01), spec)
+    assert gates.harm(evidence, spec) is None
+    assert gates.judge_shadow(evidence, spec) is None
+    assert Gate.DISAGREEMENT not in evidence.log_values(spec)
+
+
+def test_the_shadow_holds_for_too_few_pairs_for_drift_and_for_failed_copies() -> None:
+    few = gates.judge_shadow(compared(1, ShadowWindow(10, rows=10)), SHADOWED)
+    assert few is not None
+    assert (few.gate, few.limit) == (Gate.DATA, 50)
+    untold = gates.judge_shadow(compared(1, ShadowWindow(100, rows=100)), SHADOWED)
+    assert untold is not None
+    assert untold.gate is Gate.DATA
+    drifted = gates.judge_shadow(compared(10, ShadowWindow(100, rows=100, psi=0.5)), SHADOWED)
+    assert drifted is not None
+    assert (drifted.gate, drifted.value) == (Gate.DRIFT, 0.5)
+    fine = compared(10, ShadowWindow(100, rows=100, psi=0.0))
+    failing = gates.fold(fine, Window(same(errors=5), same()), SHADOWED)
+    held = gates.judge_shadow(failing, SHADOWED)
+    assert held is not None
+    assert held.gate is Gate.ERRORS_VS_LIMIT
+
+
+def test_worse_than_live_within_the_limit_is_found() -> None:
+    spec = RolloutSpec(max_error_rate=0.3)
+    verdict = gates.harm(folded(15, same(errors=20), same(errors=1), spec), spec)
+    assert verdict is not None
+    assert verdict.gate is Gate.ERRORS_VS_LIVE
+    assert verdict.n == 1500
+
+
+def test_a_difference_below_the_practical_margin_is_not_harm() -> None:
+    spec = RolloutSpec(max_error_rate=0.3, margin=0.5)
+    assert gates.harm(folded(40, same(errors=5), same(errors=0), spec), spec) is None
+
+
+def test_a_candidate_that_hangs_is_found_without_a_single_answer() -> None:
+    evidence = folded(15, Counts(abandoned=5), same())
+    verdict = gates.harm(evidence, SPEC)
+    assert verdict is not None
+    assert (verdict.gate, verdict.value, verdict.n) == (Gate.ERRORS_VS_LIVE, 1.0, 75)
+    assert "given up" in verdict.why
+
+
+def test_clients_that_are_impatient_with_both_do_not_count_against_the_candidate() -> None:
+    def impatient(n: int) -> Traffic:
+        def draw(generator: np.random.Generator) -> Counts:
+            lost = int(generator.binomial(n, 0.3))
+            return Counts(n - lost, 0, n - lost, abandoned=lost)
+
+        return draw
+
+    assert share_rolled_back(impatient(10), impatient(190), SPEC) <= SPEC.alpha
+
+
+def test_client_errors_count_only_against_live() -> None:
+    refusing, fine = Counts(100, 0, 100, client_errors=100), same()
+    verdict = gates.harm(folded(15, refusing, fine), SPEC)
+    assert verdict is not None
+    assert verdict.gate is Gate.CLIENT_ERRORS_VS_LIVE
+    assert gates.harm(folded(15, refusing, refusing), SPEC) is None
+
+
+def test_what_looks_worse_than_live_goes_no_further() -> None:
+    """In the bake live has no requests: what it did before is what there is to compare with."""
+    before = folded(3, same(), same())
+    for bad, gate in (
+        (Counts(10, 0, 10, abandoned=90), Gate.ERRORS_VS_LIVE),
+        (Counts(100, 0, 100, client_errors=90), Gate.CLIENT_ERRORS_VS_LIVE),
+    ):
+        held = gates.doubtful(gates.fold(before, Window(bad, Counts()), SPEC), SPEC)
+        assert held is not None
+        assert (held.action, held.gate) == (Action.HOLD, gate)
+    assert gates.doubtful(folded(3, same(errors=0), Counts()), SPEC) is None
+
+
+def test_a_candidate_that_begins_to_hang_in_the_bake_is_found() -> None:
+    evidence = folded(20, same(), same())
+    for _ in range(20):
+        evidence = gates.fold(evidence, Window(same(), Counts()), SPEC)
+    assert gates.harm(evidence, SPEC) is None
+    ticks = 0
+    while gates.harm(evidence, SPEC) is None:
+        ticks += 1
+        evidence = gates.fold(evidence, Window(Counts(abandoned=50), Counts()), SPEC)
+    verdict = gates.harm(evidence, SPEC)
+    assert verdict is not None
+    assert verdict.gate is Gate.ERRORS_VS_LIVE
+    assert gates.MIN_BAD_TICKS < ticks <= 60
+
+
+def test_in_the_bake_impatient_clients_do_not_count_against_the_candidate() -> None:
+    rolled_back = 0
+    for seed in range(200):
+        generator = np.random.default_rng(seed)
+        evidence = Evidence(seed=seed)
+        for tick in range(150):
+            lost = int(generator.binomial(50, 0.2))
+            others = int(generator.binomial(450, 0.2))
+            theirs = Counts(450 - others, abandoned=others)
+            window = Window(Counts(50 - lost, abandoned=lost), theirs if tick < 5 else Counts())
+            evidence = gates.fold(evidence, window, SPEC)
+            if gates.harm(evidence, SPEC) is not None:
+                rolled_back += 1
+                break
+    assert rolled_back / 200 <= SPEC.alpha
+
+
+def test_noise_around_the_live_share_does_not_hold() -> None:
+    live = Counts(900, 0, 900, abandoned=100)
+    assert gates.doubtful(folded(1, Counts(84, 0, 84, abandoned=16), live), SPEC) is None
+    assert gates.doubtful(folded(1, Counts(80, 0, 80, abandoned=20), live), SPEC) is not None
+
+
+def test_a_longer_tail_than_live_is_found() -> None:
+    spec = RolloutSpec(max_p99_ms=None)
+    verdict = gates.harm(folded(15, same(tail=15), same(tail=1), spec), spec)
+    assert verdict is not None
+    assert verdict.gate is Gate.LATENCY_VS_LIVE
+
+
+def test_proof_needs_both_limits_kept() -> None:
+    assert gates.unproved(folded(10, same(), same()), SPEC) is None
+    held = gates.unproved(folded(10, same(slow=1), same()), SPEC)
+    assert held is not None
+    assert "slow" in held.why
+
+
+def test_no_latency_limit_needs_no_latency_proof() -> None:
+    spec = RolloutSpec(max_p99_ms=None)
+    assert gates.unproved(folded(10, same(slow=100), same(), spec), spec) is None
+
+
+Traffic = Callable[[np.random.Generator], Counts]
+
+
+def rolled_back_at(
+    candidate: Traffic, live: Traffic, ticks: int, seed: int, spec: RolloutSpec
+) -> int | None:
+    generator = np.random.default_rng(seed)
+    evidence = Evidence(seed=seed)
+    for tick in range(ticks):
+        window = Window(candidate(generator), live(generator))
+        evidence = gates.fold(evidence, window, spec)
+        if gates.harm(evidence, spec) is not None:
+            return tick + 1
+    return None
+
+
+def share_rolled_back(candidate: Traffic, live: Traffic, spec: RolloutSpec) -> float:
+    runs = 200
+    hits = [rolled_back_at(candidate, live, 150, seed, spec) for seed in range(runs)]
+    return sum(hit is not None for hit in hits) / runs

@@ -1,0 +1,54 @@
+"""How long a shadow waits for answers that do not come."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rollout.domain.agreement import ShadowEvidence
+from rollout.domain.patience import UNRECORDED_SECONDS, given_up
+from rollout.domain.shadow_window import ShadowWindow
+from rollout.domain.spec import RolloutSpec
+from rollout.domain.verdict import Action
+
+SPEC = RolloutSpec(shadow_percent=20, shadow_requests=50, shadow_wait_seconds=100.0)
+NONE = ShadowEvidence()
+SOME = ShadowEvidence(total=ShadowWindow(requests=30))
+
+
+@pytest.mark.parametrize(
+    ("evidence", "copies", "waited", "why"),
+    [
+        (NONE, 50, UNRECORDED_SECONDS, "recorded none of 50 copied requests"),
+        (NONE, 0, 100.0, "0 copied requests and 0 compared answers in 100 s are too few"),
+        (NONE, 49, 100.0, "49 copied requests"),
+        (SOME, 400, 100.0, "30 compared answers"),
+    ],
+)
+def test_it_ends_with_a_reason(
+    evidence: ShadowEvidence, copies: int, waited: float, why: str
+) -> None:
+    verdict = given_up(evidence, SPEC, copies, waited)
+    assert verdict is not None
+    assert verdict.action is Action.ADVANCE
+    assert why in verdict.why
+
+
+@pytest.mark.parametrize(
+    ("evidence", "copies", "waited"),
+    [
+        (NONE, 50, UNRECORDED_SECONDS - 1),  # what was recorded may be on its way
+        (NONE, 49, 99.0),
+        (SOME, 400, 99.0),  # some come, so more may
+    ],
+)
+def test_it_goes_on_while_answers_may_come(
+    evidence: ShadowEvidence, copies: int, waited: float
+) -> None:
+    assert given_up(evidence, SPEC, copies, waited) is None
+
+
+def test_without_an_end_it_waits_for_its_verdict() -> None:
+    endless = replace(SPEC, shadow_wait_seconds=None)
+    assert given_up(NONE, endless, 10_000, 3000.0) is None

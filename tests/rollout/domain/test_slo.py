@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import pytest
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.latency import SERVED_EDGES_MS
+from rollout.domain.counts import LATENCY_EDGES_MS
+from rollout.domain.slo import SLOS, Slo, counted, limits
+from rollout.domain.spec import RolloutSpec
+
+
+def test_the_table() -> None:
+    assert {
+        "ad-click": Slo(10, 20),
+        "search-ranking": Slo(50, 100),
+        "recommendation-feed": Slo(100, 200),
+        "fraud-detection": Slo(100, 500),
+        "content-moderation": Slo(500, 2000),
+        "autonomous-driving": Slo(10, 30),
+        "image-generation": Slo(10_000, 30_000),
+    } == SLOS
+
+
+@pytest.mark.parametrize("edges", [LATENCY_EDGES_MS, SERVED_EDGES_MS], ids=["proxy", "servers"])
+@pytest.mark.parametrize("slo", SLOS.values(), ids=str)
+def test_every_limit_can_be_counted_exactly(slo: Slo, edges: tuple[float, ...]) -> None:
+    spec = RolloutSpec(max_p50_ms=slo.p50_ms, max_p99_ms=slo.p99_ms)
+    assert counted(spec, edges) == spec
+
+
+@pytest.mark.parametrize("edges", [LATENCY_EDGES_MS, SERVED_EDGES_MS], ids=["proxy", "servers"])
+def test_counted__limit_above_ten_seconds__never_judged_below_it(edges: tuple[float, ...]) -> None:
+    for limit in (10_001.0, 25_000.0, 60_000.0):
+        judged = counted(RolloutSpec(max_p99_ms=limit), edges).max_p99_ms
+        assert judged is not None
+        assert limit <= judged <= 60_000.0
+
+
+def test_counted__limit_beyond_the_last_edge__refused() -> None:
+    with pytest.raises(MlctlError, match="30000 ms cannot be judged") as caught:
+        counted(RolloutSpec(max_p99_ms=30_000.0), (100.0, 10_000.0))
+    assert caught.value.code is ErrorCode.INVALID_INPUT
+
+
+def test_a_limit_of_its_own_goes_before_the_name() -> None:
+    assert limits("search-ranking") == (50, 100)
+    assert limits("search-ranking", max_p99_ms=80) == (50, 80)
+    assert limits("search-ranking", 20, 80) == (20, 80)
+    assert limits(None, None, 80) == (None, 80)
+
+
+def test_an_unknown_name() -> None:
+    with pytest.raises(MlctlError) as raised:
+        limits("search")
+    assert raised.value.code is ErrorCode.INVALID_INPUT
+    assert "search-ranking" in raised.value.message
+
+
+def test_limits_between_two_edges_are_rounded_up() -> None:
+    spec = counted(RolloutSpec(max_p50_ms=10.4, max_p99_ms=101.0))
+    assert (spec.max_p50_ms, spec.max_p99_ms) == (11.0, 110.0)
+    assert counted(RolloutSpec()) == RolloutSpec()

@@ -1,0 +1,295 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rollout.domain import state_machine as machine
+from rollout.domain.counts import Counts, Window
+from rollout.domain.gates import Action, Gate, Verdict
+from rollout.domain.operator_commands import Request, Wish
+from rollout.domain.shadow_window import ShadowWindow
+from rollout.domain.spec import OnInconclusive, Outcome, RolloutSpec
+from rollout.domain.state_machine import TRANSITIONS, Look, Phase, Progress, Signal
+
+SPEC = RolloutSpec(
+    steps=(10, 50, 100),
+    step_seconds=10,
+    min_requests=50,
+    max_p99_ms=None,
+    warmup_seconds=2,
+    bake_seconds=20,
+    deadline_seconds=1000,
+)
+GOOD = Window(Counts(100, 0, 100), Counts(900, 0, 900))
+SHIFTED = machine.move(Progress(phase=Phase.WARM), Signal.NEXT_STEP, 100.0)
+
+
+def looked(progress: Progress, looks: int, now: float, window: Window | None = GOOD) -> Progress:
+    for _ in range(looks):
+        progress = machine.absorb(progress, Look(window), SPEC, now)
+    return progress
+
+
+def test_every_phase_but_done_has_a_way_out() -> None:
+    assert {phase for phase, _ in TRANSITIONS} == set(Phase) - {Phase.DONE}
+
+
+def test_a_move_that_is_not_in_the_table_is_refused() -> None:
+    with pytest.raises(ValueError, match="takes no"):
+        machine.move(Progress(phase=Phase.DONE), Signal.SETTLED, 0.0)
+
+
+def test_the_weight_follows_the_phase() -> None:
+    assert machine.candidate_weight(Progress(), SPEC) == 0
+    assert machine.candidate_weight(SHIFTED, SPEC) == 10
+    baked = machine.move(machine.move(SHIFTED, Signal.NEXT_STEP, 1.0), Signal.LAST_STEP, 2.0)
+    assert (baked.phase, machine.candidate_weight(baked, SPEC)) == (Phase.BAKE, 100)
+    for outcome, weight in [(Outcome.PROMOTED, 100), (Outcome.ROLLED_BACK, 0)]:
+        done = Progress(phase=Phase.DONE, planned=outcome)
+        assert machine.candidate_weight(done, SPEC) == weight
+
+
+def test_a_single_step_goes_straight_to_bake() -> None:
+    spec = RolloutSpec(steps=(100,))
+    assert machine.next_signal(Progress(phase=Phase.WARM), spec) is Signal.LAST_STEP
+
+
+def test_no_data_holds() -> None:
+    progress = looked(SHIFTED, 5, 200.0, window=None)
+    verdict = machine.judge(progress, Look(None), SPEC, 200.0)
+    assert (verdict.action, verdict.gate) == (Action.HOLD, Gate.DATA)
+
+
+def test_requests_that_nobody_answered_are_no_data() -> None:
+    hanging = Window(Counts(abandoned=100), Counts(900, 0, 900))
+    progress = looked(SHIFTED, 3, 200.0, hanging)
+    verdict = machine.judge(progress, Look(hanging), SPEC, 200.0)
+    assert (verdict.action, verdict.gate) == (Action.HOLD, Gate.DATA)
+
+
+def test_too_little_time_holds() -> None:
+    progress = looked(SHIFTED, 5, 105.0)
+    verdict = machine.judge(progress, Look(GOOD), SPEC, 105.0)
+    assert (verdict.action, verdict.gate) == (Action.HOLD, Gate.BAKE_TIME)
+    assert (verdict.value, verdict.limit) == (5.0, 10)
+
+
+def test_time_and_requests_advance_an_early_step_without_proof() -> None:
+    few = Window(Counts(20, 0, 20), Counts(180, 0, 180))
+    progress = looked(SHIFTED, 3, 111.0, few)
+    assert machine.judge(progress, Look(few), SPEC, 111.0).action is Action.ADVANCE
+
+
+def test_the_final_step_needs_proof() -> None:
+    few = Window(Counts(20, 0, 20), Counts(20, 0, 20))
+    half = replace(SHIFTED, step=1)
+    held = machine.judge(looked(half, 3, 111.0, few), Look(few), SPEC, 111.0)
+    assert (held.action, held.gate) == (Action.HOLD, Gate.PROOF)
+    proved = machine.judge(looked(half, 10, 111.0), Look(GOOD), SPEC, 111.0)
+    assert (proved.action, proved.gate) == (Action.ADVANCE, Gate.PROOF)
+    assert machine.obey(half, proved, SPEC, 112.0).phase is Phase.BAKE
+
+
+def test_the_bake_ends_in_finalize() -> None:
+    baking = replace(SHIFTED, phase=Phase.BAKE, step=2)
+    progress = looked(baking, 10, 121.0)
+    verdict = machine.judge(progress, Look(GOOD), SPEC, 121.0)
+    done = machine.obey(progress, verdict, SPEC, 121.0)
+    assert (done.phase, done.planned, done.ruling) == (Phase.FINALIZE, Outcome.PROMOTED, verdict)
+
+
+def test_the_deadline_is_inconclusive_and_never_promotes() -> None:
+    verdict = machine.judge(SHIFTED, Look(None), SPEC, 1000.0)
+    assert (verdict.action, verdict.gate) == (Action.INCONCLUSIVE, Gate.DEADLINE)
+    ended = machine.obey(SHIFTED, verdict, SPEC, 1000.0)
+    assert (ended.phase, ended.planned) == (Phase.ROLLBACK, Outcome.INCONCLUSIVE)
+    assert machine.candidate_weight(ended, SPEC) == 0
+
+
+def test_a_dead_candidate_is_rolled_back_at_once() -> None:
+    verdict = machine.judge(SHIFTED, Look(None, alive=False), SPEC, 101.0)
+    assert (verdict.action, verdict.gate) == (Action.ROLLBACK, Gate.HEALTH)
+
+
+def test_three_unhealthy_looks_in_a_row_roll_back() -> None:
+    sick = Look(GOOD, healthy=False)
+    progress = machine.absorb(machine.absorb(SHIFTED, sick, SPEC, 101.0), sick, SPEC, 101.0)
+    assert machine.judge(progress, sick, SPEC, 101.0).action is Action.HOLD
+    well = machine.absorb(progress, Look(GOOD), SPEC, 101.0)
+    assert well.unhealthy_looks == 0
+    third = machine.absorb(progress, sick, SPEC, 101.0)
+    assert machine.judge(third, sick, SPEC, 101.0).gate is Gate.HEALTH
+
+
+def test_the_first_requests_are_not_judged() -> None:
+    bad = Window(Counts(100, 100, 100), Counts(900, 0, 900))
+    assert looked(SHIFTED, 5, 101.0, bad).evidence == SHIFTED.evidence
+    assert looked(SHIFTED, 5, 102.0, bad).evidence.ticks == 5
+
+
+def test_the_first_look_beyond_a_limit_is_remembered() -> None:
+    bad = Window(Counts(100, 50, 100), Counts(900, 0, 900))
+    progress = looked(looked(looked(SHIFTED, 1, 103.0), 1, 104.0, bad), 1, 105.0, bad)
+    assert progress.first_bad == 104.0
+
+
+def test_hold_changes_nothing() -> None:
+    hold = Verdict(Action.HOLD, Gate.DATA, "no data")
+    assert machine.obey(SHIFTED, hold, SPEC, 5.0) is SHIFTED
+
+
+SHADOWED = replace(SPEC, shadow_percent=20, shadow_seconds=5, shadow_requests=30)
+
+
+def asked(wish: Wish, seq: int = 7) -> Request:
+    return Request(seq, wish, "by hand")
+
+
+def heeded(progress: Progress, wish: Wish, now: float, spec: RolloutSpec = SPEC) -> Progress:
+    after = machine.heed(progress, asked(wish), spec, now)
+    assert after is not None
+    return after
+
+
+def test_the_shadow_comes_before_any_weight() -> None:
+    warm = Progress(phase=Phase.WARM)
+    shadow = machine.warmed(warm, SHADOWED, 100.0)
+    assert shadow.phase is Phase.SHADOW
+    assert machine.candidate_weight(shadow, SHADOWED) == 0
+    assert machine.mirrored_share(shadow, SHADOWED) == 20
+    assert shadow.exposed is None
+    first = machine.move(shadow, machine.next_signal(shadow, SHADOWED), 110.0)
+    assert (first.phase, first.step, first.exposed) == (Phase.SHIFT, 0, 110.0)
+    assert machine.mirrored_share(first, SHADOWED) == 0
+    assert machine.mirrored_share(first, replace(SHADOWED, mirror_percent=3)) == 3
+
+
+def test_without_a_share_to_copy_there_is_no_shadow() -> None:
+    assert machine.warmed(Progress(phase=Phase.WARM), SPEC, 1.0).phase is Phase.SHIFT
+
+
+def test_only_compared_copies_are_data_in_the_shadow() -> None:
+    progress = machine.warmed(Progress(phase=Phase.WARM), SHADOWED, 100.0)
+    for _ in range(5):
+        progress = machine.absorb(progress, Look(GOOD), SHADOWED, 200.0)
+    held = machine.judge(progress, Look(GOOD), SHADOWED, 200.0)
+    assert (held.action, held.gate, held.n) == (Action.HOLD, Gate.DATA, 0)
+
+
+def test_the_first_copies_are_not_judged_by_how_cold_the_candidate_is() -> None:
+    progress = machine.warmed(Progress(phase=Phase.WARM), SHADOWED, 100.0)
+    cold = Look(Window(Counts(100, 50, 100), Counts(900, 0, 900)))
+    for now in (100.5, 101.0, 101.5):
+        progress = machine.absorb(progress, cold, SHADOWED, now)
+    assert progress.evidence.ticks == 0
+    assert machine.judge(progress, cold, SHADOWED, 101.5).action is Action.HOLD
+    assert machine.absorb(progress, cold, SHADOWED, 102.0).evidence.ticks == 1
+
+
+def test_a_shadow_that_finds_nothing_to_compare_ends_after_a_while_unless_told_to_wait() -> None:
+    patient = replace(SHADOWED, shadow_wait_seconds=60)
+    progress = machine.warmed(Progress(phase=Phase.WARM), patient, 100.0)
+    assert machine.judge(progress, Look(None), patient, 159.0).action is Action.HOLD
+    verdict = machine.judge(progress, Look(None), patient, 160.0)
+    assert (verdict.action, verdict.gate) == (Action.ADVANCE, Gate.DATA)
+    assert machine.obey(progress, verdict, patient, 160.0).phase is Phase.SHIFT
+    assert machine.judge(progress, Look(None), SHADOWED, 160.0).action is Action.HOLD
+
+
+def test_a_shadow_with_doubts_does_not_end_for_lack_of_answers() -> None:
+    patient = replace(SHADOWED, shadow_wait_seconds=60, max_disagreement=0.01)
+    progress = machine.warmed(Progress(phase=Phase.WARM), patient, 100.0)
+    wrong = Look(GOOD, shadow=ShadowWindow(requests=40, disagreed=1, rows=40, differed=1))
+    for _ in range(3):
+        progress = machine.absorb(progress, wrong, patient, 110.0)
+    held = machine.judge(progress, wrong, patient, 170.0)
+    assert (held.action, held.gate) == (Action.HOLD, Gate.DISAGREEMENT)
+
+
+def test_a_pause_keeps_the_weight_and_stops_the_clocks() -> None:
+    paused = heeded(SHIFTED, Wish.PAUSE, 105.0)
+    assert (paused.phase, paused.stage, paused.obeyed) == (Phase.PAUSED, Phase.SHIFT, 7)
+    assert machine.candidate_weight(paused, SPEC) == 10
+    held = machine.judge(looked(paused, 20, 5000.0), Look(GOOD), SPEC, 5000.0)
+    assert (held.action, held.gate) == (Action.HOLD, Gate.OPERATOR)
+    resumed = heeded(paused, Wish.RESUME, 5005.0)
+    assert (resumed.phase, resumed.interrupted) == (Phase.SHIFT, None)
+    assert resumed.since == SHIFTED.since + 4900.0
+    assert resumed.started == SHIFTED.started + 4900.0
+
+
+def test_harm_takes_a_paused_rollout_back() -> None:
+    paused = heeded(SHIFTED, Wish.PAUSE, 105.0)
+    bad = Window(Counts(100, 60, 100), Counts(900, 0, 900))
+    verdict = machine.judge(looked(paused, 20, 200.0, bad), Look(bad), SPEC, 200.0)
+    assert verdict.action is Action.ROLLBACK
+    assert machine.obey(paused, verdict, SPEC, 200.0).phase is Phase.ROLLBACK
+    dead = machine.judge(paused, Look(None, alive=False), SPEC, 200.0)
+    assert (dead.action, dead.gate) == (Action.ROLLBACK, Gate.HEALTH)
+
+
+def test_a_pause_before_the_start_has_to_wait() -> None:
+    assert machine.heed(Progress(), asked(Wish.PAUSE), SPEC, 1.0) is None
+    warm = heeded(Progress(phase=Phase.WARM), Wish.PAUSE, 2.0)
+    assert machine.candidate_weight(warm, SPEC) == 0
+    assert heeded(warm, Wish.RESUME, 3.0).phase is Phase.WARM
+
+
+def test_a_request_that_changes_nothing_is_obeyed_all_the_same() -> None:
+    resumed = heeded(SHIFTED, Wish.RESUME, 101.0)
+    assert resumed == replace(SHIFTED, obeyed=7)
+    paused = heeded(SHIFTED, Wish.PAUSE, 105.0)
+    assert heeded(paused, Wish.PAUSE, 110.0).paused == 105.0
+
+
+def test_an_abort_is_no_verdict_on_the_candidate() -> None:
+    for progress in (Progress(), SHIFTED, heeded(SHIFTED, Wish.PAUSE, 105.0)):
+        aborted = heeded(progress, Wish.ABORT, 106.0)
+        assert (aborted.phase, aborted.planned) == (Phase.ROLLBACK, Outcome.ABORTED)
+        assert machine.candidate_weight(aborted, SPEC) == 0
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_full_skips_steps_and_gates_but_not_hard_failures(paused: bool) -> None:
+    progress = heeded(SHIFTED, Wish.PAUSE, 105.0) if paused else SHIFTED
+    full = heeded(progress, Wish.FULL, 106.0)
+    assert (full.phase, full.step) == (Phase.BAKE, 2)
+    assert machine.candidate_weight(full, SPEC) == 100
+    bad = Window(Counts(100, 60, 100), Counts())
+    worse = looked(full, 30, 110.0, bad)
+    assert machine.judge(worse, Look(bad), SPEC, 110.0).action is Action.HOLD
+    dead = machine.judge(worse, Look(None, alive=False), SPEC, 110.0)
+    assert dead.action is Action.ROLLBACK
+    verdict = machine.judge(worse, Look(bad), SPEC, 126.0)
+    assert (verdict.action, verdict.gate) == (Action.ADVANCE, Gate.OPERATOR)
+    assert machine.obey(worse, verdict, SPEC, 126.0).planned is Outcome.PROMOTED
+
+
+def test_full_before_the_candidate_serves_waits_for_it() -> None:
+    full = heeded(Progress(phase=Phase.WARM), Wish.FULL, 1.0)
+    assert (full.phase, full.override) == (Phase.WARM, True)
+    assert machine.warmed(full, SHADOWED, 2.0).phase is Phase.BAKE
+
+
+def test_at_the_deadline_it_pauses_if_asked_to_and_gets_the_time_once_more() -> None:
+    spec = replace(SPEC, on_inconclusive=OnInconclusive.PAUSE)
+    verdict = machine.judge(SHIFTED, Look(None), spec, 1000.0)
+    paused = machine.obey(SHIFTED, verdict, spec, 1000.0)
+    assert (paused.phase, paused.ruling) == (Phase.PAUSED, verdict)
+    assert machine.candidate_weight(paused, spec) == 10
+    resumed = heeded(paused, Wish.RESUME, 9000.0, spec)
+    assert (resumed.phase, resumed.ruling, resumed.started) == (Phase.SHIFT, None, 9000.0)
+    assert machine.judge(resumed, Look(None), spec, 9900.0).gate is Gate.DATA
+
+
+def test_latency_is_not_proved_by_a_small_share() -> None:
+    limited = replace(SPEC, max_p99_ms=100.0)
+    unfair = replace(GOOD, fair=False)
+    half = replace(SHIFTED, step=1)
+    for window, proved in ((unfair, False), (GOOD, True)):
+        progress = half
+        for _ in range(60):
+            progress = machine.absorb(progress, Look(window), limited, 200.0)
+        verdict = machine.judge(progress, Look(window), limited, 200.0)
+        assert (verdict.action is Action.ADVANCE) is proved, verdict

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rollout.domain.counts import LATENCY_EDGES_MS, latency_edge
+from rollout.domain.ports import Traffic
+from rollout.domain.spec import Colour, Endpoint, Ports
+from rollout.drivers.envoy import config
+from rollout.drivers.envoy.proxy import EnvoyFiles
+
+
+def test_envoy_itself_accepts_the_files(tmp_path: Path) -> None:
+    files = EnvoyFiles(tmp_path, Ports(1, 2))
+    files.prepare(Colour.BLUE)
+    files.connect(Colour.BLUE, (Endpoint(3, 4),))
+    done = subprocess.run(
+        [*files.command(), "--mode", "validate"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "OK" in done.stdout
+
+
+def test_preparing_again_keeps_weights_and_endpoints(tmp_path: Path) -> None:
+    files = EnvoyFiles(tmp_path, Ports(1, 2))
+    files.prepare(Colour.BLUE)
+    assert files.route(Traffic({Colour.BLUE: 75, Colour.GREEN: 25}))
+    files.connect(Colour.GREEN, (Endpoint(3, 4),))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.json")}
+    files.prepare(Colour.BLUE)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.json")} == before
+    assert not files.route(Traffic({Colour.BLUE: 75, Colour.GREEN: 25}))
+    files.reset()
+    files.prepare(Colour.BLUE)
+    assert files.route(Traffic({Colour.BLUE: 75, Colour.GREEN: 25}))
+
+
+def test_the_admin_port_is_on_loopback_whatever_the_host(tmp_path: Path) -> None:
+    document = config.bootstrap(Ports(1, 2, host="0.0.0.0"), tmp_path, tmp_path)
+    assert document["admin"]["address"]["socket_address"]["address"] == "127.0.0.1"
+    json.dumps(document, allow_nan=False)
+
+
+def test_a_colour_without_a_process_has_no_endpoint() -> None:
+    table = config.endpoint_table(Colour.GREEN, "grpc", ())
+    assert table["resources"][0]["endpoints"] == []
+
+
+def test_both_protocols_ask_the_http_port_for_health() -> None:
+    for protocol, port in (("http", 3), ("grpc", 4)):
+        table = config.endpoint_table(Colour.BLUE, protocol, (Endpoint(3, 4),))
+        endpoint = table["resources"][0]["endpoints"][0]["lb_endpoints"][0]["endpoint"]
+        assert endpoint["address"]["socket_address"]["port_value"] == port
+        assert endpoint["health_check_config"] == {"port_value": 3}
+
+
+@pytest.mark.parametrize(
+    ("limit", "edge"),
+    [(50.0, 50.0), (50.5, 51.0), (101.0, 110.0), (0.2, 1.0), (59_999.0, 60_000.0)],
+)
+def test_a_limit_is_rounded_up_to_an_exact_edge(limit: float, edge: float) -> None:
+    assert latency_edge(limit) == edge
+
+
+def test_edges_rise_and_have_two_significant_digits() -> None:
+    edges = LATENCY_EDGES_MS
+    assert list(edges) == sorted(set(edges))
+    assert all(float(f"{edge:.1e}") == edge for edge in edges)

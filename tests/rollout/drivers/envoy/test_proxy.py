@@ -1,0 +1,71 @@
+"""What only Envoy does; what every proxy must do is in test_plane_contract."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+
+from rollout.domain.ports import PlaneRejected, PlaneUnavailable, Traffic
+from rollout.domain.spec import Colour, Ports
+from rollout.drivers.envoy import proxy as envoy
+from rollout.drivers.envoy.proxy import EnvoyFiles
+from rollout.drivers.envoy.routes import route_table
+from rollout.drivers.local.launcher import free_ports
+from tests.support.planes import Stage, stage
+
+pytestmark = pytest.mark.slow
+BLUE, GREEN = Colour
+ALL_BLUE, ALL_GREEN = Traffic({BLUE: 100}), Traffic({GREEN: 100})
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Stage]:
+    with stage(tmp_path) as made:
+        yield made
+
+
+def test_a_refused_file_is_told(running: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    running.staff(BLUE)
+    table = route_table(ALL_GREEN)
+    hosts = table["resources"][0]["virtual_hosts"]
+    hosts.append({**hosts[0], "name": "another for the same domain"})
+
+    monkeypatch.setattr(envoy, "route_table", lambda _traffic: table)
+    with pytest.raises(PlaneRejected):
+        running.plane.apply(ALL_GREEN)
+    assert running.plane.weights() == ALL_BLUE.weights
+    assert httpx.post(running.url, trust_env=False).status_code == httpx.codes.OK
+    monkeypatch.undo()
+    running.plane.apply(ALL_GREEN)
+    assert running.plane.weights() == ALL_GREEN.weights
+
+
+def test_only_whole_answers_have_a_time(running: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    running.staff(BLUE, 1, "?delay=1.5")
+    monkeypatch.setattr(envoy, "route_table", lambda traffic: route_table(traffic, 0.5))
+    running.plane.apply(Traffic({BLUE: 100}, sticky=True))  # a file that is not in force yet
+    for path, status in (("", 504), ("_stream", 200)):
+        answer = httpx.post(running.url + path, trust_env=False, timeout=30)
+        assert answer.status_code == status, answer.text
+    method = "/inference.GRPCInferenceService/Model{}Infer"
+    target = f"127.0.0.1:{running.ports.listen}"
+    with grpc.insecure_channel(target) as channel:  # type: ignore[no-untyped-call]
+        assert channel.unary_unary(method.format("Stream"))(b"pieces", timeout=30) == b"pieces"
+        with pytest.raises(grpc.RpcError, match="UNAVAILABLE"):
+            channel.unary_unary(method.format(""))(b"", timeout=30)
+
+
+def test_without_envoy_nothing_is_known(tmp_path: Path) -> None:
+    listen, admin = free_ports(2)
+    files = EnvoyFiles(tmp_path, Ports(listen, admin))
+    files.prepare(BLUE)
+    with files.plane() as plane:
+        with pytest.raises(PlaneUnavailable):
+            plane.read()
+        with pytest.raises(PlaneUnavailable):
+            plane.apply(ALL_GREEN)
+    assert not files.route(ALL_GREEN), "the weights must hold once Envoy is back"

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from rollout.domain.ports import Traffic
+from rollout.domain.spec import Colour
+from rollout.drivers.envoy.routes import parse_traffic, route_table
+
+BLUE, GREEN = Colour
+
+
+def all_routes(traffic: Traffic) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = route_table(traffic)["resources"][0]["virtual_hosts"][0]["routes"]
+    return found
+
+
+def routes(traffic: Traffic) -> list[dict[str, Any]]:
+    """Those of whole answers."""
+    return all_routes(traffic)[1::2]
+
+
+def dumped(found: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"configs": [{"route_config": {"virtual_hosts": [{"routes": found}]}}]}
+
+
+def test_each_protocol_is_routed_by_the_same_weights() -> None:
+    found = routes(Traffic({BLUE: 95, GREEN: 5}))
+    assert "grpc" in found[0]["match"]
+    for route, protocol in zip(found, ("grpc", "http"), strict=True):
+        assert route["route"]["weighted_clusters"] == {
+            "clusters": [
+                {"name": f"blue-first-{protocol}", "weight": 95},
+                {"name": f"green-first-{protocol}", "weight": 5},
+            ]
+        }
+
+
+def test_testers_come_before_the_dice_and_are_counted_apart() -> None:
+    found = routes(Traffic({BLUE: 100}, testers=GREEN))
+    assert [route["route"].get("cluster") for route in found] == [
+        *["green-tester-grpc"] * 2,
+        *["green-tester-http"] * 2,
+        *[None] * 2,
+    ]
+
+
+@pytest.mark.parametrize("sticky", [False, True])
+def test_before_each_route_is_the_same_for_answers_in_pieces(sticky: bool) -> None:
+    found = all_routes(Traffic({BLUE: 95, GREEN: 5}, testers=GREEN, sticky=sticky))
+    for pieces, whole in zip(found[::2], found[1::2], strict=True):
+        assert whole["route"]["timeout"] == "60s"
+        again = {**whole["route"], "timeout": "0s", "idle_timeout": "300s"}
+        assert pieces["route"].keys() == again.keys()
+        assert pieces["route"]["timeout"] == "0s"
+        assert pieces["route"]["idle_timeout"] == "300s"
+        assert shares(pieces) == [
+            (name.replace("-first-", "-stream-"), weight) for name, weight in shares(whole)
+        ]
+        path = pieces["match"].pop("safe_regex")["regex"]
+        assert whole["match"].pop("prefix") == "/"
+        assert {**pieces, "route": 0} == {**whole, "route": 0}
+        if "grpc" in whole["match"]:
+            told = ("/inference.GRPCInferenceService/ModelStreamInfer", True)
+            others = [("/inference.GRPCInferenceService/ModelInfer", False)]
+        else:
+            told = ("/v2/models/m/infer_stream", True)
+            others = [("/v2/models/m/versions/1/generate_stream", True), ("/v2/x/infer", False)]
+        for asked, streams in (told, *others):
+            assert (re.fullmatch(path, asked) is not None) == streams, asked
+
+
+def shares(route: dict[str, Any]) -> list[tuple[str, int]]:
+    weighted = route["route"].get("weighted_clusters", {"clusters": []})
+    return [(cluster["name"], cluster["weight"]) for cluster in weighted["clusters"]]
+
+
+def test_answers_in_pieces_are_not_copied() -> None:
+    for pieces in all_routes(Traffic({BLUE: 100}, mirror=20, mirror_to=GREEN))[::2]:
+        assert "request_mirror_policies" not in pieces["route"]
+
+
+def test_copies_go_to_clusters_of_their_own() -> None:
+    for route, protocol in zip(
+        routes(Traffic({BLUE: 100}, mirror=20, mirror_to=GREEN)), ("grpc", "http"), strict=True
+    ):
+        (policy,) = route["route"]["request_mirror_policies"]
+        assert policy["cluster"] == f"green-shadow-{protocol}"
+        assert policy["runtime_fraction"]["default_value"]["numerator"] == 20
+
+
+@pytest.mark.parametrize(
+    "traffic",
+    [
+        Traffic({BLUE: 95, GREEN: 5}),
+        Traffic({BLUE: 100}, mirror=20, mirror_to=GREEN, testers=GREEN),
+        Traffic({GREEN: 100}, mirror=1, mirror_to=BLUE, sticky=True),
+    ],
+    ids=["weights", "mirror", "sticky"],
+)
+def test_what_was_written_is_read_back(traffic: Traffic) -> None:
+    assert parse_traffic(dumped(all_routes(traffic))) == traffic
+
+
+def test_a_weight_of_zero_is_absent_from_the_dump() -> None:
+    found = routes(Traffic({BLUE: 100}))
+    for route in found:
+        del route["route"]["weighted_clusters"]["clusters"][1]["weight"]
+    assert parse_traffic(dumped(found)) == Traffic({BLUE: 100})
+
+
+def test_before_any_route_nothing_is_known() -> None:
+    assert parse_traffic({}) is None
+    assert parse_traffic({"configs": []}) is None
+    assert parse_traffic({"configs": [{"route_config": {"name": "deployment"}}]}) is None
+
+
+def test_traffic_that_cannot_be_is_refused() -> None:
+    with pytest.raises(ValueError, match="sum to 100"):
+        Traffic({BLUE: 95, GREEN: 6})
+    with pytest.raises(ValueError, match="sum to 100"):
+        Traffic({BLUE: 110, GREEN: -10})
+    with pytest.raises(ValueError, match="cannot be copied"):
+        Traffic({BLUE: 100}, mirror=5)

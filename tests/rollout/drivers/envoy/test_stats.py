@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+from typing import Any
+
+from rollout.domain.counts import LATENCY_EDGES_MS
+from rollout.domain.spec import Colour
+from rollout.drivers.envoy.stats import parse_stats
+
+GRPC = "grpc.inference.GRPCInferenceService.ModelInfer"
+
+
+def histogram(name: str, within_first: int, within_all: int) -> dict[str, Any]:
+    counts = [within_first, *[within_all] * (len(LATENCY_EDGES_MS) - 1)]
+    buckets = [
+        {"upper_bound": edge, "interval": 0, "cumulative": n}
+        for edge, n in zip(LATENCY_EDGES_MS, counts, strict=True)
+    ]
+    return {"name": name, "buckets": buckets}
+
+
+def stats(*values: tuple[str, int], histograms: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:
+    entries: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in values]
+    return {"stats": [*entries, {"histograms": list(histograms)}]}
+
+
+def test_http_and_grpc_are_counted_together() -> None:
+    reading = parse_stats(
+        stats(
+            ("cluster.green-first-http.upstream_rq_completed", 10),
+            ("cluster.green-first-grpc.upstream_rq_completed", 5),
+            histograms=(
+                histogram("cluster.green-first-http.upstream_rq_time", 4, 10),
+                histogram("cluster.green-first-grpc.upstream_rq_time", 1, 5),
+            ),
+        )
+    )
+    green = reading.totals[Colour.GREEN]
+    assert (green.requests, green.timed, green.within[0]) == (15, 15, 5)
+    assert reading.totals[Colour.BLUE].requests == 0
+
+
+def test_answers_in_pieces_may_fail_but_are_not_timed() -> None:
+    reading = parse_stats(
+        stats(
+            ("cluster.green-stream-http.upstream_rq_completed", 3),
+            ("cluster.green-stream-grpc.upstream_rq_completed", 2),
+            (f"cluster.green-stream-grpc.{GRPC.replace('ModelInfer', 'ModelStreamInfer')}.13", 1),
+            histograms=(histogram("cluster.green-stream-http.upstream_rq_time", 1, 3),),
+        )
+    )
+    green = reading.totals[Colour.GREEN]
+    assert (green.requests, green.errors, green.timed, green.within[0]) == (5, 1, 0, 0)
+
+
+def test_a_protocol_that_was_never_used_adds_nothing() -> None:
+    histograms = (histogram("cluster.green-first-http.upstream_rq_time", 4, 10),)
+    assert parse_stats(stats(histograms=histograms)).totals[Colour.GREEN].timed == 10
+
+
+def test_what_counts_as_an_error() -> None:
+    reading = parse_stats(
+        stats(
+            ("cluster.green-first-http.upstream_rq_5xx", 1),
+            ("cluster.green-first-http.upstream_rq_retry", 2),
+            ("cluster.green-first-http.upstream_rq_rx_reset", 4),
+            (f"cluster.green-first-grpc.{GRPC}.13", 8),
+            (f"cluster.green-first-grpc.{GRPC}.14", 16),
+            (f"cluster.green-first-grpc.{GRPC}.0", 100),
+            (f"cluster.green-first-grpc.{GRPC}.3", 100),
+        )
+    )
+    assert reading.totals[Colour.GREEN].errors == 31
+
+
+def test_what_blames_the_caller_is_no_error_but_counted() -> None:
+    reading = parse_stats(
+        stats(
+            ("cluster.green-first-http.upstream_rq_4xx", 1),
+            (f"cluster.green-first-grpc.{GRPC}.3", 2),
+            (f"cluster.green-first-grpc.{GRPC}.5", 4),
+            (f"cluster.green-first-grpc.{GRPC}.12", 8),
+            (f"cluster.green-first-grpc.{GRPC}.13", 16),
+        )
+    )
+    assert reading.totals[Colour.GREEN].client_errors == 15
+
+
+def test_what_envoy_let_go_without_an_answer_was_abandoned() -> None:
+    values = [
+        ("cluster.green-http.upstream_cx_destroy_local_with_active_rq", 5),
+        ("cluster.green-grpc.upstream_rq_tx_reset", 2),
+        ("cluster.green-http.upstream_rq_cancelled", 1),
+        ("cluster.green-first-http.upstream_rq_timeout", 2),
+    ]
+    assert parse_stats(stats(*values)).totals[Colour.GREEN].abandoned == 6
+    assert parse_stats(stats(values[-1])).totals[Colour.GREEN].abandoned == 0
+
+
+def test_a_colour_is_healthy_when_both_protocols_are() -> None:
+    values = [(f"cluster.blue-{p}.membership_healthy", 1) for p in ("http", "grpc")]
+    values += [("cluster.green-http.membership_healthy", 1)]
+    values += [("cluster.green-grpc.membership_healthy", 0)]
+    reading = parse_stats(stats(*values))
+    assert reading.healthy == {Colour.BLUE: True, Colour.GREEN: False}
+
+
+def test_requests_in_flight_are_the_processes_own() -> None:
+    values = [(f"cluster.blue-{p}.upstream_rq_active", 2) for p in ("http", "grpc")]
+    assert parse_stats(stats(*values)).active == {Colour.BLUE: 4, Colour.GREEN: 0}
+
+
+def test_copies_are_counted_apart() -> None:
+    reading = parse_stats(
+        stats(
+            ("cluster.green-shadow-http.upstream_rq_completed", 7),
+            ("cluster.green-shadow-http.upstream_rq_5xx", 2),
+            ("cluster.green-shadow-grpc.upstream_rq_tx_reset", 1),
+            ("cluster.green-tester-http.upstream_rq_completed", 5),
+            histograms=(histogram("cluster.green-shadow-http.upstream_rq_time", 3, 7),),
+        )
+    )
+    shadow = reading.shadow[Colour.GREEN]
+    assert (shadow.requests, shadow.errors, shadow.timed, shadow.abandoned) == (7, 2, 7, 1)
+    assert reading.totals[Colour.GREEN] == reading.totals[Colour.BLUE]
+    assert reading.totals[Colour.GREEN].requests == 0

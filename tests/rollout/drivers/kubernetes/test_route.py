@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout.domain.kubernetes_target import Target
+from rollout.domain.spec import Colour
+from rollout.drivers.kubernetes import route as routes
+from rollout.drivers.kubernetes.route import Claim, RouteUnfitError, Word
+from tests.support.kube import route
+
+TARGET = Target("shop", "web", "shop-blue", "shop-green")
+
+
+def read(*others: dict[str, Any], weights: tuple[int, int] = (100, 0)) -> dict[str, Any]:
+    made = route(*others, weights=weights)
+    made["metadata"] |= {"resourceVersion": "7", "generation": 3}
+    return made
+
+
+@given(st.integers(0, 1_000_000), st.integers(0, 1_000_000))
+def test_a_share_is_never_rounded_to_nothing_or_all(blue: int, green: int) -> None:
+    found = routes.weights_of(read(weights=(blue, green)), TARGET)
+    if blue + green == 0:
+        assert found is None
+        return
+    assert found is not None
+    assert sum(found.values()) == 100
+    assert (found[Colour.BLUE] == 0) == (blue == 0)
+    assert (found[Colour.GREEN] == 0) == (green == 0)
+
+
+@given(st.integers(0, 100))
+def test_a_patch_holds_once_it_is_applied(green: int) -> None:
+    weights = {Colour.BLUE: 100 - green, Colour.GREEN: green}
+    before = read()
+    patch = routes.patched(before, TARGET, weights, Claim("a", 1))
+    assert patch is not None
+    assert patch["metadata"]["resourceVersion"] == "7"
+    after = {**before, "spec": {**before["spec"], **patch.get("spec", {})}}
+    after["metadata"] = {**before["metadata"], **patch["metadata"]}
+    assert routes.patched(after, TARGET, weights, Claim("a", 1)) is None
+    assert routes.patched(after, TARGET, weights, Claim("a", 2)) is not None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"name": "shop-blue", "port": 81, "weight": 0},
+        {"name": "shop-green", "kind": "Service", "group": "", "weight": 0},
+    ],
+)
+def test_a_service_that_is_named_twice_is_refused(other: dict[str, Any]) -> None:
+    with pytest.raises(RouteUnfitError, match="twice"):
+        routes.weights_of(read(other), TARGET)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"name": "shop-blue", "namespace": "other", "weight": 0},
+        {"name": "shop-green", "kind": "ServiceImport", "group": "x", "weight": 0},
+    ],
+)
+def test_the_same_name_elsewhere_is_not_ours(other: dict[str, Any]) -> None:
+    assert routes.weights_of(read(other), TARGET) == {Colour.BLUE: 100, Colour.GREEN: 0}
+
+
+def test_a_claim_that_is_no_number_is_refused() -> None:
+    made = read()
+    made["metadata"]["annotations"] = {routes.EPOCH: "abc", routes.HOLDER: "x"}
+    with pytest.raises(RouteUnfitError, match="no number"):
+        routes.claim_of(made)
+
+
+def ruled(kind: str, status: str, seen: int) -> dict[str, Any]:
+    condition = {"type": kind, "status": status, "observedGeneration": seen, "reason": "Because"}
+    status_of = {"parents": [{"parentRef": {"name": "public"}, "conditions": [condition]}]}
+    return {**read(), "status": status_of}
+
+
+@pytest.mark.parametrize(
+    ("made", "word"),
+    [
+        (read(), Word.ACCEPTED),
+        (ruled("Accepted", "True", 3), Word.ACCEPTED),
+        (ruled("Accepted", "True", 2), Word.WAITING),
+        (ruled("Accepted", "False", 2), Word.WAITING),
+        (ruled("Accepted", "False", 3), Word.REFUSED),
+        (ruled("ResolvedRefs", "False", 3), Word.REFUSED),
+        (ruled("Programmed", "False", 3), Word.ACCEPTED),
+    ],
+)
+def test_the_gateways_word(made: dict[str, Any], word: Word) -> None:
+    assert routes.word(made)[0] is word

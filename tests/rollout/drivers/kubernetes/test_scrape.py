@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bundle.latency import SERVED_EDGES_MS
+from rollout.domain.counts import Totals
+from rollout.drivers.kubernetes.scrape import NOTHING, Tally, read_totals
+from tests.support.kube import FakePod
+
+
+def totals(n: int) -> Totals:
+    return Totals(n, 0, n, (n,) * len(SERVED_EDGES_MS))
+
+
+def test_a_fresh_server_has_counted_nothing() -> None:
+    assert read_totals(FakePod("x", "a" * 64).get("/metrics")[1].decode()) == NOTHING
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        'mlctl_requests_total{model="m",outcome="ok",protocol="http"} 1.0\n',
+        'mlctl_request_seconds_bucket{le="0.1",model="m"} 1.0\n',
+        "what is this",
+    ],
+)
+def test_what_does_not_count_as_we_do_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        read_totals(text)
+
+
+def test_a_code_that_is_not_known_here_blames_the_server() -> None:
+    pod = FakePod("x", "a" * 64)
+    pod.serve(2, outcome="a_code_of_tomorrow")
+    assert read_totals(pod.get("/metrics")[1].decode()).errors == 2
+
+
+@given(st.lists(st.lists(st.integers(0, 50), min_size=1, max_size=4), max_size=8))
+def test_a_tally_counts_every_increment_once_over_all_restarts(
+    lives: list[list[int]],
+) -> None:
+    """Each life of the pod rises from zero; a look follows each rise."""
+    tally, expected, seen = Tally(), 0, 0
+    tally.add({"pod": totals(0)}, {"pod"})
+    for life in lives:
+        count = 0
+        for rise in life:
+            count += rise
+            # A restart that has already counted more than before looks like a rise.
+            expected += count - seen if count >= seen else count
+            seen = count
+            tally.add({"pod": totals(count)}, {"pod"})
+    assert tally.total.requests == expected
+
+
+def test_a_pod_that_is_silent_for_a_while_is_counted_when_it_is_back() -> None:
+    tally = Tally()
+    tally.add({"pod": totals(5)}, {"pod"})
+    tally.add({}, {"pod"})
+    tally.add({"pod": totals(8)}, {"pod"})
+    assert tally.total.requests == 3
+    tally.add({}, set())
+    tally.add({"pod": totals(9)}, {"pod"})
+    assert tally.total.requests == 3

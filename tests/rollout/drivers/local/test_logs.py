@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from bundle.errors import ErrorCode, MlctlError
+from rollout.drivers.local import logs
+from rollout.drivers.local.logs import Follower, Line
+
+
+def write(directory: Path, role: str, text: str) -> None:
+    with logs.path(directory, role).open("a") as file:
+        file.write(text)
+
+
+def test_a_writer_goes_on_after_a_rotation(tmp_path: Path) -> None:
+    """It holds the file open as a Bento does, and nobody tells it anything."""
+    log = logs.path(tmp_path, "blue/0")
+    writer = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for number in range(5):
+        os.write(writer, f"{number}\n".encode() * 50)
+        logs.rotate(tmp_path, max_bytes=60, kept=2)
+        assert log.stat().st_size == 0
+    os.write(writer, b"last\n")
+    os.close(writer)
+    assert log.read_text() == "last\n"
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        "blue-0.log",
+        "blue-0.log.1",
+        "blue-0.log.2",
+    ]
+    assert set((tmp_path / "blue-0.log.1").read_text().split()) == {"4"}
+    assert set((tmp_path / "blue-0.log.2").read_text().split()) == {"3"}
+
+
+def test_a_small_log_is_left_alone(tmp_path: Path) -> None:
+    write(tmp_path, "proxy", "hello\n")
+    logs.rotate(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["proxy.log"]
+
+
+def test_roles(tmp_path: Path) -> None:
+    for role in ("blue/0", "blue/1", "green/0", "proxy"):
+        write(tmp_path, role, "x\n")
+    assert logs.roles(tmp_path) == ("blue/0", "blue/1", "green/0", "proxy")
+    assert logs.roles(tmp_path, "blue") == ("blue/0", "blue/1")
+    assert logs.roles(tmp_path, "blue/1") == ("blue/1",)
+    assert logs.roles(tmp_path, "proxy") == ("proxy",)
+    for unknown in ("daemon", "blue/7", "../proxy"):
+        with pytest.raises(MlctlError) as caught:
+            logs.roles(tmp_path, unknown)
+        assert caught.value.code is ErrorCode.NOT_FOUND
+        assert "blue/0, blue/1, green/0, proxy" in str(caught.value.hint)
+
+
+def test_the_tail_reaches_over_a_rotation(tmp_path: Path) -> None:
+    write(tmp_path, "blue/0", "1\n2\n3\n")
+    logs.rotate(tmp_path, max_bytes=1)
+    write(tmp_path, "blue/0", "4\n5\n")
+    assert [line.text for line in logs.tail(tmp_path, "blue/0", 3)] == ["3", "4", "5"]
+    assert logs.tail(tmp_path, "blue/0", 0) == []
+
+
+def test_following(tmp_path: Path) -> None:
+    write(tmp_path, "proxy", "before\n")
+    follower = Follower(tmp_path, lambda: logs.roles(tmp_path))
+    assert list(follower.read()) == []
+    write(tmp_path, "proxy", "one\nhalf")
+    write(tmp_path, "blue/0", "new\n")
+    assert list(follower.read()) == [Line("blue/0", "new"), Line("proxy", "one")]
+    write(tmp_path, "proxy", " done\n")
+    assert list(follower.read()) == [Line("proxy", "half done")]
+    logs.rotate(tmp_path, max_bytes=1)
+    write(tmp_path, "proxy", "after\n")
+    assert list(follower.read()) == [Line("proxy", "after")]

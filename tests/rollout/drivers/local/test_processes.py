@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rollout.domain.process_ref import ProcessRef
+from rollout.drivers.local import processes
+from tests.support.wait import wait_until
+
+SLEEP = [sys.executable, "-c", "import time; print('started', flush=True); time.sleep(60)"]
+_PARENT = """
+import subprocess, sys
+print("started", flush=True)
+subprocess.run([sys.executable, "-c", "import time; time.sleep(60)"])
+"""
+PARENT = [sys.executable, "-c", _PARENT]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path / "log"
+    processes.end_strays(str(tmp_path))
+
+
+def start(log: Path, argv: list[str]) -> ProcessRef:
+    ref = processes.spawn(str(log.parent), argv, log)
+    wait_until(lambda: "started" in processes.log_tail(log))
+    return ref
+
+
+def gone(ref: ProcessRef) -> bool:
+    """Whether neither the process nor anything that it started is left."""
+    return not processes.alive(ref) and next(processes.members(ref.token), None) is None
+
+
+def test_a_process_leads_its_own_session_and_ends_on_request(log: Path) -> None:
+    ref = start(log, SLEEP)
+    assert processes.alive(ref)
+    assert os.getsid(ref.pid) == ref.pid
+    processes.terminate(ref)
+    wait_until(lambda: not processes.alive(ref))
+    processes.terminate(ref)  # again: nothing happens
+    assert gone(ref)
+
+
+def test_a_recycled_pid_is_not_taken_for_the_process(log: Path) -> None:
+    ref = start(log, SLEEP)
+    other = replace(ref, started=ref.started - 100.0)
+    assert not processes.alive(other)
+    processes.terminate(other)
+    assert processes.alive(ref)
+
+
+def test_killing_reaches_the_children_of_a_dead_parent(log: Path) -> None:
+    ref = start(log, PARENT)
+    wait_until(lambda: len(list(processes.members(ref.token))) == 2)
+    os.kill(ref.pid, 9)
+    wait_until(lambda: not processes.alive(ref))
+    assert not gone(ref)
+    processes.kill(ref)
+    wait_until(lambda: gone(ref))
+
+
+def test_a_process_nobody_remembers_is_found_by_its_role(log: Path) -> None:
+    ref = start(log, SLEEP)
+    assert [process.pid for process in processes.strays(str(log.parent))] == [ref.pid]
+    assert list(processes.strays(str(log.parent)[:-1])) == []
+    processes.end_strays(str(log.parent))
+    wait_until(lambda: gone(ref))
+
+
+def test_what_cannot_be_started_raises(log: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        processes.spawn("role", ["/no/such/program"], log)
+
+
+def test_the_tail_of_a_log(log: Path) -> None:
+    assert processes.log_tail(log) == "(no log was written)"
+    log.touch()
+    assert processes.log_tail(log) == "(the process wrote nothing)"
+    log.write_text("\n".join(str(number) for number in range(50)))
+    assert processes.log_tail(log, lines=2) == "48\n49"
+
+
+def test_log_tail__several_starts__only_lines_of_the_last_process(log: Path) -> None:
+    for number in (1, 2):
+        processes.log_start(log, f"tiny:{number} as green/0")
+        with log.open("a") as file:
+            file.write(f"Traceback of {number}\nstart: of {number}\n")
+    assert processes.log_tail(log) == "Traceback of 2\nstart: of 2"
+    processes.log_start(log, "tiny:3 as green/0")
+    assert processes.log_tail(log) == "(the process wrote nothing)"

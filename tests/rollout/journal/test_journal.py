@@ -1,0 +1,352 @@
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from bundle.clock import ManualClock
+from bundle.errors import ErrorCode, MlctlError
+from rollout.domain import state_machine as machine
+from rollout.domain.gates import Evidence
+from rollout.domain.operator_commands import Wish
+from rollout.domain.process_ref import ProcessRef
+from rollout.domain.spec import Colour, Outcome, Ports, RolloutSpec, Settings
+from rollout.domain.state_machine import Phase, Progress, Signal
+from rollout.journal.journal import Journal, RequestWaitsError, StaleEpochError
+from rollout.journal.schema import connect, transaction
+from tests.support.rollouts import revision
+from tests.support.wait import PATIENCE_SECONDS
+
+BLUE, GREEN = revision("tiny:aa"), revision("tiny:bb")
+SPEC = RolloutSpec()
+ROLLOUT_WISHES = (Wish.PAUSE, Wish.RESUME, Wish.FULL, Wish.ABORT)
+
+
+def create(journal: Journal, name: str = "shop") -> None:
+    journal.create(name, Ports(8000, 8001), Settings(), BLUE)
+
+
+def refused(code: ErrorCode, journal: Journal, name: str = "shop") -> str:
+    with pytest.raises(MlctlError) as caught:
+        journal.begin(name, GREEN, SPEC)
+    assert caught.value.code is code
+    return caught.value.message
+
+
+def finish(journal: Journal, rollout: int, epoch: int) -> None:
+    """Walk the rollout to its promotion."""
+    record = journal.rollout(rollout)
+    for phase in (Phase.BAKE, Phase.FINALIZE, Phase.DONE):
+        progress = Progress(phase=phase, step=4, planned=Outcome.PROMOTED)
+        journal.save(record, progress, "phase", {}, epoch)
+        record = replace(record, progress=progress)
+
+
+def finalize(journal: Journal, rollout: int, epoch: int) -> None:
+    progress = Progress(phase=Phase.FINALIZE, step=4, planned=Outcome.PROMOTED)
+    journal.save(journal.rollout(rollout), progress, "phase", {}, epoch)
+
+
+def test_a_deployment_comes_back_as_it_was_written(journal: Journal) -> None:
+    create(journal)
+    deployment = journal.deployment("shop")
+    assert deployment.up
+    assert (deployment.colour, deployment.live) == (Colour.BLUE, BLUE)
+    assert (deployment.ports, deployment.settings) == (Ports(8000, 8001), Settings())
+    assert journal.deployments() == (deployment,)
+
+
+def test_a_name_that_is_up_is_taken(journal: Journal) -> None:
+    create(journal)
+    with pytest.raises(MlctlError) as caught:
+        create(journal)
+    assert caught.value.code is ErrorCode.DEPLOYMENT_EXISTS
+    journal.retire("shop")
+    create(journal)
+
+
+def test_an_unknown_name_lists_near_ones(journal: Journal) -> None:
+    create(journal)
+    with pytest.raises(MlctlError, match=r"'shop2'.*shop") as caught:
+        journal.deployment("shop2")
+    assert caught.value.code is ErrorCode.DEPLOYMENT_NOT_FOUND
+
+
+def test_a_rollout_comes_back_with_its_position(journal: Journal, clock: ManualClock) -> None:
+    create(journal)
+    rollout = journal.rollout(journal.begin("shop", GREEN, SPEC))
+    assert (rollout.colour, rollout.live, rollout.candidate) == (Colour.GREEN, BLUE, GREEN)
+    begun = Progress(started=clock.wall(), since=clock.wall(), evidence=Evidence(seed=rollout.id))
+    assert rollout.progress == begun
+    progress = machine.move(rollout.progress, Signal.LAUNCHED, 1001.0)
+    journal.save(rollout, progress, "phase", {}, journal.take_over("shop"))
+    assert journal.rollout(rollout.id).progress == progress
+
+
+def test_a_second_promote_is_refused_by_the_database(journal: Journal) -> None:
+    create(journal)
+    journal.begin("shop", GREEN, SPEC)
+    assert "tiny:bb" in refused(ErrorCode.ROLLOUT_ACTIVE, journal)
+
+
+def test_the_live_revision_is_not_promoted_again(journal: Journal) -> None:
+    create(journal)
+    finish(journal, journal.begin("shop", GREEN, SPEC), journal.take_over("shop"))
+    deployment = journal.deployment("shop")
+    assert (deployment.colour, deployment.live) == (Colour.GREEN, GREEN)
+    refused(ErrorCode.ALREADY_LIVE, journal)
+    assert journal.active("shop") is None
+    assert journal.rollouts("shop")[0].outcome is Outcome.PROMOTED
+
+
+def test_nothing_is_promoted_in_a_deployment_that_is_down(journal: Journal) -> None:
+    refused(ErrorCode.DEPLOYMENT_NOT_FOUND, journal)
+    create(journal)
+    journal.retire("shop")
+    refused(ErrorCode.DEPLOYMENT_NOT_FOUND, journal)
+
+
+def test_taking_down_ends_the_active_rollout(journal: Journal) -> None:
+    create(journal)
+    rollout = journal.begin("shop", GREEN, SPEC)
+    journal.retire("shop")
+    assert journal.rollout(rollout).outcome is Outcome.ROLLED_BACK
+    assert [e.kind for e in journal.events("shop")] == ["up", "requested", "ended", "down"]
+
+
+def test_events_can_neither_be_changed_nor_deleted(journal: Journal, tmp_path: Path) -> None:
+    create(journal)
+    database = connect(tmp_path / "journal.db")
+    for statement in ("update event set kind = 'x'", "delete from event"):
+        with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+            database.execute(statement)
+    database.close()
+    assert [event.kind for event in journal.events("shop")] == ["up"]
+
+
+def test_the_former_daemon_is_fenced_out(journal: Journal) -> None:
+    create(journal)
+    rollout = journal.rollout(journal.begin("shop", GREEN, SPEC))
+    former, current = journal.take_over("shop"), journal.take_over("shop")
+    assert current > former
+    with pytest.raises(StaleEpochError):
+        journal.save(rollout, Progress(phase=Phase.BAKE), "phase", {}, former)
+    with pytest.raises(StaleEpochError):
+        journal.append("shop", None, "ready", {}, former)
+    assert journal.rollout(rollout.id).progress.phase is Phase.PENDING
+    journal.append("shop", None, "ready", {}, current)
+
+
+def test_epochs_rise_over_all_deployments(journal: Journal) -> None:
+    create(journal, "shop")
+    create(journal, "farm")
+    epochs = [journal.take_over(name) for name in ("shop", "farm", "shop")]
+    assert epochs == sorted(set(epochs))
+
+
+def test_a_rollback_is_asked_for_once_and_only_while_it_can_be_done(journal: Journal) -> None:
+    create(journal)
+    with pytest.raises(MlctlError, match="no rollout of 'shop' is under way"):
+        journal.request("shop", Wish.ROLLBACK, "by hand")
+    rollout = journal.begin("shop", GREEN, SPEC)
+    assert journal.requests(rollout) == ()
+    assert journal.request("shop", Wish.ROLLBACK, "by hand") == rollout
+    (request,) = journal.requests(rollout)
+    assert (request.wish, request.reason) == (Wish.ROLLBACK, "by hand")
+
+
+def test_after_a_promotion_the_hint_names_the_way_back(journal: Journal) -> None:
+    create(journal)
+    finish(journal, journal.begin("shop", GREEN, SPEC), journal.take_over("shop"))
+    with pytest.raises(MlctlError) as caught:
+        journal.request("shop", Wish.ROLLBACK, "by hand")
+    assert "mlctl promote shop tiny:aa" in caught.value.hint
+
+
+def test_a_proved_rollout_can_be_neither_taken_back_nor_ended(journal: Journal) -> None:
+    create(journal)
+    rollout, epoch = journal.begin("shop", GREEN, SPEC), journal.take_over("shop")
+    assert journal.promotion("shop") is None
+    finalize(journal, rollout, epoch)
+    assert journal.promotion("shop") == rollout
+    with pytest.raises(MlctlError) as late:
+        journal.request("shop", Wish.ROLLBACK, "by hand")
+    assert late.value.code is ErrorCode.NOT_FOUND
+    assert "tiny:bb was proved" in late.value.message
+    assert "mlctl promote shop tiny:aa" in late.value.hint
+    with pytest.raises(MlctlError) as second:
+        journal.begin("shop", revision("tiny:cc"), SPEC)
+    assert second.value.code is ErrorCode.ROLLOUT_ACTIVE
+    assert "rollback" not in second.value.hint
+
+
+def test_a_rollback_that_was_asked_for_is_not_overtaken_by_the_promotion(journal: Journal) -> None:
+    create(journal)
+    rollout, epoch = journal.begin("shop", GREEN, SPEC), journal.take_over("shop")
+    journal.request("shop", Wish.ROLLBACK, "by hand")
+    with pytest.raises(RequestWaitsError):
+        finalize(journal, rollout, epoch)
+    assert journal.deployment("shop").live == BLUE
+    assert journal.rollout(rollout).progress.phase is Phase.PENDING
+
+
+def test_another_model_is_not_promoted(journal: Journal) -> None:
+    create(journal)
+    with pytest.raises(MlctlError, match="serves the model 'tiny', not 'other'") as caught:
+        journal.begin("shop", revision("other:bb"), SPEC)
+    assert caught.value.code is ErrorCode.INVALID_INPUT
+    assert journal.active("shop") is None
+
+
+def test_the_promotions_of_a_former_deployment_are_not_this_ones(
+    journal: Journal, clock: ManualClock
+) -> None:
+    create(journal)
+    finish(journal, journal.begin("shop", GREEN, SPEC), journal.take_over("shop"))
+    journal.retire("shop")
+    clock.advance(1.0)
+    create(journal)
+    assert journal.promotion("shop") is None
+
+
+def test_processes_are_remembered_by_role(journal: Journal) -> None:
+    create(journal)
+    journal.put_process("shop", "proxy", ProcessRef(1, 2.0, "t"))
+    journal.put_process("shop", "proxy", ProcessRef(3, 4.0, "u"), {"log": "x"})
+    assert journal.processes("shop") == {"proxy": (ProcessRef(3, 4.0, "u"), {"log": "x"})}
+    journal.drop_process("shop", "proxy")
+    assert journal.processes("shop") == {}
+
+
+def test_last_command__what_a_client_asks_of_this_deployment__only_that_changes_it(
+    journal: Journal, tmp_path: Path
+) -> None:
+    assert journal.last_command("shop") == 0
+    create(journal)
+    with Journal(tmp_path / "journal.db") as client:
+        create(client, "bank")
+        other = client.begin("bank", GREEN, SPEC)
+        epoch = client.take_over("bank")
+        client.save(client.rollout(other), client.rollout(other).progress, "tick", {}, epoch)
+        client.append("shop", None, "ready", {}, client.deployment("shop").epoch)
+        assert journal.last_command("shop") == 0
+        wishes = (partial(client.request, "shop", wish, "why") for wish in ROLLOUT_WISHES)
+        asked: list[Callable[[], object]] = [
+            partial(client.begin, "shop", GREEN, SPEC),
+            *wishes,
+            partial(client.resize, "shop", lambda each: replace(each, replicas=2), "asked for"),
+            partial(client.retire, "shop"),
+        ]
+        for ask in asked:
+            before = journal.last_command("shop")
+            ask()
+            assert journal.last_command("shop") > before
+
+
+_PROMOTE = """
+import sys
+from pathlib import Path
+from bundle.errors import MlctlError
+from rollout.journal.journal import Journal
+from rollout.domain.spec import Revision, RolloutSpec
+green = Revision("tiny:bb", "bb".ljust(64, "0"), "tiny-optimized", "1", "models:/tiny/1")
+with Journal(Path(sys.argv[1])) as journal:
+    sys.stdin.read()
+    try:
+        journal.begin("shop", green, RolloutSpec())
+        print("begun")
+    except MlctlError as error:
+        print(error.code)
+"""
+
+
+def test_of_promotes_from_several_processes_one_begins(journal: Journal, tmp_path: Path) -> None:
+    create(journal)
+    command = [sys.executable, "-c", _PROMOTE, str(tmp_path / "journal.db")]
+    pipe = subprocess.PIPE
+    clients = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(6)]
+    for client in clients:
+        assert client.stdin is not None
+        client.stdin.close()
+        client.stdin = None
+    answers = [client.communicate(timeout=PATIENCE_SECONDS)[0].strip() for client in clients]
+    assert sorted(answers) == ["begun", *["rollout_active"] * 5]
+
+
+def test_what_begin_would_refuse_can_be_asked_before(journal: Journal) -> None:
+    create(journal)
+    journal.check("shop", GREEN, SPEC)
+    with pytest.raises(MlctlError) as live:
+        journal.check("shop", BLUE, SPEC)
+    assert live.value.code is ErrorCode.ALREADY_LIVE
+    journal.begin("shop", GREEN, SPEC)
+    with pytest.raises(MlctlError) as active:
+        journal.check("shop", revision("tiny:cc"), SPEC)
+    assert active.value.code is ErrorCode.ROLLOUT_ACTIVE
+
+
+def test_steps_that_cannot_prove_the_latency_are_refused(journal: Journal) -> None:
+    create(journal)
+    with pytest.raises(MlctlError, match="no step from 50 to 99 %") as refused:
+        journal.begin("shop", GREEN, RolloutSpec(steps=(5, 100), max_p99_ms=50.0))
+    assert refused.value.code is ErrorCode.INVALID_INPUT
+    assert journal.active("shop") is None
+    flattered = RolloutSpec(steps=(5, 100), max_p99_ms=50.0, any_weight_proves=True)
+    journal.begin("shop", GREEN, flattered)
+
+
+def test_only_what_is_paused_can_be_resumed(journal: Journal) -> None:
+    create(journal)
+    journal.begin("shop", GREEN, SPEC)
+    with pytest.raises(MlctlError, match="is not paused"):
+        journal.request("shop", Wish.RESUME, "by hand")
+    journal.request("shop", Wish.PAUSE, "by hand")
+    journal.request("shop", Wish.RESUME, "at once")  # the pause is not obeyed yet, but asked
+
+
+def test_what_is_rare_is_found_without_reading_the_ticks(journal: Journal) -> None:
+    create(journal)
+    rollout = journal.begin("shop", GREEN, SPEC)
+    journal.request("shop", Wish.PAUSE, "by hand")
+    with transaction(journal._db):
+        journal._db.executemany(
+            "insert into event (deployment, rollout, at, epoch, kind, body)"
+            " values ('shop', ?, 1.0, 1, 'tick', '{}')",
+            [(rollout,)] * 5000,
+        )
+    journal.request("shop", Wish.ABORT, "by hand")
+    steps = 0
+
+    def count() -> int:
+        nonlocal steps
+        steps += 100
+        return 0
+
+    journal._db.set_progress_handler(count, 100)
+    wishes = [request.wish for request in journal.requests(rollout)]
+    kinds = [event.kind for event in journal.events("shop", ticks=False)]
+    of_rollout = journal.events("shop", rollout=rollout, ticks=False)
+    last = journal.last_event("shop")
+    page = journal.events("shop", after=10, rollout=rollout, limit=3)
+    journal._db.set_progress_handler(None, 0)
+    assert wishes == [Wish.PAUSE, Wish.ABORT]
+    assert kinds == ["up", "requested", Wish.PAUSE, Wish.ABORT]
+    assert [event.kind for event in of_rollout] == kinds[1:]
+    assert last is not None
+    assert last.kind == Wish.ABORT
+    assert [event.seq for event in page] == [11, 12, 13]
+    assert steps < 2000, f"{steps} steps of SQLite's machine for 5000 ticks"
+
+
+def test_request__rollback_after_a_promotion__hint_goes_back_at_once(journal: Journal) -> None:
+    create(journal)
+    finish(journal, journal.begin("shop", GREEN, SPEC), journal.take_over("shop"))
+    with pytest.raises(MlctlError) as caught:
+        journal.request("shop", Wish.ROLLBACK, "why")
+    assert caught.value.hint == "To go back at once: `mlctl promote shop tiny:aa --full`."

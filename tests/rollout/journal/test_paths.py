@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from bundle.errors import ErrorCode, MlctlError
+from rollout.client import deployments
+from rollout.domain.spec import Ports, RolloutSpec
+from rollout.drivers.local.launcher import free_ports
+from rollout.journal import paths as places
+from rollout.journal.journal import Journal
+from tests.support.rollouts import quick_settings, revision
+
+
+def test_journal__cannot_be_opened__named_with_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    path.mkdir()
+    with pytest.raises(MlctlError) as caught:
+        Journal(path)
+    assert caught.value.code is ErrorCode.INVALID_INPUT
+    assert str(path) in caught.value.message
+    assert "MLCTL_HOME" in str(caught.value.hint)
+
+
+@pytest.mark.usefixtures("home")
+def test_up__a_log_cannot_be_written__refused_before_anything_is_recorded() -> None:
+    log = places.directory("shop") / "logs" / "proxy.log"
+    log.mkdir()
+    with pytest.raises(MlctlError) as caught:
+        deployments.up("shop", revision("tiny:aa"), free_ports(1)[0], settings=quick_settings())
+    assert (caught.value.code, str(log) in caught.value.message) == (ErrorCode.INVALID_INPUT, True)
+    with Journal(places.journal()) as journal:
+        assert journal.events("shop") == ()
+
+
+@pytest.mark.usefixtures("home")
+def test_promote__the_daemons_log_cannot_be_written__no_rollout_is_recorded() -> None:
+    places.daemon_log("shop").mkdir()
+    with Journal(places.journal()) as journal:
+        journal.create("shop", Ports(1, 2), quick_settings(), revision("tiny:aa"))
+        with pytest.raises(MlctlError, match=r"daemon\.log cannot be written"):
+            deployments.promote("shop", revision("tiny:bb"), RolloutSpec())
+        assert journal.rollouts("shop") == ()
+
+
+@pytest.mark.parametrize("version", [0, 2], ids=["older", "newer"])
+def test_journal__of_another_layout__refused_and_left_as_it_is(
+    tmp_path: Path, version: int
+) -> None:
+    path = tmp_path / "journal.db"
+    with sqlite3.connect(path) as other:
+        other.execute("create table deployment (name text)")
+        other.execute(f"pragma user_version = {version}")
+    with pytest.raises(MlctlError, match="another version of mlctl") as caught:
+        Journal(path)
+    assert caught.value.code is ErrorCode.INVALID_INPUT
+    assert str(path) in caught.value.message
+    assert other.execute("select count(*) from sqlite_master").fetchone() == (1,)
+    other.close()
+
+
+def test_journal__opened_while_another_writes__needs_no_write_lock(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    Journal(path).close()
+    writer = sqlite3.connect(path, isolation_level=None)
+    writer.execute("begin immediate")
+    with Journal(path) as journal:
+        assert journal.deployments() == ()
+    writer.close()

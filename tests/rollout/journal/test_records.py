@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rollout.domain import gates
+from rollout.domain.counts import Counts, Window
+from rollout.domain.gates import Action, Evidence, Gate, Verdict
+from rollout.domain.shadow_window import ShadowWindow
+from rollout.domain.spec import Outcome, Ports, RolloutSpec, Settings
+from rollout.domain.state_machine import Phase, Progress
+from rollout.journal import records
+from rollout.journal.journal import Journal
+from tests.support.rollouts import revision
+
+SPEC = RolloutSpec(max_p99_ms=50.0, shadow_percent=10, max_disagreement=0.01)
+
+
+def test_a_progress_with_its_ruling_survives(journal: Journal) -> None:
+    journal.create("shop", Ports(1, 2), Settings(), revision("tiny:aa"))
+    rollout = journal.rollout(journal.begin("shop", revision("tiny:bb"), SPEC))
+    ruling = Verdict(Action.ROLLBACK, Gate.HEALTH, "it died", 1.0, None, 3)
+    progress = replace(
+        rollout.progress,
+        phase=Phase.ROLLBACK,
+        planned=Outcome.ROLLED_BACK,
+        ruling=ruling,
+        exposed=5.0,
+    )
+    journal.save(rollout, progress, "phase", {}, journal.take_over("shop"))
+    assert journal.rollout(rollout.id).progress == progress
+
+
+def test_evidence_survives_exactly(journal: Journal) -> None:
+    journal.create("shop", Ports(1, 2), Settings(), revision("tiny:aa"))
+    rollout = journal.rollout(journal.begin("shop", revision("tiny:bb"), SPEC))
+    epoch = journal.take_over("shop")
+    evidence = rollout.progress.evidence
+    assert evidence == Evidence(seed=rollout.id)
+    for tick in range(20):
+        window = Window(Counts(10, tick % 3, 10, tick % 2, 1), Counts(90, 4, 90, 2, 3))
+        shadow = ShadowWindow(requests=9, disagreed=tick / 7, rows=20, differed=tick, psi=0.1)
+        evidence = gates.fold_shadow(gates.fold(evidence, window, SPEC), shadow, SPEC)
+        journal.save(rollout, Progress(evidence=evidence), records.TICK, {}, epoch)
+    assert journal.rollout(rollout.id).progress.evidence == evidence
+    assert evidence.ticks == 20
+    assert evidence.shadow.agreement_proof[0] != 0.0

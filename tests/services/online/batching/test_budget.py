@@ -1,0 +1,172 @@
+"""What is in flight is bounded on every way in, and nothing is held afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from bundle.errors import ErrorCode
+from bundle.verify import VerifiedBundle
+from services.online.batching.budget import BusyError, Hold, Inflight
+from services.online.grpc.server import GrpcServer
+from services.online.http.app import V2App
+from services.online.http.connection.protocol import lean_protocol
+from services.online.http.inference import Inference
+from services.online.http.limits import BodyLimit
+from services.online.models.served_model import ModelHost
+from services.online.settings import Settings
+from services.protocol.messages import SERVICE, methods
+from tests.support.listening import listening, until
+
+TENSOR = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}
+BODY = json.dumps({"inputs": [TENSOR]}).encode()
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60)), max_size=40))
+def test_no_more_is_held_than_the_limit_and_nothing_at_the_end(
+    steps: list[tuple[int, int]],
+) -> None:
+    inflight = Inflight(100)
+    holds = [Hold(inflight) for _ in range(4)]
+    for index, size in steps:
+        before = inflight.used
+        if size == 0:
+            holds[index].release()
+            continue
+        try:
+            holds[index].grow(size)
+        except BusyError as error:
+            assert inflight.used == before
+            assert (error.code, error.retry_after) == (ErrorCode.QUEUE_FULL, 1.0)
+        assert inflight.used == sum(hold.size for hold in holds) <= 100
+    for hold in holds:
+        hold.release()
+    assert inflight.used == 0
+
+
+def test_infer_requests_are_bounded_and_let_go(bundle: VerifiedBundle) -> None:
+    async def main() -> None:
+        settings = Settings(max_inflight_bytes=2 * len(BODY) - 2)
+        host = ModelHost(bundle, settings, registry=CollectorRegistry())
+        await host.start()
+        inference = Inference(host)
+        async with listening(V2App(host, inference), lean_protocol(inference)) as server:
+            for expects in (False, True):
+                await ask(host, server.url, server.port, expects=expects)
+        await host.stop()
+
+    asyncio.run(main())
+
+
+async def ask(host: ModelHost, url: str, port: int, *, expects: bool) -> None:
+    """A body of which most has arrived leaves no room for a second one, declared or chunked."""
+    head = f"POST /v2/models/tiny/infer HTTP/1.1\r\nHost: test\r\nContent-Length: {len(BODY)}\r\n"
+    expect = b"Expect: 100-continue\r\n" if expects else b""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(head.encode() + expect + b"\r\n" + BODY[:-1])
+    await until(lambda: host.inflight.used == len(BODY) - 1)
+    async with httpx.AsyncClient(base_url=url) as client:
+        path = "/v2/models/tiny/infer"
+        headers = {"Expect": "100-continue"} if expects else {}
+        for content in (BODY, pieces()):
+            refused = await client.post(path, content=content, headers=headers)
+            assert refused.status_code == 503, refused.text
+            assert refused.json()["code"] == "queue_full"
+            assert refused.headers["retry-after"] == "1"
+        writer.write(BODY[-1:])
+        answer = await reader.readuntil(b'"data":[12.0,14.0,16.0,18.0]')
+        assert b"200 OK" in answer
+        await until(lambda: host.inflight.used == 0)
+        assert (await client.post(path, content=BODY, headers=headers)).status_code == 200
+        assert host.inflight.used == 0
+    writer.close()
+
+
+async def pieces() -> AsyncIterator[bytes]:
+    for start in range(0, len(BODY), 20):
+        yield BODY[start : start + 20]
+
+
+def test_a_client_that_leaves_lets_go(bundle: VerifiedBundle) -> None:
+    async def main() -> None:
+        host = ModelHost(bundle, Settings(), registry=CollectorRegistry())
+        await host.start()
+        inference = Inference(host)
+        async with listening(V2App(host, inference), lean_protocol(inference)) as server:
+            _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(b"POST /v2/models/tiny/infer HTTP/1.1\r\nHost: t\r\n")
+            writer.write(b"Content-Length: 500\r\n\r\n{")
+            await until(lambda: host.inflight.used == 1)
+            writer.close()
+            await until(lambda: host.inflight.used == 0)
+        await host.stop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_bentoml_s_routes_are_bounded_too(streamed: bool) -> None:
+    async def read(request: Request) -> PlainTextResponse:
+        return PlainTextResponse(str(len(await request.body())))
+
+    async def main() -> None:
+        inflight = Inflight(100)
+        routes = [Route("/", read, methods=["POST"])]
+        transport = httpx.ASGITransport(BodyLimit(Starlette(routes=routes), 1000, inflight))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            with Hold(inflight) as other:
+                other.grow(50)
+                refused = await client.post("/", content=pieces() if streamed else BODY)
+                assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+            taken = await client.post("/", content=pieces() if streamed else BODY)
+            assert taken.text == str(len(BODY))
+        assert inflight.used == 0
+
+    asyncio.run(main())
+
+
+def test_grpc_has_the_same_limits(bundle: VerifiedBundle) -> None:
+    request = methods()["ModelInfer"].request(model_name="tiny")
+    request.inputs.add(name="x", datatype="FP32", shape=[1, 4])
+    request.raw_input_contents.append(bytes(16))
+
+    async def main() -> None:
+        settings = Settings(max_inflight_bytes=1000, max_connections=1)
+        host = ModelHost(bundle, settings, registry=CollectorRegistry())
+        await host.start()
+        server = GrpcServer(host, "127.0.0.1", 0)
+        await server.start()
+        target, options = f"127.0.0.1:{server.port}", [("grpc.use_local_subchannel_pool", 1)]
+        async with grpc.aio.insecure_channel(target, options) as channel:
+            call: Any = channel.unary_unary(f"/{SERVICE}/ModelInfer")
+            await call(request.SerializeToString())
+            with Hold(host.inflight) as other:
+                other.grow(990)
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await call(request.SerializeToString())
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert dict(caught.value.trailing_metadata() or ())["retry-after"] == "1"
+            async with grpc.aio.insecure_channel(target, options) as second:
+                live: Any = second.unary_unary(f"/{SERVICE}/ServerLive")
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await live(b"", timeout=20)
+                assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            await call(request.SerializeToString())
+            assert host.inflight.used == 0
+        await server.stop(1)
+        await host.stop()
+
+    asyncio.run(main())

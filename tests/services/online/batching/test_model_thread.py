@@ -1,0 +1,69 @@
+import asyncio
+import os
+import sys
+import threading
+from functools import partial
+
+import pytest
+
+from services.online.batching.model_thread import ModelThread
+
+
+def test_work_is_done_in_order_elsewhere_and_told_here() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        thread = ModelThread(loop)
+        told: list[tuple[object, bool]] = []
+        end = asyncio.Event()
+
+        def done(result: int | BaseException) -> None:
+            told.append((result, threading.current_thread() is threading.main_thread()))
+            if len(told) == 3:
+                end.set()
+
+        def work(value: int) -> int:
+            assert threading.current_thread().daemon
+            return 6 // value
+
+        for value in (1, 0, 2):
+            thread.submit(partial(work, value), done)
+        await asyncio.wait_for(end.wait(), 20)
+        assert [type(result) for result, _ in told] == [int, ZeroDivisionError, int]
+        assert all(here for _, here in told)
+        thread.stop()
+
+    asyncio.run(main())
+
+
+def test_a_loop_that_has_ended_is_no_trouble() -> None:
+    gate, ended = threading.Event(), threading.Event()
+
+    async def main() -> None:
+        thread = ModelThread(asyncio.get_running_loop())
+        thread.submit(partial(gate.wait, 20), lambda _: None)
+        thread.submit(ended.set, lambda _: None)
+
+    asyncio.run(main())
+    gate.set()
+    assert ended.wait(20)  # the thread has outlived the loop
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there has a thread its own priority")
+@pytest.mark.parametrize("forbidden", [False, True])
+def test_the_loop_goes_first(forbidden: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbid(*_: int) -> None:
+        raise PermissionError
+
+    if forbidden:
+        monkeypatch.setattr(os, "setpriority", forbid)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        thread, found = ModelThread(loop), loop.create_future()
+        thread.submit(lambda: os.getpriority(os.PRIO_PROCESS, 0), found.set_result)
+        usual = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        expected = usual if forbidden else min(usual + 3, 19)
+        assert await asyncio.wait_for(found, 20) == expected
+        thread.stop()
+
+    asyncio.run(main())

@@ -1,0 +1,369 @@
+from collections.abc import Mapping
+
+import pytest
+
+from bundle.errors import ErrorCode, MlctlError
+from services.online.batching.scheduler import Batcher, Limits, Priority, QueueFullError, Ticket
+from services.runtime.batch_costs import NOTHING_MEASURED, BatchCosts
+
+FAR = 1000.0
+FLAT = {1: 1.0, 4: 1.0}  # what a batch costs on an accelerator that is not full
+LINEAR = {1: 1.0, 4: 4.0}
+
+
+def batcher(
+    *,
+    rows: int = 4,
+    queue: int = 8,
+    wait: float = 0.0,
+    joinable: bool = True,
+    max_queue: float | None = None,
+    costs: Mapping[int, float] = NOTHING_MEASURED,
+) -> Batcher:
+    return Batcher(Limits(rows, queue, wait, joinable, max_queue), BatchCosts(costs))
+
+
+def busy(**options: object) -> Batcher:
+    """A batcher whose first request, number 0, is running since 0.0."""
+    policy = batcher(**options)  # type: ignore[arg-type]
+    policy.offer(1, "k", 0.0, FAR)
+    assert numbers(policy.release(0.0)) == [0]
+    return policy
+
+
+def numbers(batch: list[Ticket]) -> list[int]:
+    return [ticket.number for ticket in batch]
+
+
+def test_an_idle_server_answers_at_once_whatever_the_wait() -> None:
+    policy = batcher(wait=0.5)
+    policy.offer(1, "k", 0.0, FAR)
+    assert numbers(policy.release(0.0)) == [0]
+
+
+def test_one_batch_runs_at_a_time() -> None:
+    policy = batcher()
+    policy.offer(1, "k", 0.0, FAR)
+    policy.release(0.0)
+    policy.offer(1, "k", 0.0, FAR)
+    assert policy.release(0.0) == []
+    policy.finished(0.01)
+    assert numbers(policy.release(0.01)) == [1]
+
+
+def test_company_is_waited_for_while_the_next_request_is_likely_to_come_in_time() -> None:
+    policy = busy(wait=5.0, costs=FLAT)
+    for hundredth in range(40):  # they come quickly, one by one
+        policy.cancel(policy.offer(1, "k", hundredth / 100, FAR))
+    policy.offer(1, "k", 0.4, FAR)
+    policy.offer(1, "k", 0.5, FAR)
+    policy.finished(1.0)
+    # Two wait, one more would save a batch: until 0.5 + 1.0 / 3.
+    assert policy.next_event(0.6) == pytest.approx(0.5 + 1 / 3)
+    assert policy.release(0.8) == []
+    assert numbers(policy.release(0.84)) == [41, 42]
+
+
+def test_company_that_is_not_expected_is_not_waited_for() -> None:
+    policy = busy(wait=5.0, costs=FLAT)
+    policy.offer(1, "k", 0.9, FAR)
+    policy.finished(1.0)
+    assert numbers(policy.release(1.0)) == [1]  # a second between requests so far
+
+
+def test_nobody_waits_where_a_larger_batch_saves_nothing() -> None:
+    policy = busy(wait=5.0, costs=LINEAR)
+    for moment in (0.1, 0.2, 0.3):
+        policy.offer(1, "k", moment, FAR)
+    policy.finished(1.0)
+    assert numbers(policy.release(1.0)) == [1, 2, 3]
+
+
+def test_max_wait_and_a_deadline_end_the_wait_for_company() -> None:
+    def rushed(wait: float, deadline: float) -> Batcher:
+        policy = busy(wait=wait, costs=FLAT, rows=8)
+        for _ in range(40):  # at one moment, so that the gap is next to nothing
+            policy.cancel(policy.offer(1, "k", 0.9, FAR))
+        policy.offer(1, "k", 0.9, deadline)
+        policy.finished(1.0)
+        return policy
+
+    assert rushed(0.2, FAR).next_event(1.0) == pytest.approx(1.1)
+    assert rushed(5.0, FAR).next_event(1.0) == pytest.approx(1.4)
+    hurried = rushed(5.0, 3.2)
+    moment = hurried.next_event(1.0)
+    assert moment is not None
+    assert moment == pytest.approx(1.2)  # twice the batch's time is left
+    assert hurried.expire(1.2) == []
+    assert numbers(hurried.release(moment)) == [41]
+
+
+def test_a_full_batch_does_not_wait() -> None:
+    policy = batcher(rows=2, wait=0.5)
+    policy.offer(1, "k", 0.0, FAR)
+    policy.release(0.0)
+    policy.offer(1, "k", 0.1, FAR)
+    policy.offer(1, "k", 0.1, FAR)
+    policy.finished(0.1)
+    assert numbers(policy.release(0.1)) == [1, 2]
+
+
+def test_rows_never_exceed_the_limit_and_order_is_kept() -> None:
+    policy = batcher(rows=4)
+    for rows in (3, 2, 1):
+        policy.offer(rows, "k", 0.0, FAR)
+    assert numbers(policy.release(0.0)) == [0]
+    policy.finished(0.1)
+    assert numbers(policy.release(0.1)) == [1, 2]
+
+
+def test_a_request_above_the_limit_runs_alone() -> None:
+    policy = batcher(rows=4)
+    policy.offer(6, "k", 0.0, FAR)
+    policy.offer(1, "k", 0.0, FAR)
+    assert numbers(policy.release(0.0)) == [0]
+
+
+def test_other_shapes_and_dependent_rows_are_not_joined() -> None:
+    policy = batcher()
+    for key in ("a", "b", "a"):
+        policy.offer(1, key, 0.0, FAR)
+    assert numbers(policy.release(0.0)) == [0, 2]
+    alone = batcher(joinable=False)
+    alone.offer(1, "k", 0.0, FAR)
+    alone.offer(1, "k", 0.0, FAR)
+    assert numbers(alone.release(0.0)) == [0]
+
+
+def test_a_full_queue_says_when_to_come_back() -> None:
+    policy = batcher(rows=4, queue=8)
+    policy.offer(4, "k", 0.0, FAR)
+    policy.release(0.0)
+    policy.finished(2.0)
+    policy.offer(4, "k", 2.0, FAR)
+    policy.release(2.0)
+    policy.offer(8, "k", 2.0, FAR)
+    with pytest.raises(QueueFullError) as caught:
+        policy.offer(1, "k", 2.0, FAR)
+    assert caught.value.retry_after == pytest.approx(6.0)  # one batch runs and two wait
+    assert caught.value.code is ErrorCode.QUEUE_FULL
+
+
+def test_what_can_never_fit_is_too_large() -> None:
+    with pytest.raises(MlctlError) as caught:
+        batcher(queue=8).offer(9, "k", 0.0, FAR)
+    assert caught.value.code is ErrorCode.PAYLOAD_TOO_LARGE
+
+
+def test_deadlines_pass_while_waiting_and_while_running() -> None:
+    policy = batcher(rows=1)
+    running = policy.offer(1, "k", 0.0, 1.0)
+    policy.release(0.0)
+    waiting = policy.offer(1, "k", 0.0, 2.0)
+    assert policy.next_event(0.0) == 1.0
+    assert policy.expire(0.9) == []
+    assert policy.expire(1.0) == [running]
+    assert policy.busy
+    assert policy.expire(2.0) == [waiting]
+    assert policy.waiting_rows == 0
+    assert policy.expire(3.0) == []
+    with pytest.raises(MlctlError) as caught:
+        policy.offer(1, "k", 3.0, 3.0)
+    assert caught.value.code is ErrorCode.DEADLINE_EXCEEDED
+
+
+def test_who_left_is_not_run() -> None:
+    policy = batcher()
+    left = policy.offer(2, "k", 0.0, FAR)
+    policy.offer(1, "k", 0.0, FAR)
+    assert policy.cancel(left)
+    assert numbers(policy.release(0.0)) == [1]
+    assert not policy.cancel(left)
+
+
+def test_answered_requests_do_not_pile_up() -> None:
+    policy = batcher()
+    for turn in range(2000):
+        policy.offer(1, "k", float(turn), turn + 1e6)
+        policy.release(float(turn))
+        policy.finished(0.001)
+    assert len(policy._deadlines) < 600
+    assert policy.next_event(2000.0) is None
+
+
+def test_a_predicted_wait_above_the_limit_is_refused_at_once() -> None:
+    policy = busy(max_queue=1.5, costs=FLAT, queue=100)
+    policy.offer(4, "k", 0.0, FAR)  # waits for 1 s
+    with pytest.raises(QueueFullError, match="about 2 s") as caught:
+        policy.offer(1, "k", 0.0, FAR)  # a full batch is ahead
+    assert caught.value.retry_after == pytest.approx(2.0)
+    policy.offer(1, "k", 0.6, FAR)  # by now it is but 1.4 s
+
+
+def test_who_would_be_too_late_is_refused_at_once() -> None:
+    policy = busy(costs=FLAT, queue=100)
+    policy.offer(4, "k", 0.0, FAR)
+    with pytest.raises(QueueFullError):
+        policy.offer(1, "k", 0.0, 2.9)
+    policy.offer(1, "k", 0.0, 3.1)
+
+
+def test_who_cannot_be_answered_in_time_any_more_is_told_before_the_deadline() -> None:
+    policy = busy(costs=FLAT)
+    late = policy.offer(1, "k", 0.0, 2.5)
+    assert policy.next_event(0.0) == pytest.approx(1.5)
+    assert policy.expire(1.4) == []
+    assert policy.expire(1.6) == [late]  # the first batch takes longer than it should
+    policy.finished(1.7)
+    assert policy.release(1.7) == []
+
+
+def test_an_idle_server_tries_whatever_the_estimate() -> None:
+    policy = batcher(costs=FLAT)
+    policy.offer(1, "k", 0.0, 0.5)
+    assert policy.expire(0.1) == []
+    assert numbers(policy.release(0.1)) == [0]
+    assert [ticket.number for ticket in policy.expire(0.5)] == [0]
+
+
+def test_a_batch_does_not_grow_past_a_deadline_in_it() -> None:
+    policy = busy(costs=LINEAR)
+    policy.offer(1, "k", 0.0, 4.5)
+    for _ in range(2):
+        policy.offer(1, "k", 0.0, FAR)
+    policy.finished(1.0)
+    assert numbers(policy.release(2.0)) == [1, 2]  # three rows would end at 5.0
+
+
+def test_the_high_lane_goes_first_and_the_normal_one_does_not_starve() -> None:
+    policy = busy(rows=1, queue=100)
+    for _ in range(12):
+        policy.offer(1, "k", 0.0, FAR)
+    for _ in range(12):
+        policy.offer(1, "k", 0.0, FAR, Priority.HIGH)
+    led = []
+    for _ in range(24):
+        policy.finished(0.0)
+        led.append(policy.release(0.0)[0].priority is Priority.HIGH)
+    assert led[:15] == ([True] * 4 + [False]) * 3
+    assert led[15:] == [False] * 9
+
+
+def test_both_lanes_share_a_batch_and_the_high_one_waits_for_its_own_only() -> None:
+    policy = busy(costs=FLAT, queue=100, max_queue=1.0)
+    policy.offer(3, "k", 0.0, FAR)
+    policy.offer(1, "k", 0.0, FAR, Priority.HIGH)
+    with pytest.raises(QueueFullError):
+        policy.offer(1, "k", 0.0, FAR)
+    policy.offer(1, "k", 0.0, FAR, Priority.HIGH)
+    policy.finished(1.0)
+    assert numbers(policy.release(1.0)) == [2, 3]
+    policy.finished(1.0)
+    assert numbers(policy.release(2.0)) == [1]
+
+
+def test_a_batch_that_failed_teaches_nothing_about_its_cost() -> None:
+    policy = busy(costs={1: 1.0})
+    policy.finished(50.0, clean=False)
+    assert policy.costs.seconds(1) == 1.0
+
+
+def test_requests_that_are_not_joined_wait_for_each_other() -> None:
+    policy = busy(joinable=False, max_queue=2.5, costs={1: 1.0})
+    policy.offer(1, "k", 0.0, FAR)
+    policy.offer(1, "k", 0.0, FAR)
+    with pytest.raises(QueueFullError, match="about 3 s"):
+        policy.offer(1, "k", 0.0, FAR)
+
+
+def test_long_work_and_batches_take_turns() -> None:
+    policy = batcher(queue=100)
+    long = [policy.offer_long(50, 0.0, FAR) for _ in range(2)]
+    for moment in range(3):
+        policy.offer(4, "k", float(moment), FAR)
+    seen = []
+    while batch := policy.release(5.0):
+        seen.append(numbers(batch)[0])
+        if batch[0].long:
+            done = seen.count(batch[0].number) == 3
+            policy.stepped(0.1, None if done else FAR)
+        else:
+            policy.finished(0.1)
+    assert seen == [2, 0, 3, 1, 4, 0, 1, 0, 1]
+    assert policy.idle
+    assert policy.waiting_rows == 0
+    assert not policy.cancel(long[0])
+
+
+def test_long_work_does_not_look_like_overload() -> None:
+    """Who asks for more rows than a batch has is no reason to refuse the others."""
+    policy = Batcher(Limits(8, 1000, max_long=40), BatchCosts({1: 0.1, 8: 0.1}))
+    now = 0.0
+    for _ in range(40):
+        policy.offer(1, "k", now, FAR)
+    for _ in range(30):
+        assert not policy.release(now)[0].long
+        policy.offer_long(9, now, FAR)
+        now += 0.1
+        policy.finished(0.1)
+        assert policy.release(now)[0].long
+        for _ in range(8):  # who were answered
+            policy.offer(1, "k", now, FAR)
+        now += 0.1
+        policy.stepped(0.1)
+    assert policy.waiting_rows == 40
+
+
+def test_who_is_alike_is_refused_without_a_look_until_one_might_be_taken() -> None:
+    policy = busy(costs=FLAT, max_queue=0.1)  # what runs takes 1 s
+    assert policy.refusal(1, Priority.NORMAL, 0.0) is None
+    with pytest.raises(QueueFullError) as refused:
+        policy.offer(1, "k", 0.25, FAR)
+    assert policy.refusal(1, Priority.NORMAL, 0.875) is refused.value
+    assert policy.refusal(2, Priority.NORMAL, 0.875) is None
+    assert policy.refusal(1, Priority.HIGH, 0.875) is None
+    assert policy.refusal(1, Priority.NORMAL, 0.91) is None
+    policy.offer(1, "k", 0.91, FAR)
+
+
+def test_who_was_refused_for_his_deadline_says_nothing_of_others() -> None:
+    policy = busy(costs=FLAT)
+    with pytest.raises(QueueFullError):
+        policy.offer(1, "k", 0.0, 1.5)
+    assert policy.refusal(1, Priority.NORMAL, 0.0) is None
+    policy.offer(1, "k", 0.0, FAR)
+
+
+@pytest.mark.parametrize("how", ["leave", "expire", "finish"])
+def test_a_look_is_worth_it_when_the_queue_is_shorter(how: str) -> None:
+    policy = busy(costs=LINEAR, max_queue=1.5)
+    policy.offer(1, "k", 0.0, FAR)
+    waiting = [policy.offer(1, "k", 0.0, 5.5) for _ in range(3)]
+    with pytest.raises(QueueFullError):
+        policy.offer(1, "k", 0.0, FAR)
+    assert policy.refusal(1, Priority.NORMAL, 0.125) is not None
+    if how == "leave":
+        policy.cancel(waiting[0])
+    elif how == "expire":
+        assert len(policy.expire(4.6)) == 3
+    else:
+        policy.finished(0.125)
+    assert policy.refusal(1, Priority.NORMAL, 0.125) is None
+
+
+def test_parked_work_has_no_turn_and_a_deadline_of_its_own() -> None:
+    policy = batcher()
+    ticket = policy.offer_long(1, 0.0, 10.0)
+    assert policy.release(0.0) == [ticket]
+    policy.stepped(0.1, 20.0, parked=True)
+    assert policy.release(1.0) == []
+    assert policy.expire(15.0) == []
+    assert policy.next_event(15.0) == 20.0
+    assert policy.resume(ticket, 30.0)
+    assert not policy.resume(ticket, 99.0)
+    assert numbers(policy.release(16.0)) == [ticket.number]
+    assert policy.expire(25.0) == []
+    assert numbers(policy.expire(30.0)) == [ticket.number]
+    policy.stepped(14.0, 40.0)  # told meanwhile: it does not come back
+    assert policy.idle
+    assert policy.next_event(30.0) is None

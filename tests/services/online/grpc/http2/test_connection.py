@@ -1,0 +1,386 @@
+"""What HTTP/2 allows a client, kindly or not, on a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from typing import Any
+
+import numpy as np
+import pytest
+from h2 import events
+from h2.errors import ErrorCodes
+from h2.settings import SettingCodes
+from prometheus_client import CollectorRegistry
+
+from services.online.batching.executor import Answer
+from services.online.grpc.http2.connection import Times
+from services.online.grpc.server import GrpcServer
+from services.online.models.served_model import ModelHost
+from services.protocol.messages import SERVICE, methods
+from tests.services.online.grpc.http2.conftest import (
+    EMPTY,
+    INFER,
+    LIVE,
+    Raw,
+    Serve,
+    X,
+    framed,
+    head,
+    infer_message,
+)
+from tests.support.listening import until
+
+STREAM = f"/{SERVICE}/ModelStreamInfer".encode()
+GZIP = (b"grpc-encoding", b"gzip")
+_GOAWAY = b"\0\0\x08\7\0\0\0\0\0"
+
+
+def counted(registry: CollectorRegistry, outcome: str) -> float | None:
+    labels = {"model": "tiny", "protocol": "grpc", "outcome": outcome}
+    return registry.get_sample_value("mlctl_requests_total", labels)
+
+
+def test_statuses_of_single_calls(serve: Serve) -> None:
+    whole = infer_message().SerializeToString()
+    cases: list[tuple[Any, bytes | None, bytes]] = [
+        (head(), framed(whole), b"0"),
+        (head(INFER, GZIP), framed(gzip.compress(whole), 1), b"0"),
+        (head(INFER, GZIP), framed(whole), b"0"),
+        (head(INFER, GZIP), framed(b"no gzip", 1), b"3"),
+        (head(), framed(whole, 1), b"3"),
+        (head(), framed(whole, 2), b"3"),
+        (head(), framed(b"x" * 20_000), b"8"),
+        (head(INFER, GZIP), framed(gzip.compress(bytes(1 << 20)), 1), b"8"),
+        (head(INFER, (b"grpc-encoding", b"snappy")), framed(whole), b"12"),
+        (head(b"/inference.GRPCInferenceService/Nothing"), framed(whole), b"12"),
+        (head(INFER, (b"grpc-timeout", b"soon")), framed(whole), b"3"),
+        (head(INFER, (b"grpc-timeout", b"0m")), framed(whole), b"4"),
+        (head(), None, b"3"),
+        (head(), b"", b"3"),
+        (head(), framed(whole) + framed(whole), b"3"),
+        (head(), framed(whole)[:-1], b"3"),
+        (head(LIVE), EMPTY, b"0"),
+    ]
+
+    async def use(server: GrpcServer, _host: ModelHost) -> None:
+        raw = await Raw.open(server.port)
+        for headers, body, expected in cases:
+            found = await raw.trailers(raw.ask(headers, body))
+            assert (found[b":status"], found[b"grpc-status"]) == (b"200", expected), headers
+            assert found[b"content-type"] == b"application/grpc"
+            assert b"gzip" in found[b"grpc-accept-encoding"]
+        raw.close()
+
+    serve(use, max_body_bytes=10_000)
+
+
+def test_what_is_no_grpc(serve: Serve) -> None:
+    async def use(server: GrpcServer, _host: ModelHost) -> None:
+        raw = await Raw.open(server.port)
+        json = [*head()[:-1], (b"content-type", b"application/json")]
+        for headers, status in ((json, b"415"), (head(method=b"GET"), b"405")):
+            found = await raw.trailers(raw.ask(headers, EMPTY))
+            assert found[b":status"] == status
+        malformed = raw.ask([*head(), (b"connection", b"close")], EMPTY)
+        await raw.until(lambda: raw.of(events.StreamReset, malformed))
+        assert raw.of(events.StreamReset)[0].error_code == ErrorCodes.PROTOCOL_ERROR
+        assert (await raw.trailers(raw.ask(head(LIVE), EMPTY)))[b"grpc-status"] == b"0"
+        raw.close()
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: test\r\n\r\n")
+        assert b"HTTP" not in await reader.read()
+        writer.close()
+
+    serve(use)
+
+
+@pytest.mark.parametrize("size", [64_000, 8 << 20])
+def test_large_messages_through_the_windows(serve: Serve, size: int) -> None:
+    async def use(server: GrpcServer, host: ModelHost) -> None:
+        raw = await Raw.open(server.port)
+        await raw.until(lambda: raw.of(events.SettingsAcknowledged))
+        rows = size // X.nbytes
+        body = framed(infer_message(rows).SerializeToString())
+        stream = raw.ask(head(), b"", end=False)
+        while body:
+            room = min(raw.core.local_flow_control_window(stream), raw.core.max_outbound_frame_size)
+            if room:
+                raw.core.send_data(stream, body[:room], end_stream=len(body) <= room)
+                body = body[room:]
+                raw.flush()
+            else:
+                await raw.receive()
+        status = (await raw.trailers(stream))[b"grpc-status"]
+        assert host.inflight.used == 0
+        answer = b"".join(event.data for event in raw.of(events.DataReceived, stream))
+        if size > 1 << 20:
+            assert (status, answer) == (b"8", b"")  # it came whole, and has too many rows
+        else:
+            message = methods()["ModelInfer"].response.FromString(answer[5:])
+            assert status == b"0"
+            assert np.frombuffer(message.raw_output_contents[0], "<f4")[rows * 4 - 1] == 18
+        raw.close()
+
+    serve(use)
+
+
+def test_tiny_windows_get_the_whole_answer_in_turns(serve: Serve) -> None:
+    async def use(server: GrpcServer, _host: ModelHost) -> None:
+        raw = await Raw.open(server.port)
+        raw.core.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 10})
+        raw.flush()
+        await raw.until(lambda: raw.of(events.SettingsAcknowledged))
+        body = framed(infer_message().SerializeToString())
+        streams = [raw.ask(head(), body) for _ in range(3)]
+        seen = 0
+        while len(raw.of(events.StreamEnded)) < len(streams):
+            found = raw.of(events.DataReceived)
+            for event in found[seen:]:
+                assert len(event.data) <= 10
+                raw.core.increment_flow_control_window(10)
+                if event.stream_ended is None:
+                    raw.core.increment_flow_control_window(10, event.stream_id)
+            seen = len(found)
+            raw.flush()
+            await raw.receive()
+        sizes = {sum(len(e.data) for e in raw.of(events.DataReceived, s)) for s in streams}
+        assert len(sizes) == 1
+        assert sizes.pop() > 30
+        raw.close()
+
+    serve(use)
+
+
+def test_an_answer_that_nobody_takes_is_dropped(serve: Serve) -> None:
+    async def use(server: GrpcServer, host: ModelHost) -> None:
+        raw = await Raw.open(server.port)
+        raw.core.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 0})
+        raw.flush()
+        stream = raw.ask(head(), framed(infer_message().SerializeToString()))
+        await raw.until(lambda: raw.of(events.StreamReset, stream))
+        assert host.inflight.used == 0
+        raw.close()
+
+    serve(use, deadline_ms=200)
+
+
+def test_a_message_must_come_in_time(serve: Serve) -> None:
+    async def use(server: GrpcServer, host: ModelHost) -> None:
+        raw = await Raw.open(server.port)
+        late = raw.ask(head(), framed(b"x" * 50)[:20], end=False)
+        assert (await raw.trailers(late))[b"grpc-status"] == b"4"
+        assert host.inflight.used == 0
+        # What it still sends is not wanted.
+        raw.core.send_data(late, b"x")
+        raw.flush()
+        await raw.until(lambda: raw.of(events.StreamReset, late))
+        assert raw.of(events.StreamReset)[0].error_code == ErrorCodes.NO_ERROR
+        raw.close()
+
+    serve(use, deadline_ms=200)
+
+
+def test_a_reset_withdraws_what_was_asked(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def use(server: GrpcServer, host: ModelHost) -> None:
+        asked: list[asyncio.Future[Answer]] = []
+
+        def never(*_arguments: Any) -> asyncio.Future[Answer]:
+            asked.append(asyncio.get_running_loop().create_future())
+            return asked[-1]
+
+        monkeypatch.setattr(host, "infer", never)
+        raw = await Raw.open(server.port)
+        body = framed(infer_message().SerializeToString())
+        first, _ = raw.ask(head(), body), raw.ask(head(), body)
+        await until(lambda: len(asked) == 2)
+        raw.core.reset_stream(first, ErrorCodes.CANCEL)
+        raw.flush()
+        await until(asked[0].cancelled)
+        assert not asked[1].done()
+        raw.close()
+        await until(asked[1].cancelled)
+        await until(lambda: not host.inflight.used)
+
+    assert counted(serve(use), "gone") == 2
+
+
+@pytest.mark.parametrize("known", [b"", framed(infer_message().SerializeToString())])
+def test_a_message_of_many_must_come_in_time(serve: Serve, known: bytes) -> None:
+    """Else each stream would hold its share of what is in flight for ever."""
+
+    async def use(server: GrpcServer, host: ModelHost) -> None:
+        raw = await Raw.open(server.port)
+        late = raw.ask(head(STREAM), known + framed(b"x" * 50)[:20], end=False)
+        assert (await raw.trailers(late))[b"grpc-status"] == b"4"
+        assert len(raw.of(events.DataReceived, late)) == bool(known)
+        assert host.inflight.used == 0
+        raw.close()
+
+    serve(use, deadline_ms=200)
+
+
+def test_a_piece_that_nobody_takes_ends_its_stream(serve: Serve) -> None:
+    async def use(server: GrpcServer, host: ModelHost) -> None:
+        raw = await Raw.open(server.port)
+        raw.core.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 0})
+        raw.flush()
+        stream = raw.ask(head(STREAM), framed(infer_message().SerializeToString()), end=False)
+        await raw.until(lambda: raw.of(events.StreamReset, stream))
+        await until(lambda: not host.inflight.used)
+        raw.close()
+
+    assert counted(serve(use, deadline_ms=200), "gone") == 1
+
+
+@pytest.mark.parametrize("kind", ["ping", "settings", "reset", "empty"])
+def test_floods_end_the_connection(serve: Serve, kind: str) -> None:
+    async def use(server: GrpcServer, _host: ModelHost) -> None:
+        raw = await Raw.open(server.port)
+        await raw.until(lambda: raw.of(events.SettingsAcknowledged))
+        stream = raw.ask(head(), b"", end=False)
+        for _ in range(3000):
+            if kind == "ping":
+                raw.core.ping(b"12345678")
+            elif kind == "settings":
+                raw.writer.write(b"\0\0\0\4\0\0\0\0\0")
+            elif kind == "empty":
+                raw.core.send_data(stream, b"")
+            else:
+                opened = raw.ask(head(), b"", end=False)
+                raw.core.reset_stream(opened)
+        raw.flush()
+        assert await raw.ended() in (ErrorCodes.ENHANCE_YOUR_CALM, None)
+        again = await Raw.open(server.port)
+        assert (await again.trailers(again.ask(head(LIVE), EMPTY)))[b"grpc-status"] == b"0"
+        again.close()
+        raw.close()
+
+    serve(use)
+
+
+def test_headers_have_a_limit(serve: Serve) -> None:
+    async def use(server: GrpcServer, _host: ModelHost) -> None:
+        raw = await Raw.open(server.port)
+        fields = [(b"x-%d" % number, b"y" * 1000) for number in range(30)]
+        raw.ask(head(INFER, *fields), EMPTY)
+        assert await raw.ended() is not None
+        raw.close()
+
+    serve(use)
+
+
+def test_a_drain_loses_no_call(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def use(server: GrpcServer, host: ModelHost) -> None:
+        go = asyncio.Event()
+        infer = host.infer
+
+        async def later(*arguments: Any) -> Answer:
+            await go.wait()
+            return await infer(*arguments)
+
+        monkeypatch.setattr(host, "infer", later)
+        raw = await Raw.open(server.port)
+        body = framed(infer_message().SerializeToString())
+        streams = [raw.ask(head(), body)]
+        await raw.until(lambda: raw.of(events.SettingsAcknowledged))
+        stopping = asyncio.create_task(server.stop(30))
+        # h2 allows no call after a GOAWAY: what was on its way then is made by hand.
+        block = raw.core.encoder.encode(head())
+        stream = raw.core.get_next_available_stream_id()
+        await asyncio.sleep(0)
+        raw.writer.write(_frame(1, 4, stream, block) + _frame(0, 1, stream, body))
+        go.set()
+        data = b""
+        while chunk := await asyncio.wait_for(raw.reader.read(1 << 16), 30):
+            data += chunk
+            if _frame(6, 0, 0, b"mlctlend") in data:
+                raw.writer.write(_frame(6, 1, 0, b"mlctlend"))
+                data = data.replace(_frame(6, 0, 0, b"mlctlend"), _frame(6, 9, 0, b"mlctlend"))
+        await asyncio.wait_for(stopping, 30)
+        for asked in (*streams, stream):
+            assert _frame(0, 0, asked, b"")[5:9] in data
+            assert b"\1\5" + asked.to_bytes(4, "big") in data  # its trailers
+        assert data.count(_GOAWAY) == 2
+        raw.close()
+
+    assert counted(serve(use), "ok") == 2
+
+
+def test_a_client_that_says_goodbye_still_gets_its_answers(serve: Serve) -> None:
+    async def use(server: GrpcServer, _host: ModelHost) -> None:
+        raw = await Raw.open(server.port)
+        await raw.until(lambda: raw.of(events.SettingsAcknowledged))
+        stream = raw.ask(head(), framed(infer_message().SerializeToString()), end=True)
+        raw.writer.write(_frame(7, 0, 0, bytes(8)))
+        assert (await raw.trailers(stream))[b"grpc-status"] == b"0"
+        while await raw.receive():
+            pass
+        raw.close()
+
+    serve(use)
+
+
+def test_silent_strangers_and_clients_are_given_up(serve: Serve) -> None:
+    times = Times(tick=0.05, preface=0.2, silence=0.3)
+
+    async def use(server: GrpcServer, _host: ModelHost) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await reader.readexactly(1 << 20)  # it hears settings, and no more
+        writer.close()
+        raw = await Raw.open(server.port)
+        await raw.until(lambda: len(raw.of(events.PingReceived)) >= 2)  # it answers, and stays
+        data = b""
+        while b"mlctlpng" not in data:
+            data += await raw.reader.read(1 << 16)
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await raw.reader.readexactly(1 << 20)
+        raw.close()
+
+    serve(use, times)
+
+
+def test_an_idle_connection_is_told_to_come_again(serve: Serve) -> None:
+    async def use(server: GrpcServer, _host: ModelHost) -> None:
+        raw = await Raw.open(server.port)
+        assert (await raw.trailers(raw.ask(head(LIVE), EMPTY)))[b"grpc-status"] == b"0"
+        data = await raw.reader.read()  # by hand: h2's client takes no ping after a GOAWAY
+        assert data.count(_GOAWAY) == 2
+        raw.close()
+
+    serve(use, Times(tick=0.05, idle=0.2, farewell=0.05))
+
+
+def test_who_reads_nothing_is_cut_off(serve: Serve) -> None:
+    async def use(server: GrpcServer, _host: ModelHost) -> None:
+        raw = await Raw.open(server.port)
+        assert (await raw.trailers(raw.ask(head(LIVE), EMPTY)))[b"grpc-status"] == b"0"
+        lean: Any = server._server
+        (connection,) = lean._connections
+        # As the transport says it when it is full: a kernel may take any number of bytes.
+        connection.pause_writing()
+        raw.ask(head(LIVE), EMPTY)
+        await until(lambda: not lean._connections)
+        assert not raw.of(events.StreamEnded, 3)
+        raw.close()
+
+    serve(use, Times(tick=0.05, stall=0.3))
+
+
+def test_one_connection_too_many_is_closed(serve: Serve) -> None:
+    async def use(server: GrpcServer, _host: ModelHost) -> None:
+        first = await Raw.open(server.port)
+        assert (await first.trailers(first.ask(head(LIVE), EMPTY)))[b"grpc-status"] == b"0"
+        second = await Raw.open(server.port)
+        assert await second.ended() is None
+        assert (await first.trailers(first.ask(head(LIVE), EMPTY)))[b"grpc-status"] == b"0"
+        first.close()
+        second.close()
+
+    serve(use, max_connections=1)
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    prefix = len(payload).to_bytes(3, "big") + bytes([kind, flags])
+    return prefix + stream.to_bytes(4, "big") + payload

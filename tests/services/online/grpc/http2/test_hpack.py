@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hpack import Decoder, Encoder
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.online.grpc.http2.frames import BrokenError
+from services.online.grpc.http2.head import HEADERS, OK_TRAILERS, _parse_cached
+from services.online.grpc.http2.hpack import NO_TABLE, HeadReader, encode
+from tests.services.online.grpc.http2.conftest import head
+
+FIELD = st.tuples(
+    st.sampled_from([b"te", b"a", b"long-name"]),
+    st.sampled_from([b"trailers", b"x", b"y" * 200]),
+).filter(lambda field: field[0] != b"te" or field[1] == b"trailers")
+FIELDS = st.lists(st.tuples(FIELD, st.booleans()), max_size=5)
+BLOCKS = st.lists(st.tuples(FIELDS, st.sampled_from([None, 0, 60, 4096])))
+
+
+@given(BLOCKS)
+def test_what_is_remembered_is_what_would_be_decoded(
+    blocks: list[tuple[list[tuple[tuple[bytes, bytes], bool]], int | None]],
+) -> None:
+    encoder, plain, reader = Encoder(), Decoder(), HeadReader(1 << 16)
+    for fields, table_size in blocks:
+        if table_size is not None:
+            encoder.header_table_size = table_size
+        whole: list[Any] = [*head()[:4], *((*field, hidden) for field, hidden in fields)]
+        for _ in range(2):
+            data = encoder.encode(whole)
+            assert reader.read(data).fields == tuple(plain.decode(data, raw=True))
+
+
+def test_a_block_that_changes_nothing_is_decoded_once() -> None:
+    encoder, reader = Encoder(), HeadReader(1 << 16)
+    reader.read(encoder.encode(head()))
+    again = encoder.encode(head())
+    literals = encode(tuple(head()))
+    assert reader.read(again) is reader.read(again)
+    assert reader.read(literals) is reader.read(literals)
+
+
+def test_head_reader__head_with_a_token__is_not_kept_beyond_the_next_head() -> None:
+    reader = HeadReader(1 << 16)
+    token = (b"authorization", b"Bearer secret")
+    before = dict(reader._known), _parse_cached.cache_info().currsize
+    secret = encode((*head(), token))
+    first = reader.read(secret)
+    assert reader.read(secret) is first
+    assert (dict(reader._known), _parse_cached.cache_info().currsize) == before
+    reader.read(encode(tuple(head())))
+    kept = [*reader._known.values(), *filter(None, [reader.last and reader.last[1]])]
+    assert [each.authorization for each in kept] == [None, None]
+
+
+def test_very_many_fields_are_charged_and_what_is_usual_is_not() -> None:
+    reader, few = HeadReader(1 << 14), tuple((b"x", b"%d" % number) for number in range(50))
+    reader.read(encode((*head(), *few)))
+    assert reader.drops == 0
+    reader.decode(encode((*head(), *few * 6)))
+    assert reader.drops == (6 + 300 - 64) / 8
+
+
+def test_what_an_index_meant_is_forgotten_with_the_table() -> None:
+    reader = HeadReader(1 << 16)
+    block = encode(tuple(head())) + b"\xbe"  # and the table's newest entry
+    for value in (b"1", b"2"):
+        reader.decode(b"\x40\x01x\x01" + value)  # is added to the table
+        for _ in range(2):
+            assert reader.read(block).fields[-1] == (b"x", value)
+    reader.decode(b"\x20")  # the table is emptied
+    with pytest.raises(BrokenError):
+        reader.read(block)
+
+
+def test_blocks_of_ours_use_no_table() -> None:
+    for size in (0, 100, 4096):
+        decoder = Decoder()
+        decoder.max_allowed_table_size = size
+        for start in (NO_TABLE, b"", b""):
+            for fields in (HEADERS, (*HEADERS, (b"a", b"b")), OK_TRAILERS):
+                assert tuple(decoder.decode(start + encode(fields), raw=True)) == fields
+        assert not decoder.header_table.dynamic_entries

@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+from services.online.grpc.http2.leaky_bucket import CAPACITY, PER_ANSWER, PER_SECOND, Bucket
+
+
+def test_it_runs_over_and_runs_out() -> None:
+    bucket = Bucket(0.0)
+    assert all(bucket.add(0.0) for _ in range(int(CAPACITY)))
+    assert not bucket.add(0.0)
+    assert bucket.add(1.0, PER_SECOND - 1)
+    assert not bucket.add(1.0, 2.0)
+
+
+def test_answers_make_room() -> None:
+    bucket = Bucket(0.0)
+    for _ in range(int(CAPACITY) * 3):
+        bucket.answered()
+        assert bucket.add(0.0, PER_ANSWER)

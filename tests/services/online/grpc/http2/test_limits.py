@@ -1,0 +1,123 @@
+"""What a client can make a server hold, or do, before it has asked for anything."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from h2 import events
+from h2.errors import ErrorCodes
+
+from services.online.batching.budget import Inflight
+from services.online.grpc.http2.head import parse_head
+from services.online.grpc.server import GrpcServer
+from services.online.models.served_model import ModelHost
+from tests.services.online.grpc.http2.conftest import (
+    EMPTY,
+    INFER,
+    LIVE,
+    Fields,
+    Raw,
+    Serve,
+    framed,
+    head,
+)
+from tests.services.online.grpc.http2.test_connection import counted
+from tests.support.listening import until
+
+CHECK = b"/grpc.health.v1.Health/Check"
+WATCH = b"/grpc.health.v1.Health/Watch"
+REFLECTION = b"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+
+
+def test_open_calls_without_a_message_take_room(serve: Serve) -> None:
+    """Whoever holds all of it keeps nobody from asking whether the server lives."""
+
+    each = (8 << 10) + parse_head(tuple(head())).size
+
+    async def use(server: GrpcServer, _host: ModelHost) -> None:
+        lean: Any = server._server
+        room = lean._room = Inflight(200_000)
+        raw = await Raw.open(server.port)
+        opened = [raw.ask(head(), None, end=False) for _ in range(40)]
+        refused = (await raw.trailers(opened[-1]))[b"grpc-status"]
+        assert refused == b"8"
+        assert raw.of(events.TrailersReceived, opened[0]) == []
+        assert room.used == 200_000 // each * each
+        assert (await raw.trailers(raw.ask(head(LIVE), EMPTY)))[b"grpc-status"] == b"0"
+        raw.close()
+        await until(lambda: not room.used)
+
+    assert counted(serve(use), "queue_full") == 40 - 200_000 // each
+
+
+def test_probes_take_room_of_their_own(serve: Serve) -> None:
+    async def use(server: GrpcServer, host: ModelHost) -> None:
+        raw = await Raw.open(server.port)
+        for _ in range(50):
+            raw.ask(head(WATCH), EMPTY)
+        assert (await raw.trailers(raw.ask(head(LIVE), EMPTY)))[b"grpc-status"] == b"0"
+        lean: Any = server._server
+        assert lean._room.used == host.inflight.used == 0
+        assert lean._probes.used > 50 << 13
+        raw.close()
+        await until(lambda: not lean._probes.used)
+
+    serve(use)
+
+
+def test_heads_of_very_many_fields_are_a_flood(serve: Serve) -> None:
+    async def use(server: GrpcServer, _host: ModelHost) -> None:
+        raw = await Raw.open(server.port)
+        for call in range(200):
+            fields: Fields = [(b"x-%d-%d" % (call, number), b"") for number in range(300)]
+            raw.ask(head(b"/nothing", *fields), EMPTY)
+        assert await raw.ended() in (ErrorCodes.ENHANCE_YOUR_CALM, None)
+        raw.close()
+
+    serve(use)
+
+
+def test_a_refusal_with_metadata_that_is_none_ends_its_call_alone(
+    serve: Serve, tmp_path: Path
+) -> None:
+    async def use(server: GrpcServer, _host: ModelHost) -> None:
+        raw = await Raw.open(server.port)
+        wrong = head(INFER, (b"trace-bin", b"a"))
+        assert (await raw.trailers(raw.ask(wrong, framed(b"x" * 12_000))))[b"grpc-status"] == b"8"
+        assert (await raw.trailers(raw.ask(head(LIVE), EMPTY)))[b"grpc-status"] == b"0"
+        raw.close()
+
+    serve(use, max_body_bytes=10_000, access_log=str(tmp_path / "log"))
+
+
+def test_a_message_that_is_none_is_its_callers_fault(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Anybody may send them: a log must not grow by a traceback for each."""
+
+    async def use(server: GrpcServer, _host: ModelHost) -> None:
+        raw = await Raw.open(server.port)
+        for path in (CHECK, WATCH, REFLECTION):
+            status = await raw.trailers(raw.ask(head(path), framed(b"\xff")))
+            assert status[b"grpc-status"] == b"3"
+        raw.close()
+
+    serve(use)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_as_many_may_wait_to_be_let_in_as_over_http(serve: Serve) -> None:
+    kernel = int(Path("/proc/sys/net/core/somaxconn").read_text())
+
+    async def use(server: GrpcServer, _host: ModelHost) -> None:
+        listener: socket.socket = cast("Any", server)._server._listeners[0][0]
+        # struct tcp_info has it in tcpi_sacked; it begins with 8 bytes and 5 numbers.
+        about = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32)
+        most = int.from_bytes(about[28:32], sys.byteorder)
+        assert most == min(2048, kernel)
+
+    serve(use)

@@ -1,0 +1,53 @@
+"""What a call's metadata tells an observer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+
+from services.online.grpc.http2.observed_calls import GrpcCalls
+from services.online.observability.calls import Seen
+from services.online.observability.observer import Observer
+from services.online.observability.traceparent import parse_traceparent
+from services.online.observability.tracing import Tracing
+from tests.services.online.observability.calls import TRACEPARENT
+
+
+@pytest.fixture
+def calls() -> Iterator[GrpcCalls]:
+    tracing = Tracing(TracerProvider(shutdown_on_exit=False), "tiny", "d1")
+    observer = Observer(None, tracing, None)
+    host: Any = SimpleNamespace(observer=observer)
+    yield GrpcCalls(host)
+    observer.close()
+
+
+def begun(calls: GrpcCalls, *metadata: tuple[str, str | bytes]) -> Seen | None:
+    call: Any = SimpleNamespace(metadata=metadata, peer="ipv4:1.2.3.4:5")
+    return calls.begin(lambda: 7, call)
+
+
+def test_a_call_is_known_by_its_metadata(calls: GrpcCalls) -> None:
+    parent = ("traceparent", TRACEPARENT.decode())
+    found = begun(calls, parent, ("x-request-id", "mine"), ("some-bin", b"\xff"))
+    assert found is not None
+    assert (found.request_id, found.bytes_in, found.tracestate) == (b"mine", 7, None)
+    assert begun(calls, ("x-request-id", "mine")) is None
+
+
+def test_a_tracestate_in_several_lines_is_one(calls: GrpcCalls) -> None:
+    parent = ("traceparent", TRACEPARENT.decode())
+    found = begun(calls, parent, ("tracestate", "a=1"), ("tracestate", "b=2"))
+    assert found is not None
+    assert found.tracestate == b"a=1, b=2"
+
+
+def test_two_traces_are_none(calls: GrpcCalls) -> None:
+    one = TRACEPARENT.decode()
+    found = begun(calls, ("traceparent", one.replace("a", "b")), ("traceparent", one))
+    assert found is not None
+    assert parse_traceparent(found.traceparent) is None

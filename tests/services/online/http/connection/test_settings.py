@@ -1,0 +1,49 @@
+"""The settings that limit a server's HTTP connections."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from uvicorn.config import HTTP_PROTOCOLS, LOOP_FACTORIES
+
+from bundle.verify import VerifiedBundle
+from services.online.http.connection.limits import GuardedProtocol
+from services.online.http.inference import Inference
+from services.online.models.served_model import ModelHost
+from services.online.server.seam import serve_http
+from services.online.settings import Settings
+from tests.support.listening import listening
+
+
+async def app(_scope: object, _receive: object, send: object) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})  # type: ignore[operator]
+    await send({"type": "http.response.body", "body": b""})  # type: ignore[operator]
+
+
+def test_an_idle_connection_is_kept_as_long_as_we_say() -> None:
+    protocol = type("Kept", (GuardedProtocol,), {"idle_seconds": 60})
+
+    async def main() -> None:
+        async with listening(app, protocol, keep_alive=0) as server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            for _ in range(2):
+                writer.write(b"GET / HTTP/1.1\r\nHost: test\r\n\r\n")
+                assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+                await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 10)
+            writer.close()
+
+    asyncio.run(main())
+
+
+def test_the_server_gets_the_settings_limits(
+    bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    protocols: dict[str, Any] = HTTP_PROTOCOLS
+    monkeypatch.setitem(protocols, "auto", protocols["auto"])
+    monkeypatch.setitem(LOOP_FACTORIES, "auto", LOOP_FACTORIES["auto"])
+    settings = Settings(keep_alive_s=7, max_connections=9)
+    serve_http(settings, Inference(ModelHost(bundle, settings)))
+    served = protocols["auto"]
+    assert (served.idle_seconds, served.max_connections) == (7, 9)

@@ -1,0 +1,306 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+
+from bundle.verify import VerifiedBundle
+from services.online.batching.scheduler import Priority, QueueFullError
+from services.online.http.app import V2App
+from services.online.http.connection.protocol import lean_protocol
+from services.online.http.inference import Inference
+from services.online.models.metadata import EXTENSIONS
+from services.online.models.served_model import ModelHost
+from services.online.settings import Settings
+from services.protocol.compression import deflate
+from tests.support.listening import listening
+
+Client = httpx.AsyncClient
+INFER = "/v2/models/tiny/infer"
+REQUEST = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
+LIMIT = 10_000
+
+
+Use = Callable[[Client, ModelHost], Awaitable[None]]
+Ask = Callable[[Use], CollectorRegistry]
+
+
+@asynccontextmanager
+async def open_client(host: ModelHost, way: str = "lean") -> AsyncIterator[Client]:
+    """A client of a server of `host`, or with the way "asgi" of its application alone."""
+    inference = Inference(host)
+    app = V2App(host, inference)
+    if way == "asgi":
+        transport = httpx.ASGITransport(app)
+        async with Client(transport=transport, base_url="http://test") as client:
+            yield client
+        return
+    async with (
+        listening(app, lean_protocol(inference)) as server,
+        Client(base_url=server.url) as client,
+    ):
+        yield client
+
+
+@pytest.fixture
+def ask(bundle: VerifiedBundle) -> Ask:
+    """Runs its argument against a started host."""
+
+    def run(use: Use) -> CollectorRegistry:
+        registry = CollectorRegistry()
+
+        async def main() -> None:
+            host = ModelHost(bundle, Settings(max_body_bytes=LIMIT), registry=registry)
+            await host.start()
+            async with open_client(host) as client:
+                await use(client, host)
+            await host.stop()
+
+        asyncio.run(main())
+        return registry
+
+    return run
+
+
+def counted(registry: CollectorRegistry, outcome: str) -> float | None:
+    labels = {"model": "tiny", "protocol": "http", "outcome": outcome}
+    return registry.get_sample_value("mlctl_requests_total", labels)
+
+
+def test_health_and_metadata(ask: Ask, bundle: VerifiedBundle) -> None:
+    async def use(client: Client, host: ModelHost) -> None:
+        for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/tiny/ready"):
+            assert (await client.get(path)).status_code == 200
+        assert (await client.get("/v2/health/ready")).json() == {"live": True, "ready": True}
+        for version in ("", f"/versions/{bundle.digest}"):
+            told = await client.get(f"/v2/models/tiny{version}/ready")
+            assert told.json() == {"name": "tiny", "ready": True}
+        assert (await client.get("/v2")).json()["extensions"] == list(EXTENSIONS)
+        for path in ("/v2/models/tiny", f"/v2/models/tiny/versions/{bundle.digest}"):
+            assert (await client.get(path)).json() == {
+                "name": "tiny",
+                "versions": [bundle.digest],
+                "platform": "onnxruntime_onnx",
+                "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}],
+                "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 4]}],
+            }
+        await host.stop()
+        for path in ("/v2/health/ready", "/v2/models/tiny/ready"):
+            assert (await client.get(path)).status_code == 503
+        assert (await client.get("/v2/health/live")).status_code == 200
+        refused = await client.post(INFER, json=REQUEST)
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"] == "1"
+
+    ask(use)
+
+
+def test_a_draining_server_is_not_ready_and_answers(ask: Ask) -> None:
+    async def use(client: Client, host: ModelHost) -> None:
+        host.drain()
+        assert (await client.get("/v2/health/ready")).status_code == 503
+        assert (await client.post(INFER, json=REQUEST)).status_code == 200
+
+    ask(use)
+
+
+def test_infer_with_and_without_version(ask: Ask, bundle: VerifiedBundle) -> None:
+    async def use(client: Client, _host: ModelHost) -> None:
+        for path in (INFER, f"/v2/models/tiny/versions/{bundle.digest}/infer"):
+            answer = await client.post(path, json=REQUEST)
+            assert answer.status_code == 200
+            assert answer.json()["model_version"] == bundle.digest
+            assert answer.json()["outputs"][0]["data"] == [12, 14, 16, 18]
+            assert answer.headers["server-timing"].startswith("queue;dur=")
+
+    assert counted(ask(use), "ok") == 2
+
+
+def test_binary_both_ways(ask: Ask) -> None:
+    async def use(client: Client, _host: ModelHost) -> None:
+        tensor = {"name": "x", "datatype": "FP32", "shape": [1, 4]}
+        document = {
+            "inputs": [{**tensor, "parameters": {"binary_data_size": 16}}],
+            "parameters": {"binary_data_output": True},
+        }
+        head = json.dumps(document).encode()
+        answer = await client.post(
+            INFER,
+            content=head + np.array([1, 2, 3, 4], "<f4").tobytes(),
+            headers={"Inference-Header-Content-Length": str(len(head))},
+        )
+        size = int(answer.headers["inference-header-content-length"])
+        assert np.frombuffer(answer.content[size:], "<f4").tolist() == [12, 14, 16, 18]
+
+    ask(use)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/v2/nothing", 404, "not_found"),
+        ("POST", "/v2/nothing", 404, "not_found"),
+        ("POST", "/v2/models/infer", 404, "model_not_found"),
+        ("POST", "/v2/models/tiny", 405, "method_not_allowed"),
+        ("GET", "/v2/models", 404, "not_found"),
+        ("GET", "/v2/models/other", 404, "model_not_found"),
+        ("GET", "/v2/models/tiny/versions/1", 404, "model_not_found"),
+        ("GET", "/v2/models/tiny/what", 404, "not_found"),
+        ("POST", "/v2/models/other/infer", 404, "model_not_found"),
+        ("POST", "/v2/models/tiny/versions/1/infer", 404, "model_not_found"),
+        ("POST", "/v2/models/tiny/a/b/infer", 404, "not_found"),
+        ("GET", INFER, 405, "method_not_allowed"),
+        ("GET", "/v2/repository/index", 405, "method_not_allowed"),
+        ("POST", "/v2/repository/other", 404, "not_found"),
+        ("POST", "/v2/repository/models/tiny/load", 403, "not_permitted"),
+        ("POST", "/v2/repository/models/tiny/unload", 403, "not_permitted"),
+        ("POST", "/v2/health/live", 405, "method_not_allowed"),
+        ("POST", INFER, 400, "invalid_input"),
+    ],
+)
+def test_errors_have_their_status_and_code(
+    ask: Ask, method: str, path: str, status: int, code: str
+) -> None:
+    async def use(client: Client, _host: ModelHost) -> None:
+        answer = await client.request(method, path)
+        assert (answer.status_code, answer.json()["code"]) == (status, code)
+        assert answer.json()["error"]
+        assert ("allow" in answer.headers) == (status == 405)
+
+    ask(use)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"content-type": "text/csv"}, 415),
+        ({"content-encoding": "br"}, 415),
+        ({"content-encoding": "gzip"}, 400),
+        ({"inference-header-content-length": "-1"}, 400),
+        ({"inference-header-content-length": "9" * 30}, 400),
+        ({"content-type": "Application/JSON; charset=utf-8"}, 200),
+    ],
+)
+def test_headers_are_checked(ask: Ask, headers: dict[str, str], status: int) -> None:
+    async def use(client: Client, _host: ModelHost) -> None:
+        content = json.dumps(REQUEST).encode()
+        assert (await client.post(INFER, content=content, headers=headers)).status_code == status
+
+    ask(use)
+
+
+def test_bodies_are_limited_as_declared_and_as_streamed(ask: Ask) -> None:
+    async def stream() -> AsyncIterator[bytes]:
+        for _ in range(1000):
+            yield b" " * 1000
+
+    async def use(client: Client, _host: ModelHost) -> None:
+        declared = await client.post(INFER, content=b" " * (LIMIT + 1))
+        assert declared.status_code == 413
+        streamed = await client.post(INFER, content=stream())
+        assert streamed.status_code == 413
+        assert streamed.json()["code"] == "payload_too_large"
+
+    assert counted(ask(use), "payload_too_large") == 2
+
+
+def test_a_full_queue_names_the_seconds_to_wait(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def use(client: Client, host: ModelHost) -> None:
+        def full(*_arguments: Any) -> None:
+            raise QueueFullError(8, 8, 2.3)
+
+        monkeypatch.setattr(host, "infer", full)
+        answer = await client.post(INFER, json=REQUEST)
+        assert answer.status_code == 503
+        assert answer.headers["retry-after"] == "3"
+
+    ask(use)
+
+
+def test_an_unexpected_failure_shows_nothing_of_the_inside(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def use(client: Client, host: ModelHost) -> None:
+        def broken(*_arguments: Any) -> None:
+            raise RuntimeError("/srv/secret")
+
+        monkeypatch.setattr(host, "infer", broken)
+        answer = await client.post(INFER, json=REQUEST)
+        assert answer.status_code == 500
+        assert "secret" not in answer.text
+
+    assert counted(ask(use), "internal") == 1
+
+
+def test_the_repository_index(ask: Ask, bundle: VerifiedBundle) -> None:
+    async def use(client: Client, _host: ModelHost) -> None:
+        entry = {"name": "tiny", "version": bundle.digest, "state": "READY", "reason": ""}
+        for content in (b"", b"{}", b'{"ready": true}'):
+            found = await client.post("/v2/repository/index", content=content)
+            assert found.json() == [entry]
+        for content in (b'{"ready": 1}', b"[]"):
+            wrong = await client.post("/v2/repository/index", content=content)
+            assert (wrong.status_code, wrong.json()["code"]) == (400, "invalid_input")
+        huge = await client.post("/v2/repository/index", content=b" " * (LIMIT + 1))
+        assert huge.status_code == 413
+
+    ask(use)
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+def test_packed_bodies_both_ways(ask: Ask, coding: str) -> None:
+    rows = 400
+    tensor = {"name": "x", "datatype": "FP32", "shape": [rows, 4], "data": [1, 2, 3, 4] * rows}
+    content = deflate(json.dumps({"inputs": [tensor]}).encode(), coding)
+
+    async def use(client: Client, _host: ModelHost) -> None:
+        headers = {"content-encoding": coding, "accept-encoding": coding}
+        answer = await client.post(INFER, content=content, headers=headers)
+        assert answer.json()["outputs"][0]["data"] == [12, 14, 16, 18] * rows
+        assert answer.headers["content-encoding"] == coding
+        assert answer.headers["vary"] == "accept-encoding"
+        assert int(answer.headers["content-length"]) < 1000
+        plain = await client.post(
+            INFER, content=content, headers={**headers, "accept-encoding": "identity"}
+        )
+        assert plain.json() == answer.json()
+        assert "content-encoding" not in plain.headers
+        small = await client.post(INFER, json=REQUEST, headers={"accept-encoding": coding})
+        assert "content-encoding" not in small.headers
+
+    assert counted(ask(use), "ok") == 3
+
+
+def test_the_limit_is_for_what_a_body_inflates_to(ask: Ask) -> None:
+    async def use(client: Client, _host: ModelHost) -> None:
+        bomb = deflate(b" " * (LIMIT + 1), "gzip")
+        answer = await client.post(INFER, content=bomb, headers={"content-encoding": "gzip"})
+        assert (answer.status_code, answer.json()["code"]) == (413, "payload_too_large")
+        assert "inflates" in answer.json()["error"]
+
+    assert counted(ask(use), "payload_too_large") == 1
+
+
+def test_parameters_reach_the_model(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[float, Priority]] = []
+
+    async def use(client: Client, host: ModelHost) -> None:
+        answers = host.infer
+
+        def noting(inputs: Any, timeout: Any, priority: Any) -> Any:
+            asked.append((timeout, priority))
+            return answers(inputs, timeout, priority)
+
+        monkeypatch.setattr(host, "infer", noting)
+        parameters = {"timeout": 2_000_000, "priority": 1}
+        assert (await client.post(INFER, json={**REQUEST, "parameters": parameters})).is_success
+
+    ask(use)
+    assert asked == [(2.0, Priority.HIGH)]

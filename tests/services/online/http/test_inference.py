@@ -1,0 +1,88 @@
+"""What both ways to an answer share. The answers themselves are in test_http, for both."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.verify import VerifiedBundle
+from services.online.batching.executor import Answer
+from services.online.http.inference import Inference
+from services.online.models.served_model import ModelHost
+from services.online.settings import Settings
+from services.protocol.priority import Priority
+from tests.support.bundles import make_bundle
+
+BODY = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,4],"data":[1,2,3,4]}]}'
+
+
+@pytest.fixture
+def inference(bundle: VerifiedBundle) -> Inference:
+    return Inference(ModelHost(bundle, Settings(max_body_bytes=100), registry=CollectorRegistry()))
+
+
+@pytest.fixture
+def asked(inference: Inference, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """What the model was asked, with which timeout and priority."""
+    calls: list[Any] = []
+    loop = asyncio.new_event_loop()
+
+    def infer(*arguments: Any) -> asyncio.Future[Answer]:
+        calls.append(arguments)
+        return loop.create_future()
+
+    monkeypatch.setattr(inference._host, "infer", infer)
+    yield calls
+    loop.close()
+
+
+def test_targets_are_what_clients_send(tmp_path: Any) -> None:
+    bundle = make_bundle(tmp_path / "b", name="a.b-c_d")
+    targets = Inference(ModelHost(bundle, Settings(), registry=CollectorRegistry())).targets
+    version = f"/v2/models/a.b-c_d/versions/{bundle.digest}/infer".encode()
+    assert targets == {b"/v2/models/a.b-c_d/infer", version}
+
+
+@pytest.mark.parametrize("given", [b"", b"a b", b"\xff", b"x" * 129, None])
+def test_an_unfit_request_id_is_replaced(inference: Inference, given: bytes | None) -> None:
+    headers = {} if given is None else {b"x-request-id": given}
+    first, second = inference.request_id(headers), inference.request_id(headers)
+    assert len({first, second, given}) == 3
+    assert inference.request_id({b"x-request-id": b"fit-1"}) == b"fit-1"
+
+
+def test_the_priority_header_wins(inference: Inference, asked: list[Any]) -> None:
+    high = BODY[:-1] + b',"parameters":{"priority":1}}'
+    for headers, body in (
+        ({}, BODY),
+        ({}, high),
+        ({b"mlctl-priority": b"High"}, BODY),
+        ({b"mlctl-priority": b"normal"}, high),
+    ):
+        inference.ask(inference.open(headers, b"id"), body, 5.0, inference.hold())
+    normal, other = Priority.NORMAL, Priority.HIGH
+    assert [priority for _, _, priority in asked] == [normal, other, other, normal]
+    with pytest.raises(MlctlError) as caught:
+        inference.open({b"mlctl-priority": b"\xff"}, b"id")
+    assert caught.value.code is ErrorCode.INVALID_INPUT
+
+
+def test_the_shorter_time_counts(inference: Inference, asked: list[Any]) -> None:
+    body = BODY[:-1] + b',"parameters":{"timeout":2000000}}'
+    for left in (5.0, 1.0):
+        inference.ask(inference.open({}, b"id"), body, left, inference.hold())
+    assert [timeout for _, timeout, _ in asked] == [2.0, 1.0]
+    np.testing.assert_array_equal(asked[0][0]["x"], [[1, 2, 3, 4]])
+
+
+def test_a_declared_length_is_refused_before_the_body(inference: Inference) -> None:
+    inference.open({b"content-length": b"100"}, b"id")
+    with pytest.raises(MlctlError) as caught:
+        inference.open({b"content-length": b"101"}, b"id")
+    assert caught.value.code is ErrorCode.PAYLOAD_TOO_LARGE

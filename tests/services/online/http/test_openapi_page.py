@@ -1,0 +1,43 @@
+"""`GET /openapi.json`, of a real server and of one with several models."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import httpx
+import pytest
+
+from bento.clients.source import find_source
+from bento.packaging import BuiltBento
+from services.online.http.openapi_page import OpenApiPage
+from services.online.models.repository import serving_of
+from services.online.openapi.document import document, to_text
+from services.online.settings import Settings
+from services.runtime.bento_layout import pack
+from tests.support.bundles import make_bundle
+from tests.support.serving import Server
+
+
+@pytest.mark.slow
+def test_a_server_answers_with_its_document(server: Server, built: BuiltBento) -> None:
+    model = find_source(server.url)
+    answer = httpx.get(f"{server.url}/openapi.json")
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.text == to_text(document([model], version=built.digest, token=False))
+    refused = httpx.post(f"{server.url}/openapi.json")
+    assert (refused.status_code, refused.headers["allow"]) == (405, "GET, HEAD")
+
+
+def test_all_models_of_a_server_are_described(tmp_path: Path) -> None:
+    packed = pack([make_bundle(tmp_path / name, name=name) for name in ("one", "two")], "both")
+    host = serving_of(packed, Settings())
+
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(OpenApiPage(host))
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+            return await client.get("/openapi.json")
+
+    made = asyncio.run(ask()).json()
+    assert made["info"] == {**made["info"], "title": "one, two", "version": packed.digest}
+    assert {"/v2/models/one/infer", "/v2/models/two/infer"} <= set(made["paths"])

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from bundle.errors import MlctlError
+from services.online.metrics.counts import BatchStats, Distribution, Metrics
+from services.online.models.served_model import ModelHost
+from services.online.settings import Settings
+from tests.support.listening import until
+from tests.support.transforms import make_text_bundle, texts
+
+
+def test_requests_batches_and_depth_are_told() -> None:
+    registry = CollectorRegistry()
+    metrics = Metrics("m", registry)
+    metrics.request("http", "ok")
+    metrics.request("http", "ok")
+    metrics.request("grpc", "queue_full")
+    metrics.batch(BatchStats(rows=5, queue_seconds=0.002, infer_seconds=0.5))
+    metrics.queue_rows(3)
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(name, {"model": "m", **labels})
+
+    assert value("mlctl_requests_total", protocol="http", outcome="ok") == 2
+    assert value("mlctl_requests_total", protocol="grpc", outcome="queue_full") == 1
+    assert value("mlctl_batch_rows_sum") == 5
+    assert value("mlctl_queue_seconds_bucket", le="0.0025") == 1
+    assert value("mlctl_infer_seconds_sum") == 0.5
+    assert value("mlctl_queue_rows") == 3
+
+
+def test_refusals_and_misses_are_told_apart() -> None:
+    registry = CollectorRegistry()
+    metrics = Metrics("m", registry)
+    assert registry.get_sample_value("mlctl_deadline_misses_total", {"model": "m"}) == 0
+    outcomes = ("ok", "gone", "internal", "queue_full", "queue_full", "deadline_exceeded")
+    for outcome in outcomes:
+        metrics.request("http", outcome)
+    metrics.request("grpc", "queue_full")
+
+    def refused(reason: str) -> float | None:
+        labels = {"model": "m", "reason": reason}
+        return registry.get_sample_value("mlctl_rejections_total", labels)
+
+    assert refused("queue_full") == 3
+    assert [refused(reason) for reason in ("ok", "gone", "internal", "deadline_exceeded")] == [
+        None
+    ] * 4
+    assert registry.get_sample_value("mlctl_deadline_misses_total", {"model": "m"}) == 1
+
+
+def test_the_time_in_a_transform_is_told_and_its_warm_up_is_not(tmp_path: Path) -> None:
+    registry = CollectorRegistry()
+
+    def seconds(part: str) -> float:
+        labels = {"model": "texts", "part": part}
+        found = registry.get_sample_value("mlctl_transform_seconds_total", labels)
+        assert found is not None
+        return found
+
+    async def main() -> None:
+        host = ModelHost(make_text_bundle(tmp_path / "bundle"), Settings(), registry=registry)
+        await host.start()
+        assert (seconds("preprocess"), seconds("postprocess")) == (0, 0)
+        await host.infer(texts("one two"))
+        before = seconds("preprocess")
+        assert before > 0 < seconds("postprocess")
+        with pytest.raises(MlctlError, match="no words"):
+            await host.infer(texts(" "))
+        assert seconds("preprocess") > before
+        whole = registry.get_sample_value("mlctl_infer_seconds_sum", {"model": "texts"})
+        assert whole is not None
+        assert seconds("preprocess") + seconds("postprocess") < whole
+        await host.stop()
+
+    asyncio.run(main())
+
+
+def test_every_stage_of_an_answer_is_told() -> None:
+    registry = CollectorRegistry()
+    metrics = Metrics("m", registry)
+    metrics.stages(parse=0.00002, queue=0.5, infer=20.0, serialize=0.0)
+    metrics.stages(parse=0.00002, queue=0.25, infer=0.0, serialize=0.0)
+
+    def value(suffix: str, stage: str, **labels: str) -> float | None:
+        found = {"model": "m", "stage": stage, **labels}
+        return registry.get_sample_value(f"mlctl_stage_seconds_{suffix}", found)
+
+    assert value("bucket", "parse", le="1e-05") == 0
+    assert value("bucket", "parse", le="2.5e-05") == 2
+    assert value("sum", "queue") == 0.75
+    assert value("bucket", "infer", le="10.0") == 1
+    assert value("bucket", "infer", le="+Inf") == 2
+    assert value("count", "serialize") == 2
+
+
+def test_a_value_is_in_the_bucket_whose_bound_it_does_not_pass() -> None:
+    distribution = Distribution((1, 2, 4))
+    for value in (0.5, 1, 1.5, 2, 4, 5):
+        distribution.observe(value)
+    assert distribution.counts == [2, 2, 1, 1]
+    assert distribution.total == 14
+
+
+def test_workers_are_told_and_those_that_hang() -> None:
+    registry = CollectorRegistry()
+    metrics = Metrics("m", registry)
+    labels = {"model": "m"}
+    assert registry.get_sample_value("mlctl_workers", labels) == 1
+    assert registry.get_sample_value("mlctl_hung_workers", labels) == 0
+    metrics.hung()
+    assert registry.get_sample_value("mlctl_hung_workers", labels) == 1
+
+
+def test_a_worker_that_nobody_asked_is_told_of_by_the_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whoever is scraped tells what all workers have told."""
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    monkeypatch.setattr("services.online.metrics.exposition.PUBLISH_SECONDS", 0.01)
+
+    async def main() -> None:
+        metrics = Metrics("tiny", CollectorRegistry())
+        workers = metrics._worker_sink._gauge
+        assert workers._value.get() == 0
+        await until(lambda: workers._value.get() == 1)
+
+    asyncio.run(main())

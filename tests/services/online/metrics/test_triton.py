@@ -1,0 +1,42 @@
+"""What Triton's users look for on /metrics, by the names in Triton's documentation."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry
+
+from services.online.metrics.counts import BatchStats, Metrics
+
+
+def told(registry: CollectorRegistry, model: str = "m") -> dict[str, float]:
+    return {
+        sample.name: sample.value
+        for metric in registry.collect()
+        for sample in metric.samples
+        if sample.name.startswith("nv_") and sample.labels == {"model": model, "version": "1"}
+    }
+
+
+def test_tritons_names_have_the_same_sums() -> None:
+    registry = CollectorRegistry()
+    metrics, other = Metrics("m", registry), Metrics("other", registry)
+    assert set(told(registry).values()) == {0}
+    for outcome in ("ok", "ok", "queue_full", "gone"):
+        metrics.request("http", outcome)
+    metrics.batch(BatchStats(rows=5, queue_seconds=0.2, infer_seconds=0.5))
+    metrics.stages(0.001, 0.2, 0.5, 0.002, count=2)
+    other.request("grpc", "internal")
+    expected = {
+        "nv_inference_request_success": 2,
+        "nv_inference_request_failure": 1,
+        "nv_inference_count": 5,
+        "nv_inference_exec_count": 1,
+        "nv_inference_request_duration_us": 1_406_000,
+        "nv_inference_queue_duration_us": 400_000,
+        "nv_inference_compute_input_duration_us": 2_000,
+        "nv_inference_compute_infer_duration_us": 1_000_000,
+        "nv_inference_compute_output_duration_us": 4_000,
+    }
+    assert told(registry) == told(registry) == expected
+    metrics.stages(0.0, 0.1, 0.0, 0.0)
+    assert told(registry)["nv_inference_queue_duration_us"] == 500_000
+    assert told(registry, "other")["nv_inference_request_failure"] == 1

@@ -1,0 +1,63 @@
+import asyncio
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.verify import VerifiedBundle
+from services.online.models.metadata import (
+    EXTENSIONS,
+    model_metadata,
+    only_ready,
+    refuse_change,
+    repository_index,
+    server_metadata,
+)
+from services.online.models.served_model import ModelHost
+from services.online.settings import Settings
+
+
+def test_the_index_follows_the_life_of_the_host(bundle: VerifiedBundle) -> None:
+    entry = {"name": "tiny", "version": bundle.digest}
+
+    async def main() -> None:
+        host = ModelHost(bundle, Settings(), registry=CollectorRegistry())
+        starting = {**entry, "state": "UNAVAILABLE", "reason": "starting"}
+        assert repository_index(host, ready=False) == [starting]
+        assert repository_index(host, ready=True) == []
+        await host.start()
+        for ready in (True, False):
+            found = repository_index(host, ready=ready)
+            assert found == [{**entry, "state": "READY", "reason": ""}]
+        await host.stop()
+        assert repository_index(host, ready=False)[0]["reason"] == "stopping"
+
+    asyncio.run(main())
+
+
+def test_metadata(bundle: VerifiedBundle) -> None:
+    host = ModelHost(bundle, Settings(), registry=CollectorRegistry())
+    assert server_metadata()["extensions"] == list(EXTENSIONS)
+    assert model_metadata(host) == {
+        "name": "tiny",
+        "versions": [bundle.digest],
+        "platform": "onnxruntime_onnx",
+        "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}],
+        "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 4]}],
+    }
+
+
+def test_the_index_requests_body_may_be_empty() -> None:
+    assert not only_ready(b"")
+    assert not only_ready(b" {}\n")
+    assert only_ready(b'{"ready": true}')
+    for wrong in (b'{"ready": null}', b'{"ready": "true"}', b"{"):
+        with pytest.raises(MlctlError) as caught:
+            only_ready(wrong)
+        assert caught.value.code is ErrorCode.INVALID_INPUT
+
+
+def test_loading_is_not_for_callers() -> None:
+    with pytest.raises(MlctlError, match="does not unload models") as caught:
+        refuse_change("unload")
+    assert caught.value.code is ErrorCode.NOT_PERMITTED

@@ -1,0 +1,198 @@
+"""A pipeline served: one more model over every protocol, whose stages batch by themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+
+from bento.clients.source import find_source
+from bundle.errors import ErrorCode, MlctlError
+from services.online.batching.admission import QueueFullError
+from services.online.grpc.server import GrpcServer
+from services.online.http.app import V2App
+from services.online.http.connection.protocol import lean_protocol
+from services.online.http.inference import Inference
+from services.online.http.predict import predict_routes
+from services.online.models.repository import Hosts
+from services.online.settings import Settings
+from services.runtime.bento_layout import MODELS_FILE, Packed, pack, unpack
+from services.runtime.scorable import find_model
+from tests.services.online.models.test_repository import answered, call, request, rows, serve
+from tests.services.runtime.test_bento_layout import lay_out
+from tests.support.bundles import expected, make_bundle
+from tests.support.listening import listening, until
+
+Use = Callable[[Hosts], Awaitable[None]]
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Packed:
+    folder = tmp_path_factory.mktemp("stages")
+    scales = {"double": 2.0, "triple": 3.0}
+    bundles = [make_bundle(folder / name, name=name, scale=by) for name, by in scales.items()]
+    return pack(bundles, "both", ["triple.x=double.y"])
+
+
+def wanted(x: np.ndarray) -> list[float]:
+    answer: list[float] = expected(expected(x), scale=3.0).ravel().tolist()
+    return answer
+
+
+def body(number: int) -> dict[str, Any]:
+    x = rows(number)
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": x.ravel().tolist()}
+    return {"inputs": [tensor]}
+
+
+def test_it_answers_as_a_model_of_its_own(packed: Packed) -> None:
+    async def use(hosts: Hosts) -> None:
+        inferences = [Inference(host) for host in hosts.hosts]
+        protocol = lean_protocol(*inferences)
+        async with (
+            listening(V2App(hosts, *inferences), protocol) as server,
+            httpx.AsyncClient(base_url=server.url) as client,
+        ):
+            for number in range(4):
+                answer = (await client.post("/v2/models/both/infer", json=body(number))).json()
+                assert (answer["model_name"], answer["model_version"]) == ("both", packed.digest)
+                assert answer["outputs"][0]["data"] == wanted(rows(number))
+            one = (await client.post("/v2/models/triple/infer", json=body(1))).json()
+            assert one["outputs"][0]["data"] == expected(rows(1), scale=3.0).ravel().tolist()
+            told = (await client.get("/v2/models/both")).json()
+            assert told["versions"] == [packed.digest]
+            assert [each["name"] for each in told["inputs"] + told["outputs"]] == ["x", "y"]
+            assert (await client.get("/v2/models/both/config")).status_code == 200
+            index = (await client.post("/v2/repository/index")).json()
+            assert [each["name"] for each in index] == ["both", "double", "triple"]
+            refused = await client.post("/v2/models/both/infer", json={"inputs": []})
+            assert refused.status_code == 400
+            hosts.hosts[2].drain()
+            assert (await client.get("/v2/models/both/ready")).status_code == 503
+        assert list(predict_routes(hosts)) == [
+            "/predict", "/predict/both", "/predict/double", "/predict/triple",
+        ]  # fmt: skip
+
+    registry = serve(packed, use)
+    assert answered(registry, "both", "http") == 4
+    assert answered(registry, "both", "http", "invalid_input") == 1
+    sums = [
+        registry.get_sample_value("mlctl_batch_rows_sum", {"model": name})
+        for name in ("double", "triple")
+    ]
+    assert sums == [4, 5]
+
+
+def test_it_answers_over_grpc(packed: Packed) -> None:
+    async def use(hosts: Hosts) -> None:
+        server = GrpcServer(hosts, "127.0.0.1", 0)
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            for number in range(4):
+                answer = await call(channel, "ModelInfer", request("both", number))
+                assert answer.model_version == packed.digest
+                found = np.frombuffer(answer.raw_output_contents[0], "<f4").tolist()
+                assert found == wanted(rows(number))
+        await server.stop(1)
+
+    assert answered(serve(packed, use), "both", "grpc") == 4
+
+
+def test_a_stage_that_is_full_says_when_to_ask_again(packed: Packed) -> None:
+    full = QueueFullError(5, 4, 2.5)
+    hosts = Hosts(packed, Settings(), registry=CollectorRegistry())
+
+    def refuse(*_: Any) -> Any:
+        raise full
+
+    async def use() -> None:
+        await hosts.start()
+        both, _, last = hosts.hosts
+        stage: Any = last
+        stage.infer = refuse
+        with pytest.raises(QueueFullError, match=r"^stage 'triple': 5 rows wait") as caught:
+            await both.infer({"x": rows(0)})
+        assert caught.value.retry_after == full.retry_after
+        assert not full.message.startswith("stage")
+        await hosts.stop()
+
+    asyncio.run(use())
+
+
+def test_an_answer_in_pieces_is_one_piece(packed: Packed) -> None:
+    async def use(hosts: Hosts) -> None:
+        pieces = [piece async for piece in hosts.find("both").stream({"x": rows(1)})]
+        assert [piece.outputs["y"].ravel().tolist() for piece in pieces] == [wanted(rows(1))]
+
+    serve(packed, use)
+
+
+def test_deadline_cancellation_and_stop_reach_the_stages(packed: Packed) -> None:
+    entered, released = threading.Event(), threading.Event()
+
+    async def use(hosts: Hosts) -> None:
+        both, _, last = hosts.hosts
+        batching: Any = last._batching
+        batching._inline = False
+        run = batching._model.run
+
+        def wait(inputs: dict[str, np.ndarray]) -> Any:
+            entered.set()
+            released.wait(50)
+            return run(inputs)
+
+        batching._model.run = wait
+        try:
+            stuck = both.infer({"x": rows(0)})
+            await until(entered.is_set)
+            late, left = both.infer({"x": rows(1)}, 0.05), both.infer({"x": rows(1)})
+            with pytest.raises(MlctlError, match=r"^stage 'triple': ") as caught:
+                await late
+            assert caught.value.code is ErrorCode.DEADLINE_EXCEEDED
+            await until(lambda: last.waiting_rows == 1)
+            left.cancel()
+            await until(lambda: last.waiting_rows == 0)
+            stopping = asyncio.ensure_future(hosts.stop())
+            await until(lambda: both.state == "stopping")
+            with pytest.raises(MlctlError, match="'both' is stopping"):
+                both.infer({"x": rows(0)})
+        finally:
+            released.set()
+        # What was accepted is answered, by stages that serve until then.
+        assert (await stuck).outputs["y"].ravel().tolist() == wanted(rows(0))
+        await stopping
+
+    serve(packed, use)
+
+
+def test_the_bento_says_how_they_are_put_together(packed: Packed, tmp_path: Path) -> None:
+    source = lay_out(packed, tmp_path / "src")
+    found = unpack(source)
+    assert (found.digest, found.together) == (packed.digest, packed.together)
+    assert packed.digest != pack(packed.bundles, "both").digest
+    with pytest.raises(MlctlError, match=r"'both' is a pipeline of double \+ triple") as caught:
+        find_model(str(tmp_path))
+    assert caught.value.code is ErrorCode.UNSUPPORTED_MODEL
+    assert find_model(str(source / "models" / "triple")).manifest.name == "triple"
+    client = find_source(str(tmp_path))
+    assert (client.name, client.digest) == ("both", packed.digest)
+    assert [each.name for each in client.inputs + client.outputs] == ["x", "y"]
+    assert find_source(str(source / "models" / "triple")).name == "triple"
+    notes = source / MODELS_FILE
+    notes.write_bytes(notes.read_bytes().replace(b'["double","y"]', b'["double","q"]'))
+    with pytest.raises(MlctlError, match="stage 'double' has no output 'q'") as caught:
+        unpack(source)
+    assert caught.value.code is ErrorCode.MANIFEST_INVALID
+
+
+def test_a_sample_folder_is_the_pipelines(packed: Packed, tmp_path: Path) -> None:
+    hosts = Hosts(packed, Settings(sample_dir=tmp_path), registry=CollectorRegistry())
+    assert [host.settings.sample_dir for host in hosts.hosts] == [tmp_path, None, None]

@@ -1,0 +1,192 @@
+"""Requests with entity keys, over every door: what is stored, what the model adds, what is said."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from prometheus_client import CollectorRegistry
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.verify import VerifiedBundle
+from services.online.models.served_model import ModelHost
+from services.online.settings import Settings
+from services.precomputed.base import Row
+from tests.services.precomputed.conftest import DOORS, INFER, NAME, Ask, Bench, served
+from tests.support.bundles import make_bundle
+
+X = [1.0, 2.0, 3.0, 4.0]
+BY_MODEL = [12.0, 14.0, 16.0, 18.0]
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_what_is_stored_needs_no_model_and_only_the_rest_goes_to_it(
+    bench: Bench, door: str
+) -> None:
+    bench.fill({"a": 7, "b": 8, "5": 9}, time.time() - 60)
+
+    async def use(ask: Ask, host: ModelHost) -> None:
+        one = await ask("a")
+        assert one.y == [[7] * 4]
+        assert one.parameters["source"] == "precomputed"
+        assert 60 <= one.parameters["age_s"] < 300
+        several = await ask(["b", "a", "b"])
+        assert several.y == [[8] * 4, [7] * 4, [8] * 4]
+        online = await ask("new", [X])
+        assert (online.y, online.parameters["source"]) == ([BY_MODEL], "online")
+        mixed = await ask(["new", "b", "newer", "5"], [X, [0] * 4, X, [0] * 4])
+        assert mixed.y == [BY_MODEL, [8] * 4, BY_MODEL, [9] * 4]
+        assert (mixed.parameters["source"], mixed.parameters["precomputed_rows"]) == ("mixed", 2)
+        assert host.tally is not None
+        assert sum(host.tally.batches) == 3  # of one row and of two, never of four
+        assert (await ask("new")).status in {"key_not_found", "not_found"}
+        assert (await ask(["a", "new"])).status in {"key_not_found", "not_found"}
+        plain = await ask(None, [X])
+        assert (plain.y, plain.parameters) == ([BY_MODEL], {})
+
+    bench.run(use, door)
+    assert (bench.counted("hit"), bench.counted("miss")) == (7, 5)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_keys_that_do_not_fit_are_refused(bench: Bench, door: str) -> None:
+    bench.fill({"a": 7}, time.time())
+
+    async def use(ask: Ask, _host: ModelHost) -> None:
+        for keys, x in (
+            ("", None), ([], None), (["a", 1.5], None), (["a"] * 4097, None), ([True], None),
+            ("k" * 513, None), ("a\0", None), (["a", "b"], [X]),
+        ):  # fmt: skip
+            assert (await ask(keys, x)).status in {"invalid_input", "invalid_argument"}, keys
+        assert (await ask([5, "a"], [X, X])).status == "ok"
+
+    bench.run(use, door)
+
+
+def test_a_server_without_answers_takes_keys_as_it_takes_any_parameter(bench: Bench) -> None:
+    async def use(ask: Ask, _host: ModelHost) -> None:
+        answer = await ask("a", [X])
+        assert (answer.y, answer.parameters) == ([BY_MODEL], {})
+        assert (await ask("a")).status == "invalid_input"
+
+    bench.run(use, hybrid=None)
+
+
+def test_an_old_answer_gives_way_to_the_model(bench: Bench) -> None:
+    bench.fill({"old": 7}, time.time() - 100)
+
+    async def use(ask: Ask, _host: ModelHost) -> None:
+        assert (await ask("old")).status == "key_not_found"
+        again = await ask("old", [X])
+        assert (again.y, again.parameters["source"]) == ([BY_MODEL], "online")
+
+    bench.run(use, hybrid_ttl_s=50)
+    assert (bench.counted("stale"), bench.counted("hit")) == (2, 0)
+
+
+def test_each_colour_answers_with_its_own_digest_and_a_flip_is_seen_at_once(
+    bench: Bench, tmp_path: Any
+) -> None:
+    green = make_bundle(tmp_path / "green", scale=3.0)
+    bench.fill({"a": 1}, time.time())
+
+    async def blue_uses(ask: Ask, _host: ModelHost) -> None:
+        assert (await ask("a")).y == [[1] * 4]
+        bench.fill({"a": 2}, time.time(), green.digest)  # the candidate's, before it is live
+        assert (await ask("a")).y == [[1] * 4]
+        first = bench.fill({"a": 3}, time.time())
+        assert (await ask("a")).y == [[3] * 4]
+        store = bench.store()
+        previous = next(each for each in store.generations() if each.previous)
+        assert previous.number < first
+        store.flip(previous.number, time.time())
+        store.close()
+        assert (await ask("a")).y == [[1] * 4]
+
+    async def green_uses(ask: Ask, _host: ModelHost) -> None:
+        assert (await ask("a")).y == [[2] * 4]
+
+    async def other_uses(ask: Ask, _host: ModelHost) -> None:
+        assert (await ask("a")).status == "key_not_found"
+
+    bench.run(blue_uses)
+    bench.run(green_uses, bundle=green)
+    bench.run(other_uses, bundle=make_bundle(tmp_path / "other", scale=4.0))
+
+
+def test_a_broken_store_costs_answers_but_no_request_and_is_told_once(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.folder.mkdir()
+    path = bench.folder / f"{NAME}.db"
+    path.write_bytes(b"this is no database, but it is long enough to look like one" * 100)
+
+    async def use(ask: Ask, _host: ModelHost) -> None:
+        for _ in range(3):
+            assert (await ask("a", [X])).y == [BY_MODEL]
+        assert (await ask("a")).status == "unavailable"
+        path.unlink()
+        bench.fill({"a": 7}, time.time())
+        deadline = time.monotonic() + 30
+        while (await ask("a", [X])).parameters["source"] == "online":
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.05)
+
+    with caplog.at_level(logging.INFO, "mlctl.hybrid"):
+        bench.run(use)
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+    assert bench.counted("down") >= 4
+
+
+def test_an_answer_of_another_shape_is_not_served(bench: Bench, tiny: VerifiedBundle) -> None:
+    store = bench.store()
+    store.upsert(tiny.digest, [Row("a", time.time(), bytes(20))])
+    store.close()
+
+    async def use(ask: Ask, _host: ModelHost) -> None:
+        assert (await ask("a")).status == "key_not_found"
+        assert (await ask("a", [X])).y == [BY_MODEL]
+
+    bench.run(use)
+    assert bench.counted("foreign") == 2
+
+
+def test_binary_tensors_go_both_ways_with_keys(bench: Bench) -> None:
+    bench.fill({"a": 7}, time.time())
+    head: dict[str, Any] = {"parameters": {"entity_key": ["a", "b"], "binary_data_output": True}}
+    tensor = {"name": "x", "datatype": "FP32", "shape": [2, 4]}
+    head["inputs"] = [{**tensor, "parameters": {"binary_data_size": 32}}]
+    text = orjson.dumps(head)
+    body = text + np.array([X, X], "<f4").tobytes()
+    headers = {"Inference-Header-Content-Length": str(len(text))}
+
+    async def main() -> None:
+        settings = Settings(hybrid=NAME, hybrid_store=str(bench.folder))
+        host = ModelHost(bench.bundle, settings, registry=CollectorRegistry())
+        await host.start()
+        async with served(host) as client:
+            for _ in range(3):  # what comes again is known, and still asked for by its keys
+                reply = await client.post(INFER, content=body, headers=headers)
+                size = int(reply.headers["inference-header-content-length"])
+                assert orjson.loads(reply.content[:size])["parameters"]["source"] == "mixed"
+                y = np.frombuffer(reply.content[size:], "<f4").reshape(2, 4)
+                assert y.tolist() == [[7] * 4, BY_MODEL]
+        await host.stop()
+
+    asyncio.run(main())
+
+
+def test_a_model_whose_rows_depend_on_each_other_is_not_served_so(
+    bench: Bench, tmp_path: Any
+) -> None:
+    async def never(_ask: Ask, _host: ModelHost) -> None:
+        raise AssertionError
+
+    with pytest.raises(MlctlError) as caught:
+        bench.run(never, bundle=make_bundle(tmp_path / "mixing", row_independent=False))
+    assert caught.value.code is ErrorCode.UNSUPPORTED_MODEL

@@ -1,0 +1,271 @@
+import asyncio
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+
+from bundle.clock import ManualClock
+from bundle.errors import ErrorCode, MlctlError
+from bundle.manifest import Batching, InputConstraints
+from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from bundle.verify import VerifiedBundle, seal
+from services.online.batching.scheduler import Limits, Priority
+from services.online.models.served_model import ModelHost, Phase
+from services.online.settings import Settings
+from services.runtime.golden import load_golden, save_golden
+from services.runtime.scorer import Scorer
+from services.runtime.streaming import Answer
+from tests.support.bundles import expected, make_bundle, make_lookup_bundle
+from tests.support.transforms import make_text_bundle
+
+ROW = np.array([[1, 2, 3, 4]], dtype=np.float32)
+
+
+def host_of(bundle: VerifiedBundle, **settings: float) -> ModelHost:
+    return ModelHost(bundle, Settings.model_validate(settings), registry=CollectorRegistry())
+
+
+def test_answers_only_between_start_and_stop(bundle: VerifiedBundle) -> None:
+    async def main() -> None:
+        host = host_of(bundle)
+        with pytest.raises(MlctlError, match="starting"):
+            host.infer({"x": ROW})
+        await host.start()
+        answer = await host.infer({"x": ROW})
+        np.testing.assert_allclose(answer.outputs["y"], expected(ROW))
+        last = host.infer({"x": ROW})
+        await host.stop()
+        assert (await last).batch_rows == 1
+        with pytest.raises(MlctlError, match="stopping") as caught:
+            host.infer({"x": ROW})
+        assert caught.value.code is ErrorCode.UNAVAILABLE
+
+    asyncio.run(main())
+
+
+def test_wrong_golden_answers_keep_it_from_becoming_ready(tmp_path: Path) -> None:
+    made = make_bundle(tmp_path / "b")
+    inputs, outputs = load_golden(made.path("golden.npz"))
+    save_golden(made.root / "golden.npz", inputs, {"y": outputs["y"] + 1})
+    host = host_of(seal(made.root, made.manifest))
+    with pytest.raises(MlctlError) as caught:
+        asyncio.run(host.start())
+    assert caught.value.code is ErrorCode.PARITY_FAILED
+    assert host.phase is Phase.NEW
+    assert not host.ready
+
+
+def test_a_model_whose_rows_depend_on_each_other_is_never_joined(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path / "b", row_independent=False)
+
+    async def main() -> None:
+        host = host_of(bundle)
+        await host.start()
+        answers = await asyncio.gather(*(host.infer({"x": ROW * i}) for i in range(5)))
+        await host.stop()
+        for i, answer in enumerate(answers):
+            want = expected(ROW * i, row_independent=False)
+            np.testing.assert_allclose(answer.outputs["y"], want)
+            assert answer.batch_rows == 1
+
+    asyncio.run(main())
+
+
+def test_a_caller_can_only_shorten_the_deadline(bundle: VerifiedBundle) -> None:
+    async def main() -> None:
+        host = host_of(bundle)
+        await host.start()
+        with pytest.raises(MlctlError) as caught:
+            host.infer({"x": ROW}, timeout=0)
+        assert caught.value.code is ErrorCode.DEADLINE_EXCEEDED
+        await host.stop()
+
+    asyncio.run(main())
+
+
+def test_other_models_and_versions_are_not_here(bundle: VerifiedBundle) -> None:
+    host = host_of(bundle)
+    assert host.find("tiny") is host.find("tiny", bundle.digest) is host
+    for name, version in (("other", ""), ("tiny", "1")):
+        with pytest.raises(MlctlError) as caught:
+            host.find(name, version)
+        assert caught.value.code is ErrorCode.MODEL_NOT_FOUND
+
+
+def with_batching(bundle: VerifiedBundle, **changes: Any) -> VerifiedBundle:
+    """The bundle again, with `changes` to what its manifest says about batching."""
+    batching = Batching.model_validate({**bundle.manifest.batching.model_dump(), **changes})
+    return seal(bundle.root, bundle.manifest.model_copy(update={"batching": batching}))
+
+
+def test_the_bundle_says_how_to_batch_and_the_environment_has_the_last_word(
+    tmp_path: Path,
+) -> None:
+    said = {"max_wait_ms": 3.0, "max_queue_rows": 9, "max_queue_ms": 50.0}
+    plain = make_bundle(tmp_path / "plain")
+    told = with_batching(make_bundle(tmp_path / "told"), **said)
+
+    def limits(bundle: VerifiedBundle, **settings: float) -> Limits:
+        host = host_of(bundle, **settings)
+        return host._limits(Scorer.open(bundle, host.settings), inline=False)
+
+    sizes = (1, 8, 32)
+    assert limits(plain) == Limits(32, 4096, gather=True, sizes=sizes)
+    assert limits(told) == Limits(32, 9, 0.003, max_queue=0.05, sizes=sizes)
+    ours = limits(told, max_wait_ms=0, max_queue_ms=0)
+    assert ours == Limits(32, 9, 0.0, max_queue=0.0, sizes=sizes)
+    assert limits(told, max_queue_rows=7).max_queue_rows == 7
+    assert limits(told, max_rows=16).sizes == (1, 8, 16)
+
+
+def test_batches_are_as_large_as_they_may_be_where_the_rows_alone_do_not_tell_their_cost(
+    tmp_path: Path,
+) -> None:
+    plain, texts = make_bundle(tmp_path / "plain"), make_text_bundle(tmp_path / "texts")
+
+    def sizes(bundle: VerifiedBundle, *, inline: bool) -> tuple[int, ...]:
+        host = host_of(bundle)
+        return host._limits(Scorer.open(bundle, host.settings), inline=inline).sizes
+
+    assert sizes(plain, inline=True) == (32,)
+    assert sizes(texts, inline=False) == (texts.manifest.batching.max_rows,)
+
+
+def test_a_run_that_hangs_ends_the_hosts_life(
+    bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, started = threading.Event(), threading.Event()
+    clock = ManualClock()
+
+    def stuck(_scorer: Scorer, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        started.set()
+        assert gate.wait(20)
+        return {"y": inputs["x"]}
+
+    async def main() -> None:
+        settings = Settings(hang_s=3)
+        host = ModelHost(bundle, settings, clock=clock, registry=CollectorRegistry())
+
+        def live() -> bool:
+            return host.live
+
+        assert live()
+        # Too slow to run on the event loop, by what the warm-up is told.
+        monkeypatch.setattr(
+            "services.online.models.served_model.warm_up", lambda *_: {1: 0.1, 32: 0.1}
+        )
+        await host.start()
+        monkeypatch.setattr(Scorer, "run", stuck)
+        waiting = host.infer({"x": ROW})
+        await asyncio.to_thread(started.wait, 20)
+        clock.advance(2.9)
+        assert live()
+        clock.advance(0.2)
+        assert not live()
+        waiting.cancel()
+        await host.stop(grace=0.01)  # does not wait for it
+        gate.set()
+        assert not live()
+
+    asyncio.run(main())
+
+
+def test_a_request_of_many_rows_may_take_the_time_of_many_batches(
+    bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = 5
+    begun, allowed = threading.Semaphore(0), threading.Semaphore(0)
+    clock = ManualClock()
+
+    def slow(_scorer: Scorer, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        begun.release()
+        assert allowed.acquire(timeout=20)
+        return {"y": inputs["x"]}
+
+    async def main() -> None:
+        host = ModelHost(bundle, Settings(hang_s=3), clock=clock, registry=CollectorRegistry())
+        monkeypatch.setattr(
+            "services.online.models.served_model.warm_up", lambda *_: {1: 0.1, 32: 0.1}
+        )
+        await host.start()
+        monkeypatch.setattr(Scorer, "_run_once", slow)
+        waiting = host.infer({"x": np.repeat(ROW, 32 * steps, axis=0)})
+        for _ in range(steps):
+            assert await asyncio.to_thread(begun.acquire, timeout=20)
+            clock.advance(2.9)  # each step has the time of a batch
+            assert host.live
+            allowed.release()
+        assert (await waiting).outputs["y"].shape == (32 * steps, 4)
+        await host.stop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("columns", [4, DYNAMIC])
+def test_rows_that_may_be_of_any_size_never_run_on_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    made = make_bundle(tmp_path / "b")
+    x, y = (
+        TensorSpec(name=name, dtype=Datatype.FP32, shape=(DYNAMIC, columns)) for name in ("x", "y")
+    )
+    signature = Signature(inputs=(x,), outputs=(y,))
+    threads = []
+
+    def run(_scorer: Scorer, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        threads.append(threading.current_thread())
+        return {"y": inputs["x"]}
+
+    async def main() -> None:
+        changes = {"signature": signature}
+        host = host_of(seal(made.root, made.manifest.model_copy(update=changes)))
+        monkeypatch.setattr(
+            "services.online.models.served_model.warm_up", lambda *_: {1: 1e-5, 32: 1e-5}
+        )
+        await host.start()
+        monkeypatch.setattr(Scorer, "run", run)
+        await host.infer({"x": ROW})
+        await host.stop()
+
+    asyncio.run(main())
+    assert (threads[0] is threading.main_thread()) == (columns == 4)
+
+
+def test_a_high_request_is_one_argument_away(bundle: VerifiedBundle) -> None:
+    async def main() -> None:
+        host = host_of(bundle)
+        await host.start()
+        answer = await host.infer({"x": ROW}, None, Priority.HIGH)
+        np.testing.assert_allclose(answer.outputs["y"], expected(ROW))
+        await host.stop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("constraints", [None, InputConstraints(ranges={"ids": (-10, 9)})])
+def test_host__one_request_of_a_batch_is_rejected_by_the_model__its_neighbours_are_answered(
+    tmp_path: Path, constraints: InputConstraints | None
+) -> None:
+    bundle = make_lookup_bundle(tmp_path / "b", constraints=constraints)
+
+    async def main() -> None:
+        host = host_of(bundle, max_wait_ms=50)
+        await host.start()
+        weights = np.ones((1, 2), np.float32)
+        found = await asyncio.gather(
+            *(host.infer({"ids": np.array([[1, top]]), "weights": weights}) for top in (2, 99, 4)),
+            return_exceptions=True,
+        )
+        await host.stop()
+        first, bad, last = found
+        assert isinstance(first, Answer)
+        assert isinstance(last, Answer)
+        assert [first.outputs["y"].item(), last.outputs["y"].item()] == [3, 5]
+        assert isinstance(bad, MlctlError)
+        assert bad.code is ErrorCode.INVALID_INPUT
+
+    asyncio.run(main())

@@ -1,0 +1,43 @@
+"""Requests that are done, as the path of a request tells them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bundle.sampling import Sampling
+from services.online.batching.executor import Answer
+from services.online.observability.calls import Done, Seen, Stages
+
+TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+TRACEPARENT = f"00-{TRACE}-{SPAN}-01".encode()
+STAGES = Stages(0.001, 0.002, 0.003, 0.004)
+
+
+def seen(
+    request_id: bytes = b"r1",
+    protocol: str = "http",
+    *,
+    sampling: Sampling | None = None,
+    traceparent: bytes | None = TRACEPARENT,
+    tracestate: bytes | None = None,
+    client: str | None = None,
+) -> Seen:
+    return Seen(
+        protocol,
+        request_id,
+        traceparent,
+        client,
+        traced=True,
+        sampling=sampling,
+        tracestate=tracestate,
+    )
+
+
+def done(request: Seen | None = None, code: str = "ok", at: float = 1_700_000_000.5) -> Done:
+    if code != "ok":
+        return Done(request or seen(), at, 0.02, code)
+    return Done(request or seen(), at, 0.02, code, STAGES, rows=2, batch_rows=8, bytes_out=64)
+
+
+def answer(outputs: dict[str, np.ndarray]) -> Answer:
+    return Answer(outputs, STAGES.queue, STAGES.infer, 8)

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import json
+import os
+import resource
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bundle.errors import ErrorCode, MlctlError
+from services.online.observability import access_log as accesslog
+from services.online.observability.access_log import (
+    AccessLog,
+    AppendedFile,
+    StandardOutput,
+    open_output,
+)
+from tests.services.online.observability.calls import TRACE, done, seen
+
+
+class Memory:
+    """An output that keeps what it was given; with `full` it fails as a full disk does."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+        self.full = False
+
+    def write(self, lines: bytes) -> None:
+        if self.full:
+            raise OSError(28, "No space left on device")
+        self.pieces.append(lines)
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def logged() -> tuple[AccessLog, Memory]:
+    memory = Memory()
+    return AccessLog(memory, "tiny", "d" * 64), memory
+
+
+def lines(memory: Memory) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in b"".join(memory.pieces).splitlines()]
+
+
+def test_a_request_is_one_line_with_all_that_is_known() -> None:
+    log, memory = logged()
+    request = seen(client="10.0.0.1:5000")
+    request.bytes_in = 32
+    log.put(done(request))
+    log.put(done(seen(protocol="grpc", traceparent=None), "queue_full"))
+    log.put(done(seen(protocol="predict"), "gone"))
+    assert not memory.pieces  # nothing is written on the path of a request
+    log.flush()
+    assert len(memory.pieces) == 1
+    first, second, third = lines(memory)
+    assert first == {
+        "time": "2023-11-14T22:13:20.500000Z", "protocol": "http", "model": "tiny",
+        "digest": "d" * 64, "status": 200, "code": "ok", "request_id": "r1", "trace_id": TRACE,
+        "rows": 2, "batch_rows": 8, "bytes_in": 32, "bytes_out": 64, "total_ms": 20.0,
+        "parse_ms": 1.0, "queue_ms": 2.0, "infer_ms": 3.0, "serialize_ms": 4.0,
+        "client": "10.0.0.1:5000",
+    }  # fmt: skip
+    assert (second["status"], second["code"]) == ("RESOURCE_EXHAUSTED", "queue_full")
+    assert second["trace_id"] is None
+    assert "parse_ms" not in second
+    assert "client" not in second
+    assert (third["status"], third["code"]) == (499, "gone")
+
+
+@given(st.binary(max_size=60))
+def test_no_request_id_makes_a_second_line(request_id: bytes) -> None:
+    log, memory = logged()
+    log.put(done(seen(request_id)))
+    log.flush()
+    assert b"".join(memory.pieces).count(b"\n") == 1
+    assert lines(memory)[0]["request_id"] == request_id.decode("latin-1")
+
+
+def test_what_is_too_much_or_not_written_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accesslog, "MAX_WAITING", 3)
+    log, memory = logged()
+    for _ in range(5):
+        log.put(done())
+    assert log.dropped == 2
+    memory.full = True
+    with pytest.raises(OSError, match="No space"):
+        log.flush()
+    assert log.dropped == 5
+    memory.full = False
+    log.put(done())
+    log.flush()
+    assert len(lines(memory)) == 1
+
+
+def test_a_file_that_was_moved_away_is_made_anew(tmp_path: Path) -> None:
+    path = tmp_path / "access.log"
+    path.write_bytes(b"before\n")
+    file = AppendedFile(path)
+    file.write(b"one\n")
+    path.rename(tmp_path / "access.log.1")
+    file.write(b"two\n")
+    file.close()
+    assert (tmp_path / "access.log.1").read_bytes() == b"before\none\n"
+    assert path.read_bytes() == b"two\n"
+
+
+def test_a_line_of_which_a_full_disk_took_a_part_ends_before_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "access.log"
+    file = AppendedFile(path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            file.write(b"first\nsecond\n")
+        with pytest.raises(OSError, match="too large"):
+            file.write(b"third\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    file.write(b"fourth\n")
+    file.write(b"fifth\n")
+    file.close()
+    assert path.read_bytes().splitlines() == [b"first", b"se", b"fourth", b"fifth"]
+
+
+def test_two_workers_share_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "access.log"
+    first, second = AppendedFile(path), AppendedFile(path)
+    for file in (first, second, first):
+        file.write(b"line\n")
+    path.write_bytes(b"")  # truncated in place, as copytruncate does
+    second.write(b"after\n")
+    first.close()
+    second.close()
+    assert path.read_bytes() == b"after\n"
+
+
+def test_outputs_by_name(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    StandardOutput(writing).write(b"x" * 1000)
+    assert os.read(reading, 2000) == b"x" * 1000
+    os.close(reading)
+    os.close(writing)
+    with pytest.raises(MlctlError, match="MLCTL_ACCESS_LOG") as caught:
+        open_output(str(tmp_path / "no" / "such" / "log"))
+    assert caught.value.code is ErrorCode.INVALID_INPUT

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import select
+import socket
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from prometheus_client import CollectorRegistry
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.tls import CIPHERS
+from bundle.verify import VerifiedBundle
+from services.online.grpc.http2.connection import Times
+from services.online.grpc.server import GrpcServer
+from services.online.http.connection.accept_loop import AcceptingLoop
+from services.online.models.served_model import ModelHost
+from services.online.security.tls import tls_of
+from services.online.settings import Settings
+from services.protocol.messages import SERVICE, methods
+from tests.support.certificates import Certificates
+from tests.support.wait import PATIENCE_SECONDS
+
+secure_channel: Any = grpc.aio.secure_channel
+Pair = tuple[Path, Path] | None
+
+
+def test_no_file_means_no_tls() -> None:
+    assert tls_of(None, None, None) is None
+
+
+def test_a_certificate_needs_its_key(certificates: Certificates) -> None:
+    cert, key = certificates.server
+    for given in ((cert, None, None), (None, key, None), (None, None, certificates.ca)):
+        with pytest.raises(MlctlError, match="both a certificate and its key"):
+            tls_of(*given)
+
+
+def test_files_that_cannot_be_used_are_named(certificates: Certificates, tmp_path: Path) -> None:
+    cert, key = certificates.server
+    none, text = tmp_path / "none.pem", tmp_path / "text.pem"
+    text.write_text("no PEM at all")
+    cases: list[tuple[tuple[Path, Path, Path | None], Path]] = [
+        ((none, key, None), none),
+        ((cert, none, None), none),
+        ((cert, key, none), none),
+        ((tmp_path, key, None), tmp_path),
+        ((text, key, None), text),
+        ((cert, text, None), text),
+        ((cert, key, text), text),
+        ((cert, certificates.caller[1], None), cert),
+    ]
+    for given, named in cases:
+        with pytest.raises(MlctlError, match=str(named)) as caught:
+            tls_of(*given)
+        assert caught.value.code is ErrorCode.INVALID_INPUT
+        assert "_ssl.c" not in caught.value.message
+
+
+def test_a_key_with_a_password_is_refused_and_asks_nobody(
+    certificates: Certificates, tmp_path: Path
+) -> None:
+    from cryptography.hazmat.primitives import serialization
+
+    cert, key = certificates.server
+    loaded = serialization.load_pem_private_key(key.read_bytes(), None)
+    locked = tmp_path / "locked.key"
+    locked.write_bytes(
+        loaded.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"secret"),
+        )
+    )
+    with pytest.raises(MlctlError, match=str(locked)):
+        tls_of(cert, locked, None)
+
+
+def test_contexts_take_modern_tls_only(certificates: Certificates) -> None:
+    context = certificates.tls().context()
+    assert context.minimum_version is ssl.TLSVersion.TLSv1_2
+    assert context.verify_mode is ssl.CERT_NONE
+    assert certificates.tls(mutual=True).context().verify_mode is ssl.CERT_REQUIRED
+    for cipher in context.get_ciphers():
+        assert cipher["protocol"] == "TLSv1.3" or cipher["name"].startswith("ECDHE-")
+    assert certificates.tls(mutual=True).bentoml_options() == {
+        "enabled": True,
+        "certfile": str(certificates.server[0]),
+        "keyfile": str(certificates.server[1]),
+        "ca_certs": str(certificates.ca),
+        "cert_reqs": 2,
+        "ciphers": CIPHERS,
+    }
+
+
+@pytest.mark.parametrize(
+    ("mutual", "shows", "answered"),
+    [
+        (False, lambda _c: None, True),
+        (True, lambda c: c.caller, True),
+        (True, lambda _c: None, False),
+        (True, lambda c: c.stranger, False),
+    ],
+)
+def test_grpc(
+    shared_bundle: VerifiedBundle,
+    certificates: Certificates,
+    mutual: bool,
+    shows: Callable[[Certificates], Pair],
+    answered: bool,
+) -> None:
+    pair = shows(certificates)
+    key, chain = (None, None) if pair is None else (pair[1].read_bytes(), pair[0].read_bytes())
+
+    async def main() -> None:
+        host = ModelHost(shared_bundle, Settings(), registry=CollectorRegistry())
+        server = GrpcServer(host, "127.0.0.1", 0, certificates.tls(mutual=mutual))
+        await server.start()
+        make: Any = grpc.ssl_channel_credentials
+        credentials = make(certificates.ca.read_bytes(), key, chain)
+        async with secure_channel(f"127.0.0.1:{server.port}", credentials) as channel:
+            call = channel.unary_unary(f"/{SERVICE}/ServerLive")
+            live = call(methods()["ServerLive"].request().SerializeToString(), timeout=20)
+            if answered:
+                await live
+            else:
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await live
+                assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        await asyncio.to_thread(require_tls_1_2, server.port, certificates)
+        await server.stop(1)
+
+    asyncio.run(main())
+
+
+def test_who_shakes_no_hands_is_given_up(
+    shared_bundle: VerifiedBundle, certificates: Certificates
+) -> None:
+    """Such a connection counts nowhere yet."""
+
+    async def main() -> None:
+        host = ModelHost(shared_bundle, Settings(), registry=CollectorRegistry())
+        server = GrpcServer(host, "127.0.0.1", 0, certificates.tls())
+        server._server._times = Times(preface=0.2)
+        await server.start()
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), PATIENCE_SECONDS) == b""
+        writer.close()
+        await server.stop(1)
+
+    asyncio.run(main())
+
+
+def test_hands_that_are_shaken_during_the_drain_end_in_an_answer(
+    shared_bundle: VerifiedBundle, certificates: Certificates
+) -> None:
+    def ask(port: int) -> Any:
+        bare: Any = grpc  # its functions have no types
+        credentials = bare.ssl_channel_credentials(certificates.ca.read_bytes())
+        with bare.secure_channel(f"127.0.0.1:{port}", credentials) as channel:
+            live = channel.unary_unary(f"/{SERVICE}/ServerLive")
+            return methods()["ServerLive"].response.FromString(live(b"", timeout=PATIENCE_SECONDS))
+
+    async def main() -> None:
+        host = ModelHost(shared_bundle, Settings(), registry=CollectorRegistry())
+        server = GrpcServer(host, "127.0.0.1", 0, certificates.tls())
+        await server.start()
+        answer = asyncio.create_task(asyncio.to_thread(ask, server.port))
+        await asyncio.sleep(0)  # it has begun
+        ((listener, _),) = server._server._listeners
+        # Not by the loop, which would let it in: the kernel has the client, and nobody else.
+        assert select.select([listener], [], [], PATIENCE_SECONDS)[0]
+        await server.drain(PATIENCE_SECONDS)
+        assert (await answer).live
+        await server.stop(1)
+
+    with asyncio.Runner(loop_factory=AcceptingLoop) as runner:
+        runner.run(main())
+
+
+def require_tls_1_2(port: int, certificates: Certificates) -> None:
+    """The server itself ends a handshake of TLS 1.1."""
+    context = certificates.context()
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    context.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
+    context.options &= ~ssl.OP_NO_TLSv1_1
+    with pytest.warns(DeprecationWarning, match="TLSv1_1"):
+        context.maximum_version = ssl.TLSVersion.TLSv1_1
+    with (
+        socket.create_connection(("127.0.0.1", port), 20) as connection,
+        pytest.raises((ssl.SSLError, OSError), match=r"(?i)protocol.version|reset|EOF"),
+    ):
+        context.wrap_socket(connection, server_hostname="localhost")

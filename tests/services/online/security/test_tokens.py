@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import hmac
+import logging
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bundle.errors import ErrorCode, MlctlError
+from services.online.security import tokens
+from services.online.security.tokens import Access
+
+ONE, TWO, THREE = (f"{name}-0123456789abcdef" for name in ("one", "two", "three"))
+
+
+def shown(token: str, scheme: str = "Bearer") -> bytes:
+    return f"{scheme} {token}".encode()
+
+
+class Hand:
+    """A clock that is moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_without_a_token_everyone_may_ask() -> None:
+    access = Access()
+    assert not access.required
+    assert access.allows(None)
+    assert access.allows(b"anything")
+
+
+def test_only_the_token_opens() -> None:
+    access = Access(ONE)
+    for scheme in ("Bearer", "bearer", "BEARER"):
+        assert access.allows(shown(ONE, scheme))
+    for wrong in (None, b"", b"Bearer", b"Bearer ", ONE.encode(), shown(ONE, "Basic")):
+        assert not access.allows(wrong)
+    for wrong in (shown(TWO), shown(ONE[:-1]), shown(ONE + "0"), b"Bearer  " + ONE.encode()):
+        assert not access.allows(wrong)
+
+
+@given(st.binary(max_size=80))
+def test_nothing_else_opens(header: bytes) -> None:
+    assert not Access(ONE).allows(header)
+
+
+def test_require_says_what_to_do_and_never_what_was_shown() -> None:
+    with pytest.raises(MlctlError) as caught:
+        Access(ONE).require(shown(TWO))
+    assert caught.value.code is ErrorCode.UNAUTHENTICATED
+    assert (caught.value.spec.http, caught.value.spec.grpc) == (401, "UNAUTHENTICATED")
+    assert TWO not in str(caught.value.as_dict())
+
+
+def test_every_token_is_compared_every_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(f"{ONE}\n{TWO}\n{THREE}")
+    compared: list[bytes] = []
+    real = hmac.compare_digest
+
+    def counted(given: bytes, known: bytes) -> bool:
+        assert len(given) == len(known) == 32
+        compared.append(known)
+        return real(given, known)
+
+    monkeypatch.setattr(tokens, "compare_digest", counted)
+    access = Access(file=path)
+    for token in (ONE, THREE, "wrong-token-0123456789"):
+        compared.clear()
+        access.allows(shown(token))
+        assert len(set(compared)) == len(compared) == 3
+
+
+def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
+    path, clock = tmp_path / "tokens", Hand()
+    path.write_text(ONE)
+    access = Access(file=path, clock=clock)
+    path.write_text(f"{TWO}\n{ONE}")
+    assert not access.allows(shown(TWO))
+    clock.now += 1
+    assert access.allows(shown(TWO))
+    assert access.allows(shown(ONE))
+    # As an orchestrator does it: another file takes the name.
+    (tmp_path / "next").write_text(TWO)
+    (tmp_path / "next").replace(path)
+    clock.now += 1
+    assert access.allows(shown(TWO))
+    assert not access.allows(shown(ONE))
+
+
+@pytest.mark.parametrize("slip", [None, "", "no token!"])
+def test_a_slip_in_a_rotation_locks_nobody_out(
+    tmp_path: Path, slip: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, clock = tmp_path / "tokens", Hand()
+    path.write_text(ONE)
+    access = Access(file=path, clock=clock)
+    path.unlink()
+    if slip is not None:
+        path.write_text(slip)
+    with caplog.at_level(logging.INFO, "mlctl.access"):
+        for _ in range(3):
+            clock.now += 1
+            assert access.allows(shown(ONE))
+        assert [record.levelname for record in caplog.records] == ["ERROR"]
+        path.write_text(TWO)
+        clock.now += 1
+        assert access.allows(shown(TWO))
+    assert not access.allows(shown(ONE))
+    assert not any(token in caplog.text for token in (ONE, TWO, "no token!"))
+
+
+def test_one_source_of_tokens_only(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(ONE)
+    with pytest.raises(MlctlError, match="MLCTL_TOKEN and MLCTL_TOKEN_FILE are both set"):
+        Access(ONE, path)
+    with pytest.raises(MlctlError, match="line 1 of MLCTL_TOKEN"):
+        Access("short")
+    with pytest.raises(MlctlError, match="cannot be read"):
+        Access(file=tmp_path / "none")

@@ -1,0 +1,168 @@
+"""The ports and the counts that the workers of one server share."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tornado.ioloop import IOLoop, PeriodicCallback
+
+from bundle.errors import ErrorCode, MlctlError
+from rollout.drivers.local.launcher import free_ports
+from services.online.ports import reserve_port
+from services.online.server.workers import (
+    forget_dead_workers,
+    join_server,
+    listen_alone,
+    look_by_a_steady_clock,
+    prepare_server,
+    supervisor,
+)
+from services.online.settings import Settings
+from tests.support.wait import PATIENCE_SECONDS
+
+
+def listener(port: int, *, shared: bool) -> socket.socket:
+    made = socket.socket()
+    if shared:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        made.bind(("127.0.0.1", port))
+        made.listen()
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def test_a_reserved_port_is_for_those_who_share_it() -> None:
+    (port,) = free_ports(1)
+    with reserve_port("127.0.0.1", port), pytest.raises(OSError, match="in use"):
+        listener(port, shared=False)
+    with reserve_port("127.0.0.1", port):
+        with pytest.raises(MlctlError) as caught:
+            reserve_port("127.0.0.1", port)
+        assert caught.value.code is ErrorCode.PORT_TAKEN
+        with listener(port, shared=True) as one, socket.create_connection(("127.0.0.1", port)):
+            one.accept()[0].close()  # and nothing goes to the one that only reserves
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_port_that_somebody_listens_on_cannot_be_reserved(shared: bool) -> None:
+    (port,) = free_ports(1)
+    with listener(port, shared=shared), pytest.raises(MlctlError) as caught:
+        reserve_port("127.0.0.1", port)
+    assert f"127.0.0.1:{port}" in caught.value.message
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux spreads connections")
+def test_each_worker_has_a_listener_of_its_own() -> None:
+    (port,) = free_ports(1)
+    with listener(port, shared=False) as inherited:
+        descriptors = [os.dup(inherited.fileno()) for _ in range(3)]
+        for descriptor in descriptors:
+            listen_alone(descriptor)
+        with pytest.raises(ConnectionRefusedError):  # before one of them is ready
+            socket.create_connection(("127.0.0.1", port))
+        mine = [socket.socket(fileno=descriptor) for descriptor in descriptors]
+        for each in mine[:2]:
+            each.listen()
+            each.setblocking(False)
+        clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(64)]
+        counts = [accept_all(each) for each in mine[:2]]
+        assert sum(counts) == 64
+        assert min(counts) > 8
+        for each in (*clients, *mine):
+            each.close()
+
+
+def accept_all(listening: socket.socket) -> int:
+    count = 0
+    while True:
+        try:
+            listening.accept()[0].close()
+        except BlockingIOError:
+            return count
+        count += 1
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_only_gauges_of_workers_that_live_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    child = "import sys; print(flush=True); sys.stdin.read()"
+    # A sibling of the process that looks has the same parent: look from another child.
+    with subprocess.Popen(
+        [sys.executable, "-c", child], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as sibling:
+        assert sibling.stdout is not None
+        assert sibling.stdin is not None
+        sibling.stdout.readline()
+        names = [f"gauge_livesum_{sibling.pid}.db", "gauge_livesum_1.db", "counter_1.db"]
+        for name in names:
+            (tmp_path / name).touch()
+        look = (
+            "from services.online.server.workers import forget_dead_workers; forget_dead_workers()"
+        )
+        subprocess.run([sys.executable, "-c", look], check=True)
+        assert files(tmp_path) == ["counter_1.db", f"gauge_livesum_{sibling.pid}.db"]
+        sibling.stdin.close()
+    forget_dead_workers()
+    assert files(tmp_path) == ["counter_1.db"]
+
+
+def test_workers_count_in_a_folder_of_their_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("services.online.server.workers._reserved", reserved := [])  # type: ignore[var-annotated]
+    for name in ("MLCTL_COUNTS_DIR", "PROMETHEUS_MULTIPROC_DIR", "MLCTL_SUPERVISOR_PID"):
+        monkeypatch.setenv(name, "of another server")
+    monkeypatch.setenv("BENTOML_CONTAINERIZED", "true")
+    monkeypatch.setattr(IOLoop, "time", IOLoop.time)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    (port,) = free_ports(1)
+    prepare_server(Settings(workers=2, grpc_port=port))
+    join_server(Settings(workers=2, max_connections=10))
+    folder = Path(os.environ["PROMETHEUS_MULTIPROC_DIR"])
+    assert supervisor() == os.getpid()
+    assert folder.parent == tmp_path
+    assert folder.is_dir()
+    assert "BENTOML_CONTAINERIZED" not in os.environ  # else a dead worker is not replaced
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= before[0]
+    for each in reserved:
+        assert each.getsockname()[1] == port
+        each.close()
+
+
+def test_the_supervisor_looks_on_after_the_clock_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(IOLoop, "time", IOLoop.time)
+    look_by_a_steady_clock()
+    wall = time.time
+
+    async def look_three_times() -> None:
+        looks = asyncio.Semaphore(0)
+        periodic.callback = looks.release
+        for _ in range(3):  # one was due when the clock stepped; the next ones come after it
+            await asyncio.wait_for(looks.acquire(), PATIENCE_SECONDS)
+
+    async def step_the_clock() -> None:
+        periodic.start()
+        for days in (0, 3, -400):
+            monkeypatch.setattr(time, "time", lambda off=days * 86_400: wall() + off)
+            await look_three_times()
+        periodic.stop()
+
+    periodic = PeriodicCallback(lambda: None, 1)
+    asyncio.run(step_the_clock())

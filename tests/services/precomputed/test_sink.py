@@ -1,0 +1,118 @@
+"""`--out hybrid://NAME`: a generation that nobody sees until it is whole, and then everybody."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from bundle.errors import ErrorCode, MlctlError
+from services.batch.base import SinkRequest
+from services.batch.job import Control, Wanted, local_executor
+from services.batch.limits import ErrorLimit
+from services.batch.redrive import redrive
+from services.batch.sinks import open_sink
+from services.online.models.served_model import ModelHost
+from services.precomputed.store_urls import open_store
+from tests.services.precomputed.conftest import NAME, Ask, Bench
+from tests.support import tables
+from tests.support.bundles import expected, make_bundle
+from tests.support.transforms import make_text_bundle
+
+BY_ID = Wanted(keep=("id",), unit_rows=100)
+
+
+@pytest.fixture(autouse=True)
+def place(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLCTL_HYBRID_STORE", str(bench.folder))
+
+
+def score(bench: Bench, rows: Path, *, name: str = NAME, **options: str) -> int:
+    """How many rows a run of the job scored."""
+    sink = open_sink(SinkRequest(f"hybrid://{name}?key=id", options))
+    return tables.score(bench.bundle, rows, sink, wanted=BY_ID).rows
+
+
+def test_a_batch_is_served_as_the_model_would_answer_and_a_rerun_does_nothing(
+    bench: Bench, tmp_path: Path
+) -> None:
+    x = tables.write_rows(tmp_path / "in.parquet", 450)
+    assert score(bench, tmp_path / "in.parquet") == 450
+    assert score(bench, tmp_path / "in.parquet") == 0
+
+    async def use(ask: Ask, _host: ModelHost) -> None:
+        answer = await ask([3, 449, 0])
+        np.testing.assert_allclose(answer.y, expected(x[[3, 449, 0]]), rtol=1e-6)
+        online = await ask(None, x[3:4].tolist())
+        assert online.y[0] == answer.y[0]
+        assert (await ask("450")).status == "key_not_found"
+
+    bench.run(use)
+
+
+def test_generations_follow_each_other_and_only_one_stays_behind(
+    bench: Bench, tmp_path: Path
+) -> None:
+    for night in range(3):
+        tables.write_rows(tmp_path / f"{night}.parquet", 100, first=night)
+        score(bench, tmp_path / f"{night}.parquet")
+    tables.write_rows(tmp_path / "last.parquet", 120)
+    score(bench, tmp_path / "last.parquet", flip="no")
+    found = [(g.rows, g.live, g.previous) for g in bench.store().generations()]
+    assert found == [(100, False, True), (100, True, False), (120, False, False)]
+    # One that never became live makes room for the next job of the same model.
+    tables.write_rows(tmp_path / "new.parquet", 130)
+    score(bench, tmp_path / "new.parquet")
+    assert [g.rows for g in bench.store().generations()] == [100, 130]
+
+
+def test_generations_of_three_digests_stay(bench: Bench, tmp_path: Path) -> None:
+    tables.write_rows(tmp_path / "in.parquet", 10)
+    digests = []
+    for scale in (2.0, 3.0, 4.0, 5.0):
+        bundle = make_bundle(tmp_path / f"b{scale}", scale=scale)
+        sink = open_sink(SinkRequest(f"hybrid://{NAME}"))
+        tables.score(bundle, tmp_path / "in.parquet", sink, wanted=BY_ID)
+        digests.append(bundle.digest)
+    assert [g.digest for g in bench.store().generations() if g.live] == digests[1:]
+
+
+def test_bad_rows_are_left_to_the_model_until_they_are_redriven(
+    bench: Bench, tmp_path: Path
+) -> None:
+    bundle = make_text_bundle(tmp_path / "bundle")
+    texts = ["one two", "", "one two"]
+    parquet.write_table(pa.table({"id": ["a", "b", "c"], "text": texts}), tmp_path / "in.parquet")
+    sink = open_sink(SinkRequest(f"hybrid://{NAME}"))
+    tables.score(bundle, tmp_path / "in.parquet", sink, wanted=BY_ID, limit="1")
+    assert [g.rows for g in bench.store().generations()] == [2]
+    again = open_sink(SinkRequest(f"hybrid://{NAME}"))
+    control = Control(limit=ErrorLimit.parse("1"))
+    done = redrive(again, lambda _name: bundle, None, local_executor(1), control)
+    assert (done.passed, done.left) == (0, 1)
+
+
+def test_a_job_that_cannot_be_stored_is_refused_before_it_scores(
+    bench: Bench, tmp_path: Path
+) -> None:
+    tables.write_rows(tmp_path / "in.parquet", 10)
+    for options, keep in (({}, ()), ({"key": "other"}, ("id",)), ({"key": "x"}, ("id", "x"))):
+        sink = open_sink(SinkRequest(f"hybrid://{NAME}", options))
+        with pytest.raises(MlctlError) as caught:
+            tables.score(bench.bundle, tmp_path / "in.parquet", sink, wanted=Wanted(keep=keep))
+        assert caught.value.code is ErrorCode.INVALID_INPUT
+    for location, option in (("hybrid://../x", {}), (f"hybrid://{NAME}", {"flip": "maybe"})):
+        with pytest.raises(MlctlError):
+            open_sink(SinkRequest(location, option))
+
+
+def test_a_lost_store_makes_the_job_begin_anew(bench: Bench, tmp_path: Path) -> None:
+    tables.write_rows(tmp_path / "in.parquet", 100)
+    score(bench, tmp_path / "in.parquet")
+    for path in bench.folder.glob(f"{NAME}.db*"):
+        path.unlink()
+    assert score(bench, tmp_path / "in.parquet") == 100
+    assert [g.rows for g in open_store(NAME, str(bench.folder)).generations()] == [100]

@@ -1,0 +1,226 @@
+"""Generations in every store: SQLite and a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bundle.errors import ErrorCode, MlctlError
+from services.batch.base import SinkRequest
+from services.batch.job import Wanted
+from services.batch.sinks import open_sink
+from services.online.models.served_model import ModelHost
+from services.precomputed.base import Commit, Row, Store
+from services.precomputed.store_urls import list_names, open_store
+from tests.services.precomputed.conftest import NAME, Ask, Bench
+from tests.services.precomputed.servers import redis_server
+from tests.support import tables
+from tests.support.bundles import expected
+from tests.support.wait import PATIENCE_SECONDS
+
+PLACES = ("folder", "redis")
+
+
+@pytest.fixture(scope="module")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with redis_server(tmp_path_factory.mktemp("redis")) as database:
+        yield database.url
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "folder":
+        return str(tmp_path / "answers")
+    return str(request.getfixturevalue("redis_url"))
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """One of its own for each test, as the servers are shared."""
+    return f"{request.function.__name__[:60]}"
+
+
+@pytest.fixture
+def store(place: str, name: str) -> Iterator[Store]:
+    opened = open_store(name, place)
+    yield opened
+    opened.close()
+
+
+@pytest.mark.parametrize("place", PLACES, indirect=True)
+def test_a_generation_is_seen_when_it_is_flipped_and_not_before(
+    store: Store, name: str, place: str
+) -> None:
+    reader = store.reader("blue", 5.0)
+    assert reader.get(["a"]) == [None]
+    first = store.create("blue", 100.0, "me")
+    store.commit(first, "me", Commit([Row("a", 1.5, b"\x00\xff"), Row("b", 2.0, b"")]))
+    store.commit(first, "me", Commit([Row("b", 3.0, b"again"), Row("\u00e9", 4.0, b"x")]))
+    assert reader.get(["a"]) == [None]
+    with pytest.raises(MlctlError) as caught:
+        store.flip(first, 110.0)
+    assert caught.value.code is ErrorCode.NOT_READY
+    store.seal(first, "me")
+    store.flip(first, 110.0)
+    store.flip(first, 120.0)
+    row = Row("b", 3.0, b"again")
+    assert reader.get(["b", "none", "a", "b"]) == [row, None, Row("a", 1.5, b"\x00\xff"), row]
+    other = store.reader("green", 5.0)
+    assert other.get(["a", "\u00e9"]) == [None, None]
+    other.close()
+    (found,) = store.generations()
+    assert (found.number, found.digest, found.made_at, found.rows) == (first, "blue", 100.0, 3)
+    assert (found.live, found.previous, found.flipped_at) == (True, False, 120.0)
+    assert name in list_names(place)
+    reader.close()
+
+
+@pytest.mark.parametrize("place", PLACES, indirect=True)
+def test_the_one_before_stays_and_older_ones_go(store: Store) -> None:
+    numbers = [store.create("blue", float(each), "me") for each in range(4)]
+    for number in numbers:
+        store.commit(number, "me", Commit([Row("a", float(number), b"")]))
+        store.seal(number, "me")
+    reader = store.reader("blue", 5.0)
+    for number in numbers[:3]:
+        store.flip(number, 100.0 + number)
+        assert reader.get(["a"]) == [Row("a", float(number), b"")]
+    states = [(each.number, each.live, each.previous) for each in store.generations()]
+    assert states == [
+        (numbers[1], False, True),
+        (numbers[2], True, False),
+        (numbers[3], False, False),
+    ]
+    store.flip(numbers[1], 200.0)
+    assert reader.get(["a"]) == [Row("a", float(numbers[1]), b"")]
+    store.drop(numbers[3])
+    with pytest.raises(MlctlError, match="there is no generation"):
+        store.flip(numbers[0], 1.0)
+    with pytest.raises(MlctlError, match="no longer this job's"):
+        store.commit(numbers[3], "me", Commit([]))
+    reader.close()
+
+
+@pytest.mark.parametrize("place", PLACES, indirect=True)
+def test_commit__units_and_bad_rows__are_recorded_with_the_job(store: Store) -> None:
+    number = store.create("blue", 1.0, "me", "the job")
+    rows = [Row(str(key), 1.0, b"x") for key in range(8_000)]
+    bad = {f"u1/{row}": f"[{row}]" for row in range(4_000)}
+    store.commit(number, "me", Commit(rows, {"u1": "[8000, 0]"}, bad))
+    left = set(bad) - {"u1/0", "u1/3999"}
+    store.commit(number, "me", Commit([], {"u2": "[0, 1]"}, resolved=("u1/0", "u1/3999")), 1)
+    found = store.record(number)
+    assert found is not None
+    assert (found.job, found.bad, found.intact) == ("the job", 3_998, True)
+    assert found.units == {"u1": "[8000, 0]", "u2": "[0, 1]"}
+    assert store.quarantine(number) == {each: bad[each] for each in left}
+    assert store.claim(number, "me", "the job again")
+    assert getattr(store.record(number), "job", None) == "the job again"
+    for owner, units in (("me", 3), ("other", 2)):
+        with pytest.raises(MlctlError):
+            store.seal(number, owner, units)
+    assert [(each.rows, each.sealed) for each in store.generations()] == [(8_000, False)]
+    store.drop(number)
+    assert store.record(number) is None
+    assert store.quarantine(number) == {}
+
+
+@pytest.mark.parametrize("place", PLACES, indirect=True)
+def test_upsert__adds_to_the_live_generation_or_creates_one(store: Store) -> None:
+    reader = store.reader("blue", 5.0)
+    store.upsert("blue", [Row("a", 1.0, b"1")])
+    store.upsert("blue", [Row("a", 2.0, b"2"), Row("b", 2.0, b"2")])
+    assert reader.get(["a", "b"]) == [Row("a", 2.0, b"2"), Row("b", 2.0, b"2")]
+    assert [(each.rows, each.live, each.sealed) for each in store.generations()] == [
+        (2, True, True)
+    ]
+    reader.close()
+
+
+@pytest.mark.parametrize("place", ["redis"], indirect=True)
+def test_a_batch_into_a_shared_store_is_served_and_missed_without_it(
+    bench: Bench, place: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLCTL_HYBRID_STORE", place)
+    monkeypatch.setenv("MLCTL_HOME", str(tmp_path / "home"))
+    x = tables.write_rows(tmp_path / "in.parquet", 300)
+    sink = open_sink(SinkRequest(f"hybrid://{name}"))
+    tables.score(bench.bundle, tmp_path / "in.parquet", sink, wanted=Wanted(keep=("id",)))
+
+    async def use(ask: Ask, _host: ModelHost) -> None:
+        answer = await ask([7, 299])
+        assert answer.parameters["source"] == "precomputed"
+        np.testing.assert_allclose(answer.y, expected(x[[7, 299]]), rtol=1e-6)
+        mixed = await ask([7, "new"], x[:2].tolist())
+        assert mixed.parameters["precomputed_rows"] == 1
+        assert (await ask("new")).status == "key_not_found"  # known to be absent for a moment
+
+    bench.run(use, hybrid=name, hybrid_store=place, hybrid_timeout_ms=20_000)
+    assert (bench.counted("hit"), bench.counted("miss")) == (3, 2)
+
+
+X = [[1.0, 2.0, 3.0, 4.0]]
+
+
+def fill(bench: Bench, place: str) -> None:
+    store = open_store(NAME, place)
+    row = Row("a", time.time(), np.full(4, 7, "<f4").tobytes())
+    store.upsert(bench.bundle.digest, [row])
+    store.close()
+
+
+async def until_found(ask: Ask) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while (await ask("a", X)).y != [[7] * 4]:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
+
+
+def test_a_redis_that_dies_and_comes_back_costs_only_its_answers(
+    bench: Bench, tmp_path: Path
+) -> None:
+    async def use(ask: Ask, _host: ModelHost) -> None:
+        assert (await ask("a", X)).y == [[7] * 4]
+        database.kill()
+        for _ in range(3):
+            assert (await ask("a", X)).y == [[12, 14, 16, 18]]
+        assert bench.counted("down") == 3
+        with redis_server(tmp_path, database.port):
+            fill(bench, database.url)
+            await until_found(ask)
+
+    with redis_server(tmp_path) as database:
+        fill(bench, database.url)
+        bench.run(use, hybrid_store=database.url, hybrid_timeout_ms=20_000)
+
+
+def test_the_rows_of_one_request_are_of_one_generation_while_others_flip(tmp_path: Path) -> None:
+    keys, place = [str(key) for key in range(20)], str(tmp_path)
+    writer, reader = open_store(NAME, place), open_store(NAME, place).reader("blue", 5.0)
+    writer.upsert("blue", [Row(key, -1.0, b"") for key in keys])
+
+    def flip_often() -> None:
+        for turn in range(40):
+            number = writer.create("blue", float(turn), "me")
+            writer.commit(number, "me", Commit([Row(key, float(turn), b"") for key in keys]))
+            writer.seal(number, "me")
+            writer.flip(number, float(turn))
+        writer.close()
+
+    seen = set()
+    with ThreadPoolExecutor(1) as threads:
+        done = threads.submit(flip_often)
+        while not done.done():
+            found = {None if row is None else row.at for row in reader.get(keys)}
+            assert len(found) == 1
+            seen |= found
+        done.result()
+    assert len(seen) > 2
+    assert {row.at for row in reader.get(keys) if row is not None} == {39.0}
+    reader.close()

@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.tensors import Datatype, Signature, TensorSpec
+from services.protocol.codec import V2Codec
+from services.protocol.wire import InferRequest
+
+SIGNATURE = Signature(
+    inputs=(
+        TensorSpec(name="x", dtype=Datatype.FP32, shape=(-1, 2)),
+        TensorSpec(name="w", dtype=Datatype.BYTES, shape=(-1,)),
+    ),
+    outputs=(
+        TensorSpec(name="y", dtype=Datatype.FP32, shape=(-1, 2)),
+        TensorSpec(name="n", dtype=Datatype.INT64, shape=(-1,)),
+    ),
+)
+CODEC = V2Codec("m", "d" * 64, SIGNATURE)
+X = {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}
+W = {"name": "w", "datatype": "BYTES", "shape": [1], "data": ["a"]}
+ANSWER = {"y": np.array([[1, 2]], np.float32), "n": np.array([7])}
+
+
+def body(**fields: Any) -> bytes:
+    return json.dumps({"inputs": [X, W], **fields}).encode()
+
+
+def binary_x(size: Any = 8) -> dict[str, Any]:
+    return {**{k: v for k, v in X.items() if k != "data"}, "parameters": {"binary_data_size": size}}
+
+
+def test_json_in_and_out() -> None:
+    request = CODEC.decode(body(id="7"), None)
+    assert request.inputs["x"].tolist() == [[1, 2]]
+    assert request.inputs["w"].tolist() == [b"a"]
+    encoded = CODEC.encode(request, ANSWER)
+    assert encoded.header_length is None
+    assert encoded.content_type == "application/json"
+    assert json.loads(encoded.body) == {
+        "model_name": "m",
+        "model_version": "d" * 64,
+        "id": "7",
+        "outputs": [
+            {"name": "y", "datatype": "FP32", "shape": [1, 2], "data": [1.0, 2.0]},
+            {"name": "n", "datatype": "INT64", "shape": [1], "data": [7]},
+        ],
+    }
+
+
+def test_binary_in_and_out_beside_json() -> None:
+    head = body(
+        inputs=[binary_x(), W],
+        outputs=[{"name": "n"}, {"name": "y", "parameters": {"binary_data": True}}],
+    )
+    request = CODEC.decode(head + np.array([3, 4], "<f4").tobytes(), len(head))
+    assert request.inputs["x"].tolist() == [[3, 4]]
+    encoded = CODEC.encode(request, ANSWER)
+    assert encoded.content_type == "application/octet-stream"
+    assert encoded.header_length is not None
+    document = json.loads(encoded.body[: encoded.header_length])
+    assert [output["name"] for output in document["outputs"]] == ["n", "y"]
+    assert document["outputs"][1]["parameters"] == {"binary_data_size": 8}
+    assert encoded.body[encoded.header_length :] == np.array([1, 2], "<f4").tobytes()
+
+
+def test_binary_data_output_is_the_default_of_every_output() -> None:
+    request = CODEC.decode(body(parameters={"binary_data_output": True}), None)
+    assert request.outputs == {"y": True, "n": True}
+    mixed = CODEC.decode(
+        body(
+            parameters={"binary_data_output": True},
+            outputs=[{"name": "y"}, {"name": "n", "parameters": {"binary_data": False}}],
+        ),
+        None,
+    )
+    assert mixed.outputs == {"y": True, "n": False}
+
+
+def test_a_header_that_comes_again_means_the_same() -> None:
+    codec = V2Codec("m", "v", SIGNATURE)
+    texts = {"name": "w", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 5}}
+    head = body(inputs=[binary_x(), texts], parameters={"binary_data_output": True, "timeout": 9})
+    first = codec.decode(head + bytes(8) + b"\1\0\0\0a", len(head))
+    again = codec.decode(head + np.array([5, 6], "<f4").tobytes() + b"\1\0\0\0b", len(head))
+    assert again.inputs["x"].tolist() == [[5, 6]]
+    assert again.inputs["w"].tolist() == [b"b"]
+    assert (again.outputs, again.timeout) == (first.outputs, first.timeout)
+    for short in (b"", bytes(8), bytes(14)):
+        with pytest.raises(MlctlError, match="bytes"):
+            codec.decode(head + short, len(head))
+
+
+def test_headers_are_kept_in_a_bounded_memory() -> None:
+    codec = V2Codec("m", "v", SIGNATURE)
+    texts = {"name": "w", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 5}}
+
+    def send(**fields: Any) -> None:
+        head = body(inputs=[binary_x(), texts], **fields)
+        codec.decode(head + bytes(8) + b"\1\0\0\0a", len(head))
+
+    for index in range(600):
+        send(parameters={"timeout": index + 1})
+        send(id=f"request {index}")
+    send(parameters={"note": "x" * 5000})
+    assert 0 < len(codec._kept) <= 256
+    assert all(len(head) <= 4096 and b"request" not in head for head in codec._kept)
+
+
+def test_half_floats_are_numbers_in_json() -> None:
+    spec = TensorSpec(name="h", dtype=Datatype.FP16, shape=(-1,))
+    codec = V2Codec("m", "v", Signature(inputs=(spec,), outputs=(spec,)))
+    tensor = {"name": "h", "datatype": "FP16", "shape": [3], "data": [0.1, -2, 65504]}
+    request = codec.decode(json.dumps({"inputs": [tensor]}).encode(), None)
+    assert request.inputs["h"].dtype == np.float16
+    answer = json.loads(codec.encode(request, request.inputs).body)
+    assert np.array(answer["outputs"][0]["data"], np.float16).tolist() == [
+        np.float16(0.1), -2, 65504,
+    ]  # fmt: skip
+
+
+def test_bfloat16_travels_as_its_two_bytes() -> None:
+    spec = TensorSpec(name="b", dtype=Datatype.BF16, shape=(-1,))
+    codec = V2Codec("m", "v", Signature(inputs=(spec,), outputs=(spec,)))
+    tensor = {"name": "b", "datatype": "BF16", "shape": [2], "parameters": {"binary_data_size": 4}}
+    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    request = codec.decode(head + b"\x80\x3f\0\xc0", len(head))
+    assert request.inputs["b"].tolist() == [0x3F80, 0xC000]  # 1.0 and -2.0
+    encoded = codec.encode(request, request.inputs)
+    assert encoded.body[encoded.header_length :] == b"\x80\x3f\0\xc0"
+    with pytest.raises(MlctlError, match="BF16: request it as binary data"):
+        codec.encode(InferRequest("", {}, {"b": False}), request.inputs)
+
+
+def test_a_length_of_zero_means_one_tensor_without_a_header() -> None:
+    spec = TensorSpec(name="x", dtype=Datatype.FP32, shape=(-1, 2))
+    codec = V2Codec("m", "v", Signature(inputs=(spec,), outputs=(spec,)))
+    request = codec.decode(np.arange(6, dtype="<f4").tobytes(), 0)
+    assert request.inputs["x"].tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert request.outputs == {"x": True}
+    with pytest.raises(MlctlError, match="9 bytes of data, expected 8"):
+        codec.decode(bytes(9), 0)
+    with pytest.raises(MlctlError, match="one input"):
+        CODEC.decode(bytes(8), 0)
+
+
+def test_a_timeout_is_in_microseconds() -> None:
+    assert CODEC.decode(body(parameters={"timeout": 250_000}), None).timeout == 0.25
+    assert CODEC.decode(body(), None).timeout is None
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not valid JSON"),
+        (b"\xff\xfe", "not valid JSON"),
+        (b'{"inputs": [NaN]}', "not valid JSON"),
+        (b"[" * 100_000, "not valid JSON"),
+        (b"[]", "not a JSON object"),
+        (body(inputs=[]), "'inputs' must be"),
+        (body(inputs={"x": 1}), "'inputs' must be"),
+        (body(inputs=[1]), "not an object"),
+        (body(inputs=[{**X, "shape": 3}]), "'x'.*'shape' must be an array"),
+        (body(inputs=[X, X]), "'x' is given twice"),
+        (body(inputs=[{**X, "parameters": 1}]), "'parameters' of tensor 'x'"),
+        (body(inputs=[{**X, "parameters": {"binary_data_size": -1}}]), "binary_data_size must"),
+        (body(inputs=[{**X, "parameters": {"binary_data_size": 0}}]), "both data and"),
+        (body(inputs=[binary_x()]), "binary_data_size is 8, but 0 bytes are left"),
+        (body(inputs=[binary_x(True)]), "binary_data_size must"),
+        (body(inputs=[{**X, "data": None}]), "'x': field 'data' must be an array"),
+        (body(inputs=[{"name": "w", "datatype": "BYTES", "shape": [1]}]), "'w' has neither"),
+        (body(inputs=[{**X, "parameters": {"shared_memory_region": "r"}}]), "'x'.*not served"),
+        (body(outputs=[{"name": "y", "parameters": {"classification": 3}}]), "'y'.*not served"),
+        (body(outputs=[{"name": "y", "parameters": {"binary_data": 1}}]), "true or false"),
+        (body(parameters={"sequence_id": 7}), "the request: parameter 'sequence_id'"),
+        (body(parameters={"binary_data_output": "yes"}), "'binary_data_output' must be true or"),
+        (body(id=5), "'id' must be a string"),
+        (body(outputs="y"), "'outputs' must be"),
+        (body(outputs=[{"name": "q"}]), "'q' is unknown.*'y', 'n'"),
+        (body(parameters=[]), "'parameters' of the request"),
+        (body(parameters={"timeout": "soon"}), "'timeout'"),
+        (body(parameters={"timeout": 0}), "'timeout'"),
+    ],
+)
+def test_what_is_wrong_is_named(content: bytes, message: str) -> None:
+    with pytest.raises(MlctlError, match=message) as caught:
+        CODEC.decode(content, None)
+    assert caught.value.code is ErrorCode.INVALID_INPUT
+
+
+def test_the_header_length_must_fit_the_body() -> None:
+    content = body()
+    with pytest.raises(MlctlError, match="the body has"):
+        CODEC.decode(content, len(content) + 1)
+    with pytest.raises(MlctlError, match="3 bytes of binary data belong to no input"):
+        CODEC.decode(content + b"abc", len(content))

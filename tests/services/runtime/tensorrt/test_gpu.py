@@ -1,0 +1,60 @@
+"""What only a machine with an NVIDIA GPU can prove; `pytest -m gpu` runs it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bundle.home import HOME_VARIABLE
+from bundle.manifest import MODEL_NAME, Batching
+from bundle.verify import VerifiedBundle
+from services.runtime.session import Session, open_session
+from services.runtime.tensorrt.devices import find_gpu
+from services.runtime.tensorrt.installed import provider_problem
+from services.runtime.tensorrt.options import EngineOptions
+from tests.support.bundles import expected
+
+pytestmark = pytest.mark.gpu
+
+TABLE = Batching(max_rows=32, buckets=(1, 8, 32), row_independent=True)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty home; the test fails at once where there is no GPU."""
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
+    find_gpu()
+    return tmp_path / "home"
+
+
+def answers(session: Session, rows: int) -> None:
+    x = np.random.default_rng(rows).random((rows, 4), dtype=np.float32)
+    np.testing.assert_allclose(session.run({"x": x})["y"], expected(x), rtol=1e-5, atol=1e-5)
+
+
+def engines(home: Path) -> dict[Path, int]:
+    found = (home / "cache" / "tensorrt" / "engines").rglob("*")
+    return {path: path.stat().st_mtime_ns for path in found if path.is_file()}
+
+
+def test_cuda__answers_like_the_model(bundle: VerifiedBundle) -> None:
+    session = open_session(bundle.path(MODEL_NAME), "cuda")
+    assert session.provider == "cuda"
+    answers(session, 3)
+
+
+@pytest.mark.parametrize("workspace", [None, 1 << 28])
+def test_tensorrt__answers_like_the_model_at_every_bucket_and_reuses_its_engine(
+    bundle: VerifiedBundle, home: Path, workspace: int | None
+) -> None:
+    if problem := provider_problem():
+        pytest.skip(problem)
+    model, options = bundle.path(MODEL_NAME), EngineOptions(workspace_bytes=workspace)
+    session = open_session(model, "tensorrt", batching=TABLE, engine=options)
+    assert session.provider == "tensorrt"
+    for rows in (*TABLE.buckets, 5):
+        answers(session, rows)
+    before = engines(home)
+    assert any(path.suffix == ".engine" for path in before)
+    answers(open_session(model, "tensorrt", batching=TABLE, engine=options), 8)
+    assert engines(home) == before

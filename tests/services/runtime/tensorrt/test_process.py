@@ -1,0 +1,102 @@
+import os
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from bundle.clock import Clock, ManualClock
+from services.runtime.tensorrt.build import build_engine
+from services.runtime.tensorrt.process import Cause, WorkerError, run_worker
+from services.runtime.tensorrt.profile import Range, make_profile
+from tests.services.runtime.tensorrt.graphs import scaling
+from tests.support.wait import wait_until
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module named `stranger` that workers load in TensorRT's place; a test writes it."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path / "stranger.py"
+
+
+def load(timeout_s: float = 60.0, clock: Clock | None = None) -> WorkerError:
+    with pytest.raises(WorkerError) as caught:
+        run_worker("build", {"library": "stranger"}, timeout_s, clock)
+    return caught.value
+
+
+class UntilWritten(ManualClock):
+    """A clock that stands still until all of `paths` hold something."""
+
+    def __init__(self, *paths: Path) -> None:
+        super().__init__()
+        self._paths = paths
+
+    def monotonic(self) -> float:
+        return float(all(path.is_file() and path.stat().st_size for path in self._paths))
+
+
+def test_builds_without_a_gpu(tmp_path: Path) -> None:
+    model = scaling(tmp_path / "model.onnx")
+    built = build_engine(model, make_profile({"x": (-1, 3)}, None, Range(1, 1, 1)), 600.0)
+    assert built.engine_bytes > 0
+    assert built.version.startswith("1.")
+
+
+def test_a_dynamic_input_without_profile_is_refused(tmp_path: Path) -> None:
+    model = scaling(tmp_path / "model.onnx")
+    with pytest.raises(WorkerError, match="profile") as caught:
+        build_engine(model, {}, 600.0)
+    assert caught.value.cause is Cause.REFUSED
+
+
+def test_a_library_that_does_not_load_is_not_to_be_had(library: Path) -> None:
+    library.write_text("raise ImportError('libnvonnxparser.so.11 is missing')")
+    error = load()
+    assert error.cause is Cause.UNAVAILABLE
+    assert "libnvonnxparser.so.11" in error.reason
+
+
+def test_a_crash_names_the_signal_and_the_last_words(library: Path) -> None:
+    library.write_text(
+        "import os, signal\nprint('to stdout, and no answer', flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGSEGV)\n"
+    )
+    error = load()
+    assert error.cause is Cause.CRASHED
+    assert error.reason == "its process died of SIGSEGV: to stdout, and no answer"
+
+
+def test_an_exception_of_the_worker_is_a_crash_too(library: Path) -> None:
+    library.write_text("raise MemoryError('no room')")
+    error = load()
+    assert error.cause is Cause.CRASHED
+    assert error.reason == "its process died with exit code 1: MemoryError: no room"
+
+
+def test_a_build_that_hangs_is_killed_with_its_children(library: Path, tmp_path: Path) -> None:
+    pids = tmp_path / "parent", tmp_path / "child"
+    library.write_text(
+        "import os, pathlib, signal\n"
+        "name = 'parent' if os.fork() else 'child'\n"
+        f"(pathlib.Path({str(tmp_path)!r}) / name).write_text(str(os.getpid()))\n"
+        "signal.pause()\n"
+    )
+    error = load(0.05, UntilWritten(*pids))
+    assert error.cause is Cause.TIMED_OUT
+    assert error.reason == "it was not finished after 0.05 s"
+    for path in pids:
+        wait_until(partial(is_gone, int(path.read_text())), what=path.name)
+
+
+def is_gone(pid: int) -> bool:
+    """Whether the process has ended, even if nobody has reaped it yet."""
+    try:
+        return ") Z " in Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return True
+
+
+def test_this_process_never_loads_tensorrt() -> None:
+    mapped = Path(f"/proc/{os.getpid()}/maps").read_text()
+    assert "libtensorrt_rtx" not in mapped

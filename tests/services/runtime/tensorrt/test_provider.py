@@ -1,0 +1,76 @@
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.home import HOME_VARIABLE
+from bundle.manifest import Batching
+from services.runtime.tensorrt import provider as module
+from services.runtime.tensorrt.devices import Gpu
+from services.runtime.tensorrt.options import EngineOptions
+from services.runtime.tensorrt.process import Cause, WorkerError, run_worker
+from services.runtime.tensorrt.provider import prepare_providers
+from tests.services.runtime.tensorrt.graphs import scaling
+
+GPU = Gpu("NVIDIA H200", "9.0", "580.65.06")
+TABLE = Batching(max_rows=32, buckets=(1, 8, 32), row_independent=True)
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model in an empty home, on a machine that says it has what it takes."""
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
+    monkeypatch.setattr(module, "provider_problem", lambda: None)
+    monkeypatch.setattr(module, "find_gpu", lambda: GPU)
+    return scaling(tmp_path / "model.onnx")
+
+
+def test_engines_are_made_by_a_worker_and_read_by_the_session(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def warm(command: str, request: Mapping[str, Any], *_: object) -> None:
+        asked.append((command, request["model"]))
+        scratch = request["providers"][0][1]["trt_engine_cache_path"]
+        (Path(scratch) / "node_0_sm90.engine").write_bytes(b"engine")
+
+    monkeypatch.setattr(module, "run_worker", warm)
+    chain = prepare_providers(model, TABLE, EngineOptions())
+    assert prepare_providers(model, TABLE, EngineOptions()) == chain
+    assert asked == [("warm", str(model))]
+    assert [name for name, _ in chain] == ["TensorrtExecutionProvider", "CUDAExecutionProvider"]
+    options = chain[0][1]
+    assert (Path(options["trt_engine_cache_path"]) / "node_0_sm90.engine").is_file()
+    assert options["trt_profile_max_shapes"] == "x:32x3"
+
+
+def test_other_weights_or_batches_have_engines_of_their_own(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "run_worker", lambda *_: {})
+
+    def directory(batching: Batching | None) -> str:
+        chain = prepare_providers(model, batching, EngineOptions())
+        return chain[0][1]["trt_engine_cache_path"]
+
+    found = {directory(TABLE), directory(None)}
+    scaling(model, factor=3.0)
+    assert len(found | {directory(TABLE)}) == 3
+
+
+def test_a_provider_that_the_runtime_lacks_is_unavailable(model: Path) -> None:
+    with pytest.raises(MlctlError, match="TensorrtExecutionProvider was asked for") as caught:
+        prepare_providers(model, TABLE, EngineOptions())
+    assert caught.value.code is ErrorCode.PROVIDER_UNAVAILABLE
+
+
+def test_the_worker_opens_a_session(model: Path) -> None:
+    request = {"model": str(model), "providers": [["CPUExecutionProvider", {}]]}
+    assert run_worker("warm", request, 60.0) == {}
+    model.write_bytes(b"no model")
+    with pytest.raises(WorkerError, match=r"cannot load model\.onnx") as caught:
+        run_worker("warm", request, 60.0)
+    assert caught.value.cause is Cause.REFUSED

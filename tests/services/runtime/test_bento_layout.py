@@ -1,0 +1,127 @@
+"""Where a Bento has its models: one in `model`, several in `models/NAME`, and what names them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.verify import VerifiedBundle
+from services.online.server.service_bundle import find_bundles
+from services.online.settings import Settings
+from services.runtime.bento_layout import (
+    MODELS_FILE,
+    Packed,
+    labelled_digest,
+    model_folder,
+    pack,
+    read_together,
+    unpack,
+)
+from tests.support.bundles import make_bundle
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> list[VerifiedBundle]:
+    folder = tmp_path_factory.mktemp("pair")
+    return [make_bundle(folder / name, name=name, scale=2.0) for name in ("two", "one")]
+
+
+@pytest.fixture
+def source(pair: list[VerifiedBundle], tmp_path: Path) -> Path:
+    """The sources of a Bento with both."""
+    return lay_out(pack(pair, "shop"), tmp_path / "src")
+
+
+def lay_out(packed: Packed, source: Path) -> Path:
+    for folder, bundle in packed.folders():
+        shutil.copytree(bundle.root, source / folder)
+    for name, text in packed.notes().items():
+        (source / name).write_bytes(text)
+    return source
+
+
+def test_one_model_keeps_its_digest_and_name(pair: list[VerifiedBundle], tmp_path: Path) -> None:
+    packed = pack(pair[:1])
+    assert (packed.name, packed.digest) == ("two", pair[0].digest)
+    source = lay_out(packed, tmp_path)
+    assert unpack(source) == find_bundles(Settings(bundle=None), source)
+    assert model_folder(source) == source / "model"
+    assert labelled_digest(source, packed.digest) == packed.digest
+
+
+def test_several_have_a_digest_of_their_own(pair: list[VerifiedBundle], source: Path) -> None:
+    packed = unpack(source)
+    assert [bundle.manifest.name for bundle in packed.bundles] == ["two", "one"]
+    assert packed.digest == pack(pair, "shop").digest == find_bundles(Settings(), source).digest
+    others = [pack(pair[::-1], "shop"), pack(pair, "store")]
+    assert len({packed.digest, *(other.digest for other in others)}) == 3
+    assert model_folder(source) == source / "models" / "two"
+    assert labelled_digest(source, packed.digest, "one") == pair[1].digest
+
+
+def test_names_must_differ_and_several_need_one(pair: list[VerifiedBundle]) -> None:
+    wrong: list[tuple[list[VerifiedBundle], str | None]] = [
+        (pair, None), (pair, "one"), ([pair[0], pair[0]], "shop"), (pair, "No"), (pair[:1], "shop"),
+    ]  # fmt: skip
+    for bundles, name in wrong:
+        with pytest.raises(MlctlError) as caught:
+            pack(bundles, name)
+        assert caught.value.code is ErrorCode.INVALID_INPUT
+
+
+def swap(source: Path) -> None:
+    models = source / "models"
+    (models / "one").rename(models / "three")
+    (models / "two").rename(models / "one")
+    (models / "three").rename(models / "two")
+
+
+def add(source: Path) -> None:
+    shutil.copytree(source / "models" / "one", source / "models" / "more")
+
+
+def spread(source: Path) -> None:
+    path = source / MODELS_FILE
+    path.write_bytes(path.read_bytes().replace(b",", b", "))
+
+
+def rename_default(source: Path) -> None:
+    path = source / MODELS_FILE
+    path.write_bytes(path.read_bytes().replace(b'"default":"two"', b'"default":"six"'))
+
+
+@pytest.mark.parametrize(
+    ("harm", "code"),
+    [
+        (swap, ErrorCode.DIGEST_MISMATCH),
+        (add, ErrorCode.FILE_UNLISTED),
+        (spread, ErrorCode.MANIFEST_INVALID),
+        (rename_default, ErrorCode.MANIFEST_INVALID),
+        (lambda source: (source / MODELS_FILE).write_bytes(b"{}"), ErrorCode.MANIFEST_INVALID),
+        (lambda source: shutil.rmtree(source / "models" / "one"), ErrorCode.MANIFEST_INVALID),
+        (
+            lambda source: (source / "models" / "one" / "model.onnx").write_bytes(b"x"),
+            ErrorCode.FILE_ALTERED,
+        ),
+    ],
+)
+def test_what_was_changed_is_refused(
+    source: Path, harm: Callable[[Path], object], code: ErrorCode
+) -> None:
+    harm(source)
+    with pytest.raises(MlctlError) as caught:
+        find_bundles(Settings(bundle=None), source)
+    assert caught.value.code is code
+
+
+def test_a_label_of_another_set_is_refused(source: Path) -> None:
+    with pytest.raises(MlctlError) as caught:
+        labelled_digest(source, "0" * 64)
+    assert caught.value.code is ErrorCode.DIGEST_MISMATCH
+    with pytest.raises(MlctlError, match="it has two, one"):
+        model_folder(source, "three")
+    assert read_together(source.parent) is None

@@ -1,0 +1,198 @@
+"""A pipeline in batches and streams: the answers of its stages, one after the other."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pyarrow import parquet
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.verify import VerifiedBundle
+from services.batch.base import Sink, SinkRequest, SourceRequest
+from services.batch.job import Control, MakeExecutor, Report, Wanted, local_executor, run_job
+from services.batch.limits import ErrorLimit
+from services.batch.redrive import redrive
+from services.batch.sinks.parquet import open_sink
+from services.batch.sources import open_source
+from services.runtime.bento_layout import Packed, pack
+from services.runtime.faults import ModelError, lacks_memory
+from services.runtime.pipeline_scorer import PipelineScorer, WholePipeline
+from services.runtime.scorable import find_model, find_scorable, open_scorable, unit_rows
+from services.stream.base import LinkRequest, Place
+from services.stream.engine import RunSettings
+from services.stream.payloads import PayloadRequest
+from services.stream.run import Wanted as StreamWanted
+from services.stream.run import dead_place, run_stream
+from tests.services.runtime.test_bento_layout import lay_out
+from tests.support import tables
+from tests.support.bundles import expected, make_bundle
+
+
+def pipeline(folder: Path, *, row_independent: bool = True) -> Packed:
+    first = make_bundle(folder / "double", name="double", row_independent=row_independent)
+    second = make_bundle(folder / "triple", name="triple", scale=3.0)
+    return pack([first, second], "both", ["triple.x=double.y"])
+
+
+@pytest.fixture(scope="module")
+def bento(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    lay_out(pipeline(folder / "made"), folder / "bento" / "src")
+    return folder / "bento"
+
+
+@pytest.fixture
+def whole(bento: Path) -> WholePipeline:
+    found = find_scorable(str(bento))
+    assert isinstance(found, WholePipeline)
+    return found
+
+
+def wanted(x: np.ndarray) -> np.ndarray:
+    return expected(expected(x), scale=3.0)
+
+
+def opened(whole: WholePipeline, batch_rows: int | None = None) -> PipelineScorer:
+    scorer = open_scorable(whole, batch_rows)
+    assert isinstance(scorer, PipelineScorer)
+    return scorer
+
+
+def test_it_is_found_as_a_whole_and_proved(bento: Path, whole: WholePipeline) -> None:
+    assert (whole.name, [each.name for each in whole.stages]) == ("both", ["double", "triple"])
+    assert [spec.name for spec in (*whole.signature.inputs, *whole.signature.outputs)] == ["x", "y"]
+    assert unit_rows(whole) == 20_000
+    alone = bento / "src" / "models" / "triple"
+    stage = find_scorable(str(alone))
+    assert isinstance(stage, VerifiedBundle)
+    assert (stage.name, whole.digest != stage.digest) == ("triple", True)
+    with pytest.raises(MlctlError, match="here one model is needed"):
+        find_model(str(bento))
+
+
+def test_each_stage_must_be_signed_where_that_is_asked_for(
+    bento: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = tmp_path / "key.pub"
+    key.touch()
+    monkeypatch.setenv("MLCTL_REQUIRE_SIGNATURE", str(key))
+    with pytest.raises(MlctlError, match="'double' is not signed") as caught:
+        find_scorable(str(bento))
+    assert caught.value.code is ErrorCode.SIGNATURE_INVALID
+
+
+def test_a_tag_means_the_whole_and_the_label_is_believed(
+    bento: Path, whole: WholePipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BENTOML_HOME", str(tmp_path))
+    place = tmp_path / "bentos" / "both" / "v1"
+    shutil.copytree(bento, place)
+
+    def label(digest: str) -> None:
+        labels = f'labels:\n  mlctl.digest: "{digest}"\n'
+        (place / "bento.yaml").write_text(f"name: both\nversion: v1\n{labels}")
+
+    label(whole.digest)
+    assert find_scorable("both:v1").digest == find_scorable("both:v1/both").digest == whole.digest
+    assert find_scorable("both:v1/triple").name == "triple"
+    label("0" * 64)
+    with pytest.raises(MlctlError) as caught:
+        find_scorable("both:v1")
+    assert caught.value.code is ErrorCode.DIGEST_MISMATCH
+    with pytest.raises(MlctlError, match="is not a Bento's tag"):
+        find_scorable(str(tmp_path))
+
+
+def test_rows_are_scored_in_parts_as_small_as_the_most_careful_stage_wants(
+    whole: WholePipeline,
+) -> None:
+    x = tables.inputs(300)
+    scorer = opened(whole, 64)
+    seen: list[int] = []
+    first = scorer._stages[0]
+    run = first.run
+
+    def count(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        seen.append(len(inputs["x"]))
+        return run(inputs)
+
+    first.run = count  # type: ignore[method-assign]
+    assert (scorer.check({"x": x}), scorer.joinable, scorer.shared) == (300, True, True)
+    np.testing.assert_allclose(scorer.run({"x": x})["y"], wanted(x), rtol=1e-4, atol=1e-5)
+    assert seen == [64, 64, 64, 64, 44]
+    with pytest.raises(MlctlError, match="input 'x' is missing"):
+        scorer.check({})
+
+
+def test_rows_that_answer_for_each_other_stay_together(tmp_path: Path) -> None:
+    whole = WholePipeline.of(pipeline(tmp_path, row_independent=False))
+    assert whole is not None
+    scorer = opened(whole, 2)
+    assert not scorer.joinable
+    x = tables.inputs(5)
+    first = expected(x, row_independent=False)
+    answer = scorer.run({"x": x})["y"]
+    np.testing.assert_allclose(answer, expected(first, scale=3.0), rtol=1e-4, atol=1e-5)
+
+
+def test_an_error_names_the_stage_and_keeps_its_kind(
+    whole: WholePipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scorer = opened(whole)
+
+    def fail(_: object) -> dict[str, np.ndarray]:
+        raise ModelError("it failed") from MemoryError("out of memory")
+
+    monkeypatch.setattr(scorer._stages[1], "run", fail)
+    with pytest.raises(ModelError, match=r"^stage 'triple': it failed") as caught:
+        scorer.run({"x": tables.inputs(1)})
+    assert lacks_memory(caught.value)
+
+
+def _score(
+    whole: WholePipeline, bento: Path, source: Path, sink: Sink, executor: MakeExecutor
+) -> Report:
+    asked = Wanted(keep=("id",), unit_rows=500, forbid_nan=True)
+    rows = open_source(SourceRequest(str(source), asked.unit_rows))
+    control = Control(limit=ErrorLimit(count=5))
+    return run_job(whole, str(bento), rows, sink, asked, executor, control)
+
+
+def test_a_batch_scores_each_row_once_and_again_from_quarantine(
+    bento: Path, whole: WholePipeline, tmp_path: Path
+) -> None:
+    x = tables.inputs(1200)
+    x[7, 1] = np.nan
+    parquet.write_table(tables.table(x), tmp_path / "in.parquet")
+    out = tmp_path / "out"
+
+    def sink() -> Sink:
+        return open_sink(SinkRequest(str(out)))
+
+    report = _score(whole, bento, tmp_path / "in.parquet", sink(), local_executor(2))
+    assert (report.totals.rows, report.totals.bad, report.digest) == (1199, 1, whole.digest)
+    found = tables.answers(out)
+    assert set(found["mlctl_digest"].to_pylist()) == {whole.digest}
+    good = np.delete(x, 7, axis=0)
+    np.testing.assert_allclose(tables.matrix(found["y"]), wanted(good), rtol=1e-4, atol=1e-4)
+    done = redrive(sink(), find_scorable, None, local_executor(1), Control())
+    assert (done.passed, done.left) == (0, 1)
+
+
+def test_a_stream_answers_each_message(whole: WholePipeline, tmp_path: Path) -> None:
+    rows = tables.inputs(20)
+    lines = (json.dumps({"x": row.tolist()}) for row in rows)
+    (tmp_path / "in.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    source = Place.parse(f"file://{tmp_path}/in.jsonl")
+    link = LinkRequest(source, "g", Place.parse(f"file://{tmp_path}/out.jsonl"), dead_place(source))
+    asked = StreamWanted(link, PayloadRequest(), RunSettings(until_empty=True))
+    report = run_stream(whole, asked, lambda _event: None, threading.Event())
+    assert report.totals.messages == 20
+    told = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    np.testing.assert_allclose([each["y"] for each in told], wanted(rows), rtol=1e-4, atol=1e-4)

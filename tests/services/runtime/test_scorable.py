@@ -1,0 +1,72 @@
+"""The model of a batch: found, verified, and how many rows it takes at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bento.packaging import BuiltBento
+from bundle.errors import ErrorCode, MlctlError
+from bundle.tensors import Datatype, Signature, TensorSpec
+from bundle.verify import VerifiedBundle
+from services.runtime.scorable import (
+    check_batched,
+    find_model,
+    lasting_name,
+    open_scorer,
+    unit_rows,
+)
+
+
+def test_a_folder_is_verified(bundle: VerifiedBundle) -> None:
+    assert find_model(str(bundle.root)).digest == bundle.digest
+    (bundle.root / "model.onnx").write_bytes(b"other")
+    with pytest.raises(MlctlError) as caught:
+        find_model(str(bundle.root))
+    assert caught.value.code is ErrorCode.FILE_ALTERED
+
+
+@pytest.mark.slow
+def test_a_tag_and_a_bentos_folder_are_the_same_model(
+    built: BuiltBento, store_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BENTOML_HOME", str(store_home))
+    assert find_model(built.tag).digest == find_model(str(built.path)).digest == built.digest
+
+
+def test_a_folders_name_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    assert lasting_name("model") == str(tmp_path / "model")
+    assert lasting_name("tiny:abc") == "tiny:abc"
+
+
+def _shaped(bundle: VerifiedBundle, *shape: int) -> VerifiedBundle:
+    spec = TensorSpec(name="x", dtype=Datatype.FP32, shape=shape)
+    signature = Signature(inputs=(spec,), outputs=bundle.manifest.signature.outputs)
+    manifest = bundle.manifest.model_copy(update={"signature": signature})
+    return VerifiedBundle(bundle.root, manifest, bundle.digest)
+
+
+@pytest.mark.parametrize(
+    ("shape", "rows"), [((-1, 4), 20_000), ((-1, 3, 224, 224), 55), ((-1, -1), 20_000)]
+)
+def test_large_rows_come_in_small_units(
+    bundle: VerifiedBundle, shape: tuple[int, ...], rows: int
+) -> None:
+    assert unit_rows(_shaped(bundle, *shape)) == rows
+
+
+def test_a_model_without_rows_is_refused(bundle: VerifiedBundle) -> None:
+    check_batched(bundle)
+    with pytest.raises(MlctlError, match="no batch dimension") as caught:
+        check_batched(_shaped(bundle, 4))
+    assert caught.value.code is ErrorCode.UNSUPPORTED_MODEL
+
+
+def test_a_light_model_gets_more_rows_in_a_call(bundle: VerifiedBundle) -> None:
+    assert bundle.manifest.batching.max_rows == 32
+    scorer = open_scorer(bundle)
+    assert (scorer.max_rows, scorer.shared) == (4096, True)
+    assert open_scorer(bundle, 7).max_rows == 7

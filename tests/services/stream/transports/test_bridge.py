@@ -1,0 +1,125 @@
+"""A link between two brokers: publish first, then acknowledge; one broker where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from bundle.errors import ErrorCode, MlctlError
+from services.stream.base import Commit, Guarantee, LinkRequest, Message, Place
+from services.stream.transports.bridge import Bridge, connect
+from services.stream.transports.sqlite import SqliteLink, SqliteProducer
+from tests.services.stream.contract import answered, numbered, numbers, read, send, take
+
+
+def place(folder: Path, file: str, topic: str) -> Place:
+    return Place.parse(f"sqlite://{folder / file}#{topic}")
+
+
+def test_places_at_one_broker_are_one_link(tmp_path: Path) -> None:
+    source = place(tmp_path, "a.db", "in")
+    link = connect(LinkRequest(source, "g", source.named("out"), source.named("dead")))
+    assert isinstance(link, SqliteLink)
+    assert link.guarantee is Guarantee.EXACTLY_ONCE
+
+
+def test_answers_go_to_another_broker_at_least_once(tmp_path: Path) -> None:
+    source, target = place(tmp_path, "a.db", "in"), place(tmp_path, "b.db", "out")
+    send(source, numbered(0, 20))
+    request = LinkRequest(source, "g", target, source.named("dead"))
+    link = connect(request)
+    assert link.guarantee is Guarantee.AT_LEAST_ONCE
+    with link:
+        found = take(link, 20)
+        link.commit(Commit(found, answered(found[1:]), answered(found[:1])))
+        assert sum(link.lag().values()) == 0
+    assert numbers(read(target)) == [*range(1, 20)]
+    assert numbers(read(source.named("dead"))) == [0]
+
+
+def test_what_was_published_but_not_acknowledged_comes_again(tmp_path: Path) -> None:
+    source, target = place(tmp_path, "a.db", "in"), place(tmp_path, "b.db", "out")
+    send(source, numbered(0, 5))
+
+    class Forgetful(SqliteLink):
+        def acknowledge(self, done: Sequence[Message]) -> None:
+            raise MlctlError(ErrorCode.BROKER_UNAVAILABLE, f"{len(done)} were not acknowledged")
+
+    request = LinkRequest(source, "g")
+    with Bridge(Forgetful(request), SqliteProducer(target)) as link:
+        found = take(link, 5)
+        with pytest.raises(MlctlError):
+            link.commit(Commit(found, answered(found)))
+    with connect(LinkRequest(source, "g", target)) as again:
+        found = take(again, 5)
+        again.commit(Commit(found, answered(found)))
+    both = read(target)
+    assert numbers(both) == sorted([*range(5)] * 2)
+    assert len({dict(each.headers)["source"] for each in both}) == 5
+
+
+def test_exactly_once_needs_one_broker(tmp_path: Path) -> None:
+    source, target = place(tmp_path, "a.db", "in"), place(tmp_path, "b.db", "out")
+    with pytest.raises(MlctlError) as caught:
+        connect(LinkRequest(source, "g", target, exactly_once=True))
+    assert caught.value.code is ErrorCode.INVALID_INPUT
+
+
+@pytest.mark.parametrize("which", ["answers", "dead"])
+def test_a_stream_does_not_feed_itself(tmp_path: Path, which: str) -> None:
+    source = place(tmp_path, "a.db", "in")
+    answers = source if which == "answers" else source.named("out")
+    dead = source if which == "dead" else source.named("dead")
+    with pytest.raises(MlctlError, match="cannot be both"):
+        connect(LinkRequest(source, "g", answers, dead))
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("redis://TOKEN@h:4222#x", "redis://@h:4222#x"),
+        ("redis://me:pa,ss@h/0#x", "redis://me@h/0#x"),
+    ],
+)
+def test_a_place_is_shown_without_passwords_and_tokens(text: str, shown: str) -> None:
+    assert Place.parse(text).shown() == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "redis://me:secret#secret@h:6379/0#x",
+        "redis://me:12#secret@h/0#x",
+        "redis://:secret?secret@h/0#x",
+        "kafka://me:secret?secret=secret@h:9092#x",
+    ],
+)
+def test_no_half_of_a_password_is_shown(text: str) -> None:
+    with pytest.raises(MlctlError, match="an @ after its first") as caught:
+        Place.parse(text)
+    assert caught.value.code is ErrorCode.INVALID_INPUT
+    assert "secret" not in f"{caught.value.message} {caught.value.hint}"
+
+
+def test_an_at_sign_of_a_topic_or_an_option_is_written_otherwise() -> None:
+    place = Place.parse("redis://h/0?consumer=me%40here#user%40orders")
+    assert (place.topic, place.options) == ("user@orders", {"consumer": "me@here"})
+    assert Place.parse("sqlite://a@b.db#user@orders").topic == "user@orders"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "redis://u:secret@localhost:abc#x",
+        "redis://localhost?idle_s=soon#x",
+        "kafka://localhost?message.max.bytes=many#x",
+    ],
+)
+def test_what_is_no_number_is_told(text: str) -> None:
+    source = Place.parse(text)
+    with pytest.raises(MlctlError) as caught:
+        connect(LinkRequest(source, "g", source.named("out"), source.named("dead")))
+    assert caught.value.code is ErrorCode.INVALID_INPUT
+    assert "secret" not in str(caught.value)
