@@ -209,7 +209,7 @@ ERROR_TABLE: Mapping[ErrorCode, ErrorSpec] = MappingProxyType(
         ),
         ErrorCode.RUNTIME_CONFLICT: ErrorSpec(
             "onnxruntime and onnxruntime-gpu are both installed and overwrite each other.",
-            "Uninstall both, then install one: mlctl[cpu] or mlctl[gpu].",
+            "Uninstall both, then install one in the checkout of mlctl: '.[cpu]' or '.[gpu]'.",
             7,
             500,
             "FAILED_PRECONDITION",

@@ -14,3 +14,11 @@ def installed_version(distribution: str) -> str | None:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
+
+
+def install_hint(extras: str) -> str:
+    """Return the command that installs `extras` of mlctl, such as "cpu,serve", from its checkout.
+
+    It names no package index: `mlctl` on the public one is another project.
+    """
+    return f"In the checkout of mlctl: pip install -c constraints.txt '.[{extras}]'"

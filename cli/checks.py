@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any
 
 from bundle.home import BENTO_HOME_VARIABLE, bento_home, mlctl_home
-from bundle.packages import RUNTIMES, installed_version
+from bundle.packages import RUNTIMES, install_hint, installed_version
 
 
 class Severity(StrEnum):
@@ -71,14 +71,14 @@ def check_runtime() -> Finding:
             "runtime",
             Severity.FAIL,
             f"onnxruntime {cpu} and onnxruntime-gpu {gpu} overwrite each other",
-            "pip uninstall onnxruntime onnxruntime-gpu, then install mlctl[cpu] or mlctl[gpu]",
+            f"pip uninstall onnxruntime onnxruntime-gpu. {install_hint('cpu')} (or gpu)",
         )
     if not (cpu or gpu):
         return Finding(
             "runtime",
             Severity.FAIL,
             "no onnxruntime is installed",
-            "pip install 'mlctl[cpu]' (or 'mlctl[gpu]' on a machine with an NVIDIA GPU)",
+            f"{install_hint('cpu')} (gpu on a machine with an NVIDIA GPU)",
         )
     runtime: Any = importlib.import_module("onnxruntime")
     providers = ", ".join(
@@ -103,7 +103,7 @@ def check_tensorrt() -> Finding:
         return Finding("tensorrt", Severity.WARN, told, error.hint)
     if problem := provider_problem():
         told = f"TensorRT {version} cannot be used: {problem}"
-        return Finding("tensorrt", Severity.WARN, told, "pip install 'mlctl[trt]'")
+        return Finding("tensorrt", Severity.WARN, told, install_hint("trt"))
     told = f"TensorRT {version} on {gpu.name}, driver {gpu.driver}"
     return Finding("tensorrt", Severity.OK, told)
 
@@ -119,7 +119,7 @@ def _package_check(
                 name,
                 Severity.WARN,
                 f"{', '.join(missing)} not installed: no {purpose}",
-                f"pip install 'mlctl[{extra}]'",
+                install_hint(extra),
             )
         return Finding(name, Severity.OK, ", ".join(f"{k} {v}" for k, v in found.items()))
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Concatenate, Literal, NoReturn, ParamSpec
 import click
 
 from bundle.errors import ErrorCode, MlctlError
+from bundle.packages import install_hint
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -182,7 +183,7 @@ def _missing_package(error: ModuleNotFoundError) -> MlctlError:
     return MlctlError(
         ErrorCode.RUNTIME_MISSING,
         f"the package {root!r} is not installed",
-        f"pip install 'mlctl[{extra}]'",
+        install_hint(extra),
     )
 
 

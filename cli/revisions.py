@@ -25,13 +25,13 @@ def find_revision(bento: str) -> Revision:
     SIGNATURE_INVALID if MLCTL_REQUIRE_SIGNATURE is set and a bundle is not signed by that key.
     """
     from bento.interface import interface_of
+    from bento.signed import verify_bento
     from bundle.interface import to_document
     from bundle.verify import read_manifest
     from rollout.domain.spec import Revision
     from services.online.settings import load_settings
     from services.runtime.bento_layout import model_folder, read_together
     from services.runtime.bento_store import find_bento
-    from services.runtime.signed import verify_bento
 
     found = find_bento(bento)
     missing = [name for name in _LABELS if f"mlctl.{name}" not in found.labels]

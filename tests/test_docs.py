@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -154,3 +155,19 @@ def test_every_variable_is_read_somewhere() -> None:
 )
 def test_what_is_wrong_would_be_found(line: str, found: list[str]) -> None:
     assert [word for words in calls(line) for word in unknown(words)][: len(found) or None] == found
+
+
+def test_install__every_command_and_hint__names_the_checkout() -> None:
+    """On the public index `mlctl` is another project: its name there installs foreign code."""
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+    named = re.compile(r"pip install (?:-[^ ]+ [^ ]+ )*['\"]?mlctl(?:-serving)?\b[^\n`]*")
+    found = [
+        f"{path}: {match[0]}"
+        for path in tracked
+        if Path(path).suffix in {".py", ".md", ".yaml", ".toml"}
+        for match in named.finditer((ROOT / path).read_text())
+        if path != "README.md" or match[0] != "pip install mlctl"  # it warns of that
+    ]
+    assert found == []

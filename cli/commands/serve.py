@@ -45,10 +45,10 @@ def serve(
     With --json, one document says where it will listen before the server's own log begins
     on stderr.
     """
+    from bento.signed import verify_bento
     from rollout.drivers.local.launcher import require_all_free
     from services.online.settings import load_settings
     from services.runtime.bento_store import find_bento
-    from services.runtime.signed import verify_bento
 
     found = find_bento(bento)
     given = {f"MLCTL_{name.upper()}": str(value) for name, value in secure.items() if value}

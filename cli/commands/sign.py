@@ -23,7 +23,7 @@ def sign(output: Output, what: str, key: Path) -> None:
     The signature is written beside the bundle: FOLDER.sig, or into the Bento. The key's
     password, if it has one, is taken from MLCTL_KEY_PASSWORD.
     """
-    from services.runtime.signed import find_signable
+    from bento.signed import find_signable
     from services.runtime.signing import sign as sign_bundle
 
     found = find_signable(what)

@@ -23,7 +23,7 @@ def verify(output: Output, what: str, public_key: Path | None) -> None:
     Exits 4 with the first file that is altered, missing or unlisted; with --public-key also
     if there is no signature, or it is not by that key.
     """
-    from services.runtime.signed import find_signable
+    from bento.signed import find_signable
     from services.runtime.signing import check
 
     found = find_signable(what)

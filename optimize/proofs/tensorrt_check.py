@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bundle.clock import Clock, SystemClock
 from bundle.manifest import Batching
+from bundle.packages import install_hint
 from services.runtime.graph import read_graph
 from services.runtime.tensorrt.build import LIBRARY, build_engine
 from services.runtime.tensorrt.process import Cause, WorkerError
@@ -50,7 +51,7 @@ def check_importable(
     """
     clock = clock or SystemClock()
     if find_spec(LIBRARY) is None:
-        return ImporterVerdict(None, "not checked: install mlctl[trt-check]")
+        return ImporterVerdict(None, f"not checked. {install_hint('trt-check')}")
     profile = make_profile(read_graph(model).inputs, batching, lengths)
     start = clock.monotonic()
     try:

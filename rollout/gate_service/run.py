@@ -11,6 +11,7 @@ import uvicorn
 from bundle.clock import SystemClock
 from bundle.errors import ErrorCode, MlctlError
 from bundle.home import state_dir
+from bundle.packages import install_hint
 from rollout.domain.kubernetes_target import Reach
 from rollout.domain.ports import PlaneUnavailable
 from rollout.drivers.kubernetes.meter import ServiceSource, Source
@@ -48,7 +49,7 @@ def _source(what: tuple[str, ...] | ServiceName, pods: str, stack: ExitStack) ->
         raise MlctlError(
             ErrorCode.RUNTIME_MISSING,
             "lightkube is not installed",
-            "Install it: pip install 'mlctl[kubernetes]'.",
+            install_hint("kubernetes"),
         ) from error
     try:
         reach = Reach(what.namespace, pods, kubeconfig=os.environ.get("KUBECONFIG"))

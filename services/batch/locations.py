@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from bundle.errors import ErrorCode, MlctlError
+from bundle.packages import install_hint
 from services.batch.transient_errors import cause, is_away, refusal
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
@@ -193,7 +194,7 @@ def open_system(location: str) -> tuple[Any, str]:
         raise MlctlError(
             ErrorCode.RUNTIME_MISSING,
             "URLs need the package fsspec, which is not installed",
-            "pip install 'mlctl[batch]'",
+            install_hint("batch"),
         ) from error
     try:
         system, path = fsspec.core.url_to_fs(location)

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.home import state_dir
+from bundle.packages import install_hint
 from services.precomputed.base import Store, check_name
 from services.precomputed.sqlite import SqliteStore
 
@@ -86,6 +87,6 @@ def _redis_module() -> ModuleType:
         raise MlctlError(
             ErrorCode.RUNTIME_MISSING,
             f"precomputed answers in Redis need the package {error.name}",
-            "pip install 'mlctl[redis]'",
+            install_hint("redis"),
         ) from error
     return redis_store

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bundle.errors import ErrorCode, MlctlError
-from bundle.packages import RUNTIMES, installed_version
+from bundle.packages import RUNTIMES, install_hint, installed_version
 
 
 def require_onnxruntime(installed: Callable[[str], bool] | None = None) -> None:
@@ -23,7 +23,7 @@ def require_onnxruntime(installed: Callable[[str], bool] | None = None) -> None:
         raise MlctlError(
             ErrorCode.RUNTIME_MISSING,
             "ONNX Runtime is not installed",
-            "Install one: `pip install 'mlctl[cpu]'`, or `pip install 'mlctl[gpu]'` for CUDA.",
+            f"{install_hint('cpu')} (gpu for CUDA)",
         )
     if len(found) > 1:
         raise MlctlError(ErrorCode.RUNTIME_CONFLICT, f"{' and '.join(found)} are both installed")

@@ -16,7 +16,7 @@ from packaging.version import InvalidVersion, Version
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import TRANSFORM_REQUIREMENTS
-from bundle.packages import RUNTIMES, installed_version
+from bundle.packages import RUNTIMES, install_hint, installed_version
 from bundle.verify import VerifiedBundle
 from services.runtime.installed import require_onnxruntime
 
@@ -61,7 +61,7 @@ def pinned(
             raise MlctlError(
                 ErrorCode.RUNTIME_MISSING,
                 f"package {name!r} is not installed",
-                "Install it with the rest of what serving needs: `pip install 'mlctl[serve]'`.",
+                install_hint("serve"),
             )
         pins[name] = f"{name}=={version}"
     for name, pin in _runtime(flavour, installed):

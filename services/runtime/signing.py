@@ -13,7 +13,7 @@ from typing import Any
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import write_atomic
-from bundle.packages import installed_version
+from bundle.packages import install_hint, installed_version
 from bundle.verify import VerifiedBundle
 
 SIGNATURES_FOLDER = "signatures"
@@ -128,5 +128,5 @@ def _missing() -> MlctlError:
     return MlctlError(
         ErrorCode.RUNTIME_MISSING,
         "the packages that sign and prove bundles are not installed",
-        "pip install 'mlctl[signing]'",
+        install_hint("signing"),
     )

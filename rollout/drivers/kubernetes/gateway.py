@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import write_atomic
+from bundle.packages import install_hint
 from rollout.domain.kubernetes_target import Target
 from rollout.domain.ports import PlaneRejected, PlaneUnavailable
 from rollout.domain.spec import Colour
@@ -57,7 +58,7 @@ class Gateway:
             raise MlctlError(
                 ErrorCode.RUNTIME_MISSING,
                 "lightkube is not installed",
-                "Install it: pip install 'mlctl[kubernetes]'.",
+                install_hint("kubernetes"),
             ) from error
         if self._epoch is None:
             return KubernetesPlane(self._target, None)

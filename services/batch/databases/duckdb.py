@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import NO_SPACE
+from bundle.packages import install_hint
 from services.batch.base import SinkRequest
 from services.batch.databases.base import Place, column_list, quoted
 from services.batch.databases.sink import DatabaseSink
@@ -37,7 +38,7 @@ def load_driver() -> Any:
         raise MlctlError(
             ErrorCode.RUNTIME_MISSING,
             "DuckDB needs the package duckdb, which is not installed",
-            "pip install 'mlctl[duckdb]'",
+            install_hint("duckdb"),
         ) from error
     return duckdb
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from bundle.errors import ErrorCode, MlctlError
+from bundle.packages import install_hint
 from services.batch.base import SinkRequest
 from services.batch.databases.base import Place, column_list, quoted
 from services.batch.databases.copying import column_type, copied
@@ -43,7 +44,7 @@ def load_driver() -> Any:
         raise MlctlError(
             ErrorCode.RUNTIME_MISSING,
             "PostgreSQL needs the package psycopg, which is not installed",
-            "pip install 'mlctl[postgres]'",
+            install_hint("postgres"),
         ) from error
     return psycopg
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from bundle.errors import ErrorCode, MlctlError
+from bundle.packages import install_hint
 from services.batch.base import Chunk, SplittableSource, Unit, UnitResult
 from services.batch.executors.actor import Errand, Failure, ScoringActor, Unread, read_files
 from services.batch.executors.scratch import sweep
@@ -285,6 +286,6 @@ def _require_ray() -> Any:
         import ray
     except ModuleNotFoundError as error:
         raise MlctlError(
-            ErrorCode.RUNTIME_MISSING, "--executor ray needs Ray", "pip install 'mlctl[ray]'"
+            ErrorCode.RUNTIME_MISSING, "--executor ray needs Ray", install_hint("ray")
         ) from error
     return ray

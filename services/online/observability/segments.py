@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from bundle.errors import ErrorCode, MlctlError
+from bundle.packages import install_hint
 from bundle.sampling import (
     AT,
     DIGEST,
@@ -176,5 +177,5 @@ def _require_pyarrow() -> None:
         raise MlctlError(
             ErrorCode.RUNTIME_MISSING,
             "MLCTL_SAMPLE_DIR: recording needs the package pyarrow, which is not installed",
-            "Install it with `pip install 'mlctl[sampling]'`, or unset the variable.",
+            f"{install_hint('sampling')}. Or unset the variable.",
         ) from error

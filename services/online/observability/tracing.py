@@ -10,6 +10,7 @@ import os
 from typing import Any
 
 from bundle.errors import ErrorCode, MlctlError
+from bundle.packages import install_hint
 from services.online.observability.backlog import Backlog
 from services.online.observability.calls import GONE, GRPC, OK, PREDICT, Done
 from services.online.observability.traceparent import (
@@ -130,7 +131,7 @@ def open_tracing(endpoint: str | None, model: str, digest: str) -> Tracing:
         raise MlctlError(
             ErrorCode.RUNTIME_MISSING,
             "spans need the OTLP exporter, which is not installed",
-            "`pip install 'mlctl[otel]'`, or unset MLCTL_OTLP_ENDPOINT and "
+            f"{install_hint('otel')}. Or unset MLCTL_OTLP_ENDPOINT and "
             f"{BASE_VARIABLE}, or set OTEL_TRACES_EXPORTER=none.",
         ) from error
     url = None if endpoint is None else f"{endpoint.rstrip('/')}/v1/traces"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import Batching
-from bundle.packages import installed_version
+from bundle.packages import install_hint, installed_version
 from services.runtime.graph import read_graph
 from services.runtime.tensorrt.cache import fetch_engine, timing_directory
 from services.runtime.tensorrt.devices import find_gpu
@@ -34,7 +34,7 @@ def prepare_providers(model: Path, batching: Batching | None, options: EngineOpt
         raise MlctlError(
             ErrorCode.PROVIDER_UNAVAILABLE,
             f"provider {PROVIDER!r} was asked for, but {problem}",
-            "pip install 'mlctl[trt]'",
+            install_hint("trt"),
         )
     device = Device(
         find_gpu(), tensorrt_version() or "", installed_version("onnxruntime-gpu") or ""

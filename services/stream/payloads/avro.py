@@ -15,6 +15,7 @@ import numpy as np
 import orjson
 
 from bundle.errors import ErrorCode, MlctlError
+from bundle.packages import install_hint
 from bundle.tensors import Datatype, Signature, TensorSpec
 from services.protocol.wire import invalid
 from services.runtime.tabular.values import as_json
@@ -219,5 +220,5 @@ def _require() -> None:
         raise MlctlError(
             ErrorCode.RUNTIME_MISSING,
             f"Avro messages need the package {error.name}",
-            "pip install 'mlctl[avro]'",
+            install_hint("avro"),
         ) from error

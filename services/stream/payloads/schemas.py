@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
+from bundle.packages import install_hint
 from services.protocol.wire import invalid
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def require_registry_client() -> None:
         raise MlctlError(
             ErrorCode.RUNTIME_MISSING,
             f"a schema registry needs the package {error.name}",
-            "pip install 'mlctl[avro]'",
+            install_hint("avro"),
         ) from error
 
 

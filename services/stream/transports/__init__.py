@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from bundle.errors import ErrorCode, MlctlError
+from bundle.packages import install_hint
 from services.stream.base import Place, Transport
 
 # Each module has `transport`, a services.stream.base.Transport.
@@ -39,6 +40,6 @@ def transport_of(place: Place) -> Transport:
         raise MlctlError(
             ErrorCode.RUNTIME_MISSING,
             f"streams at {place.scheme}:// need the package {error.name}",
-            f"pip install 'mlctl[{extra}]'",
+            install_hint(extra),
         ) from error
     return transport

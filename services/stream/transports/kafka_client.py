@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from bundle.errors import ErrorCode, MlctlError
+from bundle.packages import install_hint
 from services.stream.base import Place
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def load_driver() -> Any:
         raise MlctlError(
             ErrorCode.RUNTIME_MISSING,
             "Kafka needs the package confluent-kafka, which is not installed",
-            "pip install 'mlctl[kafka]'",
+            install_hint("kafka"),
         ) from error
     return confluent_kafka
 

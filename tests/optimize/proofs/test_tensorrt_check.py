@@ -8,6 +8,7 @@ import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import Batching
+from bundle.packages import install_hint
 from optimize.proofs import tensorrt_check as importer
 from optimize.proofs.tensorrt_check import check_importable
 from registry.quiet import quiet
@@ -100,7 +101,7 @@ def test_without_the_package_nothing_is_claimed(
     monkeypatch.setattr(importer, "find_spec", lambda _: None)
     verdict = check_importable(source, TABLE)
     assert verdict.ok is None
-    assert verdict.reason == "not checked: install mlctl[trt-check]"
+    assert verdict.reason == f"not checked. {install_hint('trt-check')}"
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ def test_no_runtime_names_both_extras() -> None:
     with pytest.raises(MlctlError) as caught:
         require_onnxruntime(lambda _: False)
     assert caught.value.code is ErrorCode.RUNTIME_MISSING
-    assert "mlctl[cpu]" in caught.value.hint
-    assert "mlctl[gpu]" in caught.value.hint
+    assert "'.[cpu]'" in caught.value.hint
+    assert "gpu" in caught.value.hint
 
 
 def test_two_runtimes_conflict() -> None:

@@ -47,7 +47,7 @@ def test_an_absent_tensorrt_is_rejected_with_the_extra_to_install(bundle: Verifi
     with pytest.raises(MlctlError, match="'tensorrt' was asked for") as caught:
         open_session(bundle.path(MODEL_NAME), "tensorrt")
     assert caught.value.code is ErrorCode.PROVIDER_UNAVAILABLE
-    assert "mlctl[trt]" in caught.value.hint
+    assert "'.[trt]'" in caught.value.hint
 
 
 def test_a_graph_that_is_not_whole_is_refused(tmp_path: Path) -> None:
