@@ -138,6 +138,7 @@ def test_every_variable_is_read_somewhere() -> None:
     wrong = {
         (path.relative_to(ROOT).as_posix(), name)
         for path in DOCUMENTS
+        if path.name != "CHANGELOG.md"  # it names what is gone
         for name in _VARIABLE.findall(path.read_text())
         if name not in known and not name.startswith(_MADE_UP)
     }
@@ -168,6 +169,6 @@ def test_install__every_command_and_hint__names_the_checkout() -> None:
         for path in tracked
         if Path(path).suffix in {".py", ".md", ".yaml", ".toml"}
         for match in named.finditer((ROOT / path).read_text())
-        if path != "README.md" or match[0] != "pip install mlctl"  # it warns of that
+        if path not in {"README.md", "tests/test_docs.py"}  # they warn of that name
     ]
     assert found == []
