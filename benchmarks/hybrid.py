@@ -25,9 +25,9 @@ from rich.table import Table
 
 from bundle.clock import SystemClock
 from bundle.tensors import DYNAMIC, Datatype, TensorSpec
-from services.online.models.precomputed import Hybrid
-from services.online.models.precomputed_metrics import HybridMeter
-from services.precomputed.base import Commit, Row, Store
+from services.online.models.precomputed import PrecomputedLookup
+from services.online.models.precomputed_metrics import PrecomputedMetrics
+from services.precomputed.base import GenerationCommit, PrecomputedRow, PrecomputedStore
 from services.precomputed.finding import Finder
 from services.precomputed.rows import RowCodec
 from services.precomputed.store_urls import open_store
@@ -56,7 +56,7 @@ class Figures:
     many: np.ndarray
 
 
-def fill(store: Store, keys: int) -> float:
+def fill(store: PrecomputedStore, keys: int) -> float:
     """Write a generation and make it live; rows per second."""
     codec, now = RowCodec((_OUTPUT,)), time.time()
     number = store.create(DIGEST, now, "bench")
@@ -65,14 +65,14 @@ def fill(store: Store, keys: int) -> float:
     for start in range(0, keys, _PUT):
         count = min(_PUT, keys - start)
         payloads = codec.encode({"y": values.normal(size=(count, 8)).astype(np.float32)})
-        rows = [Row(_key(start + i), now, payload) for i, payload in enumerate(payloads)]
-        store.commit(number, "bench", Commit(rows))
+        rows = [PrecomputedRow(_key(start + i), now, payload) for i, payload in enumerate(payloads)]
+        store.commit(number, "bench", GenerationCommit(rows))
     store.seal(number, "bench")
     store.flip(number, now)
     return keys / (time.monotonic() - since)
 
 
-async def measure(store: Store, written: float, keys: int) -> Figures:
+async def measure(store: PrecomputedStore, written: float, keys: int) -> Figures:
     """Ask random keys, all of which are there."""
     generator = np.random.default_rng(1)
     picked = [_key(each) for each in generator.integers(0, keys, REQUESTS + MANY).tolist()]
@@ -96,7 +96,7 @@ async def _lookups(finder: Finder, requests: Sequence[Sequence[str]]) -> np.ndar
     return np.array(seconds[_WARM if len(seconds) > 10 * _WARM else 0 :]) * 1e6
 
 
-async def _answers(hybrid: Hybrid, requests: Sequence[Sequence[str]]) -> np.ndarray:
+async def _answers(hybrid: PrecomputedLookup, requests: Sequence[Sequence[str]]) -> np.ndarray:
     seconds = []
     for keys in requests:
         request = InferRequest("", {}, {"y": True}, keys=tuple(keys))
@@ -108,12 +108,12 @@ async def _answers(hybrid: Hybrid, requests: Sequence[Sequence[str]]) -> np.ndar
 
 
 @asynccontextmanager
-async def _hybrid(finder: Finder) -> AsyncIterator[Hybrid]:
+async def _hybrid(finder: Finder) -> AsyncIterator[PrecomputedLookup]:
     def submit(*_request: object) -> asyncio.Future[Answer]:
         raise AssertionError("every key is there, so the model is not asked")
 
-    meter = HybridMeter("bench", CollectorRegistry())
-    hybrid = Hybrid(RowCodec((_OUTPUT,)), finder, submit, meter, SystemClock())
+    meter = PrecomputedMetrics("bench", CollectorRegistry())
+    hybrid = PrecomputedLookup(RowCodec((_OUTPUT,)), finder, submit, meter, SystemClock())
     try:
         yield hybrid
     finally:

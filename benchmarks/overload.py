@@ -24,7 +24,7 @@ from rich.table import Table
 from benchmarks.workloads import BUCKETS, DENSE_WIDTHS, MAX_ROWS, write_dense
 from bundle.clock import SystemClock
 from bundle.errors import MlctlError
-from services.online.batching.executor import Arrays, Batching
+from services.online.batching.executor import Arrays, BatchExecutor
 from services.online.batching.scheduler import Limits
 from services.online.metrics.counts import BatchStats
 from services.runtime.batch_costs import BatchCosts
@@ -96,7 +96,7 @@ async def offer(session: Session, costs: dict[int, float], rate: float) -> Resul
     """Ask at random moments, `rate` a second on average, for `SECONDS`."""
     meter, generator = Rows(), random.Random(1)
     limits = Limits(MAX_ROWS, 4096, gather=True)
-    batching = Batching(Model(session), limits, SystemClock(), meter, costs=BatchCosts(costs))
+    batching = BatchExecutor(Model(session), limits, SystemClock(), meter, costs=BatchCosts(costs))
     latencies: list[tuple[float, float]] = []
     refusals: list[float] = []
     x: Arrays = {"x": np.ones((1, DENSE_WIDTHS[0]), np.float32)}

@@ -14,7 +14,7 @@ import psutil
 from rich.table import Table
 
 from benchmarks import native
-from rollout.domain.spec import Colour
+from rollout.domain.spec import Slot
 from tests.support.planes import Stage, stage
 
 SECONDS = 3.0
@@ -66,7 +66,7 @@ def _turns(folder: Path, load: tuple[Path, Path]) -> dict[str, list[Turn]]:
     directory.mkdir()
     turns: dict[str, list[Turn]] = {DIRECT: [], PROXIED: []}
     with stage(directory) as made:
-        (replica,) = made.staff(Colour.BLUE)
+        (replica,) = made.staff(Slot.BLUE)
         made.share(100)
         for _ in range(TURNS):
             for way, port in ((DIRECT, replica.endpoint.http), (PROXIED, made.ports.listen)):

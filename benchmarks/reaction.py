@@ -23,8 +23,8 @@ from rich.table import Table
 
 from rollout.client import deployments
 from rollout.domain.ports import Plane, PlaneUnavailable
-from rollout.domain.spec import Colour, RolloutSpec
-from rollout.domain.state_machine import Phase
+from rollout.domain.spec import RolloutSpec, Slot
+from rollout.domain.state_machine import RolloutPhase
 from rollout.drivers.local.launcher import free_ports
 from rollout.drivers.local.processes import members
 from rollout.drivers.proxies import proxy_of
@@ -51,7 +51,7 @@ class Shop:
         self.fault.unlink(missing_ok=True)
         tag = f"tiny:bb?fault={quote(str(self.fault))}"
         rollout = deployments.promote("shop", revision(tag), SPEC)
-        wait_for_event("shop", rollout, lambda event: event.body.get("phase") == Phase.SHIFT)
+        wait_for_event("shop", rollout, lambda event: event.body.get("phase") == RolloutPhase.SHIFT)
         wait_for_event("shop", rollout, lambda event: event.body.get("judged") is True)
         return rollout
 
@@ -65,7 +65,7 @@ class Shop:
             weights = self.plane.weights()
         except PlaneUnavailable:
             return False
-        return weights is not None and weights[Colour.GREEN] == 0
+        return weights is not None and weights[Slot.GREEN] == 0
 
     def kill_candidate(self) -> None:
         with Journal(places.journal()) as journal:

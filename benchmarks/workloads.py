@@ -23,8 +23,8 @@ from bundle.manifest import (
     Batching,
     Evidence,
     Manifest,
-    Source,
-    Variant,
+    SourceVersion,
+    VariantInfo,
 )
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle, seal
@@ -165,9 +165,9 @@ def make_workload(name: str, root: Path) -> Workload:
     manifest = Manifest(
         schema_version=1,
         name=NAME,
-        source=Source(uri=f"models:/{NAME}/1", version="1", run_id="run", sha256="0" * 64),
+        source=SourceVersion(uri=f"models:/{NAME}/1", version="1", run_id="run", sha256="0" * 64),
         signature=_signature(recipe.dtype, recipe.width, recipe.width_out),
-        variant=Variant(recipe="fp32", precision="fp32", target="cpu", opset=OPSET),
+        variant=VariantInfo(recipe="fp32", precision="fp32", target="cpu", opset=OPSET),
         batching=Batching(max_rows=MAX_ROWS, buckets=BUCKETS, row_independent=True),
         evidence=Evidence(rows=len(rows), max_abs_error=1e-5, relative_l2=1e-6),
     )

@@ -29,7 +29,7 @@ from bundle.files import sha256_file, write_atomic
 from bundle.home import BENTO_HOME_VARIABLE, bento_environment, bento_home
 from bundle.manifest import canonical_json
 from bundle.verify import VerifiedBundle, verify
-from services.runtime.bento_layout import MODEL_FOLDER, Packed, pack, unpack
+from services.runtime.bento_layout import MODEL_FOLDER, BentoContents, pack, unpack
 from services.runtime.bento_store import (
     CONTENT_LABEL,
     DIGEST_LABEL,
@@ -37,7 +37,7 @@ from services.runtime.bento_store import (
     BentoInfo,
     find_bento,
 )
-from services.runtime.requirements import Flavour, pinned
+from services.runtime.requirements import RuntimeFlavor, pinned
 
 __all__ = ["MODEL_FOLDER", "BuiltBento", "bento_tag", "build_bento"]
 
@@ -65,11 +65,11 @@ class BuiltBento:
 
 
 def build_bento(
-    bundles: VerifiedBundle | Packed,
+    bundles: VerifiedBundle | BentoContents,
     labels: Mapping[str, str],
     *,
     force: bool = False,
-    flavour: Flavour | None = None,
+    flavour: RuntimeFlavor | None = None,
 ) -> BuiltBento:
     """Build the Bento of `bundles`, or find it in the store; `force` builds it again.
 
@@ -78,7 +78,7 @@ def build_bento(
     RUNTIME_MISSING if the packages that it needs are not installed here (their
     versions are pinned to these); INTERNAL with BentoML's own words if it fails.
     """
-    packed = bundles if isinstance(bundles, Packed) else pack([bundles])
+    packed = bundles if isinstance(bundles, BentoContents) else pack([bundles])
     tag = bento_tag(packed, flavour)
     requirements = pinned(packed.bundles, flavour)
     content = _content_digest(packed, requirements)
@@ -105,9 +105,9 @@ def build_bento(
     return BuiltBento(tag, packed.digest, path, reused=False, content_digest=content)
 
 
-def bento_tag(bundles: VerifiedBundle | Packed, flavour: Flavour | None = None) -> str:
+def bento_tag(bundles: VerifiedBundle | BentoContents, flavour: RuntimeFlavor | None = None) -> str:
     """NAME:VERSION of the Bento of `bundles`; a flavour that was asked for is told in it."""
-    packed = bundles if isinstance(bundles, Packed) else pack([bundles])
+    packed = bundles if isinstance(bundles, BentoContents) else pack([bundles])
     end = "" if flavour is None else f"-{flavour.value}"
     return f"{packed.name}:{packed.digest[:12]}{end}"
 
@@ -121,7 +121,7 @@ def _present(tag: str) -> BentoInfo | None:
         raise
 
 
-def _is_whole(bento: BentoInfo, packed: Packed, content: str) -> bool:
+def _is_whole(bento: BentoInfo, packed: BentoContents, content: str) -> bool:
     """Whether `bento` still holds the bundles that were put there, and the code of today."""
     source = bento.path / "src"
     if bento.labels.get(CONTENT_LABEL) != content:
@@ -162,7 +162,7 @@ def _name_in_bento(source: Path) -> str:
     return source.relative_to(root).as_posix()
 
 
-def _content_digest(packed: Packed, requirements: Sequence[str]) -> str:
+def _content_digest(packed: BentoContents, requirements: Sequence[str]) -> str:
     """The hex sha256 over the name and content of each file of the Bento, and what it needs."""
     files = {_name_in_bento(file): sha256_file(file) for file in bento_sources()}
     models = {folder: bundle.digest for folder, bundle in packed.folders()}
@@ -175,7 +175,7 @@ def _content_digest(packed: Packed, requirements: Sequence[str]) -> str:
     return hashlib.sha256(canonical_json(document)).hexdigest()
 
 
-def _stage(stage: Path, packed: Packed) -> None:
+def _stage(stage: Path, packed: BentoContents) -> None:
     for source in bento_sources():
         copy = stage / _name_in_bento(source)
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -188,7 +188,7 @@ def _stage(stage: Path, packed: Packed) -> None:
 
 
 def _bentofile(
-    packed: Packed, labels: Mapping[str, str], requirements: Sequence[str]
+    packed: BentoContents, labels: Mapping[str, str], requirements: Sequence[str]
 ) -> dict[str, Any]:
     """The build options; JSON is YAML."""
     manifests = [bundle.manifest for bundle in packed.bundles]

@@ -41,7 +41,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class EntryRecord:
     """What an entry says of itself; `files` maps names to hex sha256."""
 
     key: dict[str, Scalar]
@@ -64,7 +64,7 @@ def fetch_or_build(store: Path, key: Key, build: Callable[[Path], None], clock: 
             build(scratch)
             seconds = round(clock.monotonic() - start, 3)
             files = {path.name: sha256_file(path) for path in sorted(scratch.iterdir())}
-            record = Record(dict(key), files, seconds)
+            record = EntryRecord(dict(key), files, seconds)
             write_atomic(scratch / LIST_NAME, canonical_json(asdict(record)))
             replace_directory(scratch, target)
     return Entry(target, reused=False)
@@ -75,10 +75,10 @@ def hash_key(key: Key) -> str:
     return hashlib.sha256(canonical_json(dict(key))).hexdigest()
 
 
-def read_record(target: Path) -> Record | None:
+def read_record(target: Path) -> EntryRecord | None:
     """What the entry at `target` says of itself; None if there is none or it is damaged."""
     try:
-        return TypeAdapter(Record).validate_json((target / LIST_NAME).read_bytes())
+        return TypeAdapter(EntryRecord).validate_json((target / LIST_NAME).read_bytes())
     except (OSError, ValidationError):
         return None
 

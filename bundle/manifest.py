@@ -52,7 +52,7 @@ class _Value(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Source(_Value):
+class SourceVersion(_Value):
     """The registered version that the bundle was made from; `sha256` covers its artifacts."""
 
     uri: Annotated[str, Field(min_length=1, max_length=2048)]
@@ -62,7 +62,7 @@ class Source(_Value):
     pickle_allowed: bool = False
 
 
-class Variant(_Value):
+class VariantInfo(_Value):
     """Which optimization made the model file, and for which runtime."""
 
     recipe: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
@@ -116,7 +116,7 @@ class Evidence(_Value):
     relative_l2: NonNegative
 
 
-class Transform(_Value):
+class TransformSpec(_Value):
     """User code around the model, whose file itself takes and gives `model_signature`."""
 
     model_signature: Signature
@@ -159,11 +159,11 @@ class Manifest(_Value):
 
     schema_version: Literal[1]
     name: Name
-    source: Source
+    source: SourceVersion
     signature: Signature
     input_constraints: InputConstraints | None = None
-    transform: Transform | None = None
-    variant: Variant
+    transform: TransformSpec | None = None
+    variant: VariantInfo
     batching: Batching
     evidence: Evidence
     files: tuple[FileEntry, ...] = ()

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bundle.errors import ErrorCode, MlctlError
-from cli.output import Output
+from cli.output import CommandOutput
 
 if TYPE_CHECKING:
-    from rollout.domain.operator_commands import Wish
+    from rollout.domain.operator_commands import OperatorCommand
 
 
-def ask(output: Output, name: str, wish: Wish, reason: str) -> None:
+def ask(output: CommandOutput, name: str, wish: OperatorCommand, reason: str) -> None:
     """Ask, wait until it is done, and show the event that says so."""
     from cli.rollouts import event_line
     from rollout.client import deployments
@@ -23,7 +23,7 @@ def ask(output: Output, name: str, wish: Wish, reason: str) -> None:
         output.line(event_line(event) or "")
 
 
-def take_back(output: Output, name: str, wish: Wish, reason: str) -> None:
+def take_back(output: CommandOutput, name: str, wish: OperatorCommand, reason: str) -> None:
     """Ask for the traffic back, and follow until the rollout has ended."""
     from cli.rollouts import event_line
     from rollout.client import deployments

@@ -16,18 +16,18 @@ import click
 
 from bundle.errors import ErrorCode, MlctlError
 from cli.optimizing import duration, only_results_on_stdout
-from cli.output import Output
+from cli.output import CommandOutput
 
 if TYPE_CHECKING:
-    from services.batch.engine import Event
-    from services.batch.job import Report
+    from services.batch.engine import BatchEvent
+    from services.batch.job import BatchReport
 
 # Plain lines come at most that often, in seconds.
 _PERIOD = 10.0
 
 
 @contextlib.contextmanager
-def watching(output: Output) -> Iterator[Callable[[Event], None]]:
+def watching(output: CommandOutput) -> Iterator[Callable[[BatchEvent], None]]:
     """Something that shows events as fits where the output goes.
 
     What a transform prints goes to stderr, so that it cannot get among the events.
@@ -39,7 +39,7 @@ def watching(output: Output) -> Iterator[Callable[[Event], None]]:
     with only_results_on_stdout(), output.working() as show:
         last = -_PERIOD
 
-        def watch(event: Event) -> None:
+        def watch(event: BatchEvent) -> None:
             nonlocal last
             show(told(event))
             due = not output.live and event.seconds - last >= _PERIOD
@@ -50,7 +50,7 @@ def watching(output: Output) -> Iterator[Callable[[Event], None]]:
         yield watch
 
 
-def told(event: Event) -> str:
+def told(event: BatchEvent) -> str:
     """One line: how far it is, how fast, how long still, what went wrong."""
     if event.phase == "paused":
         return f"Paused: {event.detail}"
@@ -67,7 +67,7 @@ def told(event: Event) -> str:
 
 
 @contextlib.contextmanager
-def stopping(output: Output) -> Iterator[threading.Event]:
+def stopping(output: CommandOutput) -> Iterator[threading.Event]:
     """An event that Ctrl-C or a polite end sets; the second time ends at once."""
     stop = threading.Event()
 
@@ -87,7 +87,7 @@ def stopping(output: Output) -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def _leave(output: Output) -> NoReturn:
+def _leave(output: CommandOutput) -> NoReturn:
     """End the process now: a usual exit would wait for the threads that still score."""
     try:
         output.fail(MlctlError(ErrorCode.INTERRUPTED, "interrupted"))
@@ -110,7 +110,7 @@ def pairs(texts: Iterable[str]) -> dict[str, str]:
     return {name: value for name, _separator, value in found}
 
 
-def show_report(output: Output, report: Report, target: str) -> None:
+def show_report(output: CommandOutput, report: BatchReport, target: str) -> None:
     """How a run ended."""
     if output.as_json:
         json_line({"event": "summary", **report.as_dict(), "out": target})
@@ -129,7 +129,7 @@ def show_report(output: Output, report: Report, target: str) -> None:
         output.note(f"Score them again once mended: mlctl batch redrive {target} --bento NEW")
 
 
-def _event_line(event: Event, stream: TextIO) -> None:
+def _event_line(event: BatchEvent, stream: TextIO) -> None:
     document = {
         "event": event.phase.value,
         "rows": event.totals.seen,

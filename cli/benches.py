@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cli.output import Output
+from cli.output import CommandOutput
 
 if TYPE_CHECKING:
     from loadtest.figures import Figures
@@ -52,7 +52,7 @@ def row_of(figures: Figures) -> tuple[str, ...]:
     )
 
 
-def show_tuning(output: Output, bento: str, tuned: Tuned, written: Path | None) -> None:
+def show_tuning(output: CommandOutput, bento: str, tuned: Tuned, written: Path | None) -> None:
     """The trials of a search, the best settings, and where they were written."""
     if output.as_json:
         output.document({"bento": bento, **tuned.as_dict()})

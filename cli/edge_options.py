@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.output import Output
+from cli.output import CommandOutput
 
 if TYPE_CHECKING:
-    from rollout.domain.spec import Settings
+    from rollout.domain.spec import DeploymentSettings
 
 FILE = click.Path(path_type=Path, resolve_path=True)
 _TLS = (
@@ -36,7 +36,9 @@ def edge_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def edge(options: dict[str, Any], target: str) -> tuple[bool, Callable[[Settings], Settings]]:
+def edge(
+    options: dict[str, Any], target: str
+) -> tuple[bool, Callable[[DeploymentSettings], DeploymentSettings]]:
     """Take these options of `up` out of all that were given: --insecure, and what puts the
     others into settings. INVALID_INPUT for files that cannot be used.
     """
@@ -53,7 +55,7 @@ def edge(options: dict[str, Any], target: str) -> tuple[bool, Callable[[Settings
 
 
 def tell_exposure(
-    output: Output, host: str, *, mutual: bool, encrypted: bool, insecure: bool
+    output: CommandOutput, host: str, *, mutual: bool, encrypted: bool, insecure: bool
 ) -> None:
     """Say what listening on `host` means; INVALID_INPUT where nobody would see it."""
     from services.online.security.exposure import exposure

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from rollout.domain.spec import Settings
+    from rollout.domain.spec import DeploymentSettings
 
 # A look asks the API server and every pod, so it is not taken as often as on one machine.
 _TICK_SECONDS = 2.0
@@ -44,10 +44,10 @@ def kubernetes_settings(
     services: str | None,
     pods: str,
     context: str | None,
-) -> Settings | None:
+) -> DeploymentSettings | None:
     """The settings of a deployment in a cluster; None for one on this machine. INVALID_INPUT."""
-    from rollout.domain.kubernetes_target import Target, services_from
-    from rollout.domain.spec import Settings
+    from rollout.domain.kubernetes_target import KubernetesTarget, services_from
+    from rollout.domain.spec import DeploymentSettings
 
     if target != "kubernetes":
         if route or services:
@@ -58,5 +58,5 @@ def kubernetes_settings(
     blue, green = services_from(services)
     named = os.environ.get("KUBECONFIG")
     file = str(Path(named).absolute()) if named else None
-    cluster = Target(namespace, route, blue, green, pods, context, file)
-    return Settings(tick_seconds=_TICK_SECONDS, kubernetes=cluster)
+    cluster = KubernetesTarget(namespace, route, blue, green, pods, context, file)
+    return DeploymentSettings(tick_seconds=_TICK_SECONDS, kubernetes=cluster)

@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from bundle.clock import Clock, SystemClock
-from cli.output import Output, printable
+from cli.output import CommandOutput, printable
 from cli.variants import NONE, NUMBERS, filled, number_cells
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from optimize.events import Event, Progress
+    from optimize.events import ProgressListener, StepEvent
     from optimize.variant import Variant
 
 _STEPS_BEFORE = ("resolve", "export")
@@ -49,7 +49,7 @@ class Piecework:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class StepRow:
     """One step or recipe of the table; `started` and `ended` in seconds of the clock."""
 
     name: str
@@ -65,10 +65,10 @@ class Board:
 
     def __init__(self, recipes: Sequence[str], clock: Clock) -> None:
         names = (*_STEPS_BEFORE, *recipes, *_STEPS_AFTER)
-        self._rows = {name: Row(name) for name in names}
+        self._rows = {name: StepRow(name) for name in names}
         self._clock = clock
 
-    def event(self, event: Event) -> None:
+    def event(self, event: StepEvent) -> None:
         name = event.recipe or event.stage.value
         row = self._rows.get(name)
         if row is not None:
@@ -98,7 +98,7 @@ class Board:
             table.add_row(*map(Text, texts), style=style)
         return table
 
-    def _changed(self, row: Row, event: Event) -> Row:
+    def _changed(self, row: StepRow, event: StepEvent) -> StepRow:
         now = self._clock.monotonic()
         match event.status.value:
             case "started":
@@ -109,7 +109,7 @@ class Board:
                 state = "measured" if status == "finished" and event.variant else status
                 return replace(row, state=state, ended=now, work=None, variant=event.variant)
 
-    def _piecework(self, before: Piecework | None, event: Event, now: float) -> Piecework:
+    def _piecework(self, before: Piecework | None, event: StepEvent, now: float) -> Piecework:
         if before is None or (before.what, before.total) != (event.detail, event.total):
             return Piecework(event.detail, now, event.done, event.done, event.total)
         return replace(before, done=event.done)
@@ -118,10 +118,10 @@ class Board:
 class Lines:
     """One line for each finished step."""
 
-    def __init__(self, output: Output) -> None:
+    def __init__(self, output: CommandOutput) -> None:
         self._output = output
 
-    def event(self, event: Event) -> None:
+    def event(self, event: StepEvent) -> None:
         if event.status.value in ("started", "working"):
             return
         detail = f": {event.detail}" if event.detail else ""
@@ -129,7 +129,7 @@ class Lines:
 
 
 @contextlib.contextmanager
-def watching(output: Output, recipes: Sequence[str]) -> Iterator[Progress]:
+def watching(output: CommandOutput, recipes: Sequence[str]) -> Iterator[ProgressListener]:
     """A progress that shows events as fits where the output goes; the table goes with the block."""
     if not output.live:
         yield Lines(output)
@@ -168,7 +168,7 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def _state(row: Row, now: float) -> str:
+def _state(row: StepRow, now: float) -> str:
     if row.work is None:
         return row.state
     left = row.work.left(now)
@@ -176,12 +176,12 @@ def _state(row: Row, now: float) -> str:
     return f"{row.work.what} {row.work.done}/{row.work.total}{remaining}"
 
 
-def _numbers(row: Row) -> tuple[str, ...]:
+def _numbers(row: StepRow) -> tuple[str, ...]:
     measured = None if row.variant is None else row.variant.measured
     return number_cells(None if measured is None else asdict(measured))
 
 
-def _elapsed(row: Row, now: float) -> str:
+def _elapsed(row: StepRow, now: float) -> str:
     if row.started is None:
         return NONE
     return duration((now if row.ended is None else row.ended) - row.started)

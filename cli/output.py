@@ -23,7 +23,7 @@ DEBUG_VARIABLE = "MLCTL_DEBUG"
 PIPE_WIDTH = 400
 
 
-class Output:
+class CommandOutput:
     """Where a command writes; with `as_json` stdout carries one JSON document and nothing else."""
 
     def __init__(self, *, as_json: bool) -> None:
@@ -124,13 +124,13 @@ def counted(count: int, thing: str) -> str:
     return f"{count:,} {thing}{'' if count == 1 else 's'}"
 
 
-def reporting(function: Callable[Concatenate[Output, P], None]) -> Callable[..., None]:
+def reporting(function: Callable[Concatenate[CommandOutput, P], None]) -> Callable[..., None]:
     """Turn `function(output, ...)` into a command's body: adds --json, reports every error."""
 
     @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
     @functools.wraps(function)
     def body(as_json: bool, *args: P.args, **kwargs: P.kwargs) -> None:
-        output = Output(as_json=as_json)
+        output = CommandOutput(as_json=as_json)
         try:
             function(output, *args, **kwargs)
         except MlctlError as error:

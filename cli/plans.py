@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rollout.domain.planner import Plan
+    from rollout.domain.planner import RolloutPlan
 
 
-def plan_document(plan: Plan) -> dict[str, Any]:
+def plan_document(plan: RolloutPlan) -> dict[str, Any]:
     """A plan as --json shows it; null where today's traffic never suffices."""
     return {
         "requests_per_second": plan.today.per_second,
@@ -30,7 +30,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
     }
 
 
-def plan_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
+def plan_rows(plan: RolloutPlan) -> Iterator[tuple[str, ...]]:
     """The rows of its table, the sum last."""
     for step in plan.steps:
         weight, requests = f"{step.weight} %", _number(step.requests, ".0f")

@@ -25,7 +25,7 @@ _ORIGIN = ("source", "optimized", "variant", "evidence")
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class ProvenanceSources:
     """Everything on this machine and in its registry that may bear a digest."""
 
     bentos: Sequence[BentoInfo]
@@ -44,7 +44,7 @@ class Known:
         return {revision.digest for revision in revisions} | {str(digest) for digest in found}
 
 
-def known() -> Known:
+def known() -> ProvenanceSources:
     """Ask the Bento store, the registry and the journal. REGISTRY_UNAVAILABLE."""
     from registry.mlflow_catalog import MlflowCatalog
     from rollout.journal import paths as places
@@ -54,7 +54,7 @@ def known() -> Known:
     bentos = tuple(map(find_bento, list_bentos()))
     with Journal(places.journal()) as journal:
         rollouts, deployments = journal.rollouts(), journal.deployments()
-    return Known(bentos, MlflowCatalog().list_models(), rollouts, deployments)
+    return ProvenanceSources(bentos, MlflowCatalog().list_models(), rollouts, deployments)
 
 
 def require_digest(text: str) -> None:
@@ -86,7 +86,7 @@ def full_digest(text: str, digests: Iterable[str]) -> str:
     return found[0]
 
 
-def chain(digest: str, known: Known) -> dict[str, Any]:
+def chain(digest: str, known: ProvenanceSources) -> dict[str, Any]:
     """The chain as --json shows it; what is not known any more is null.
 
     Where the digest is that of a Bento with several models, `models` has the origin of each.
@@ -117,7 +117,7 @@ def chain(digest: str, known: Known) -> dict[str, Any]:
     }
 
 
-def _origin(digest: str, bento: BentoInfo | None, known: Known) -> dict[str, Any]:
+def _origin(digest: str, bento: BentoInfo | None, known: ProvenanceSources) -> dict[str, Any]:
     """Where one model is from, and what was proved of it."""
     published = _published(digest, known.rows)
     manifest = _manifest(bento, digest)

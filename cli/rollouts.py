@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rollout.journal.records import Event, Rollout
+    from rollout.journal.records import JournalEvent, Rollout
 
 
 # The counts of a look that are shown when they are not zero, and their words.
@@ -37,13 +37,13 @@ def verdict_text(verdict: Mapping[str, Any]) -> str:
     return f"{', '.join(parts)}: {first_line(verdict['why'])}"
 
 
-def event_line(event: Event) -> str | None:
+def event_line(event: JournalEvent) -> str | None:
     """What a person wants to see of an event; None for those that only the journal needs."""
     text = _event_text(event.kind, event.body)
     return None if text is None else f"{local_time(event.at)[11:]}  {text}"
 
 
-def is_quiet(event: Event) -> bool:
+def is_quiet(event: JournalEvent) -> bool:
     """Whether an event is a look that found nothing wrong and changed nothing."""
     if event.kind != "tick":
         return False

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from rollout.domain.spec import Settings
+    from rollout.domain.spec import DeploymentSettings
 
 _BOUNDS = (
     click.option(
@@ -54,12 +54,12 @@ def settings_of(
     min_replicas: int | None,
     max_replicas: int | None,
     idle_seconds: float | None,
-) -> Settings:
+) -> DeploymentSettings:
     """The settings of a new deployment."""
-    from rollout.domain.spec import IDLE_SECONDS, Settings
+    from rollout.domain.spec import IDLE_SECONDS, DeploymentSettings
 
     least, most = bounds(min_replicas, max_replicas, replicas) or (None, None)
-    return Settings(
+    return DeploymentSettings(
         replicas=replicas or max(1, least or 1),
         workers=workers,
         min_replicas=least,

@@ -11,7 +11,7 @@ from bundle.errors import ErrorCode, MlctlError
 
 if TYPE_CHECKING:
     from bento.packaging import BuiltBento
-    from bento.transfer.push import Target
+    from bento.transfer.push import TransferTarget
     from registry.catalog import PublishedModel, Selection
     from registry.mlflow_catalog import MlflowCatalog
     from services.runtime.bento_store import BentoInfo
@@ -36,7 +36,7 @@ def build(
     """
     from bento.packaging import build_bento
     from services.runtime.bento_layout import pack
-    from services.runtime.requirements import Flavour
+    from services.runtime.requirements import RuntimeFlavor
 
     with tempfile.TemporaryDirectory(prefix="mlctl-build-") as folder:
         bundles = [
@@ -50,7 +50,7 @@ def build(
             "mlctl.source": first.source_uri,
         }
         packed = pack(bundles, name, maps)
-        wanted = None if flavour is None else Flavour(flavour)
+        wanted = None if flavour is None else RuntimeFlavor(flavour)
         built = build_bento(packed, labels, force=force, flavour=wanted)
     uris = {each.digest: each.uri for each in published}
     parts = [
@@ -117,7 +117,7 @@ def runtime_hint(parts: Sequence[dict[str, Any]], flavour: str | None) -> str | 
 
 
 def push(
-    target: Target, tag: str, catalog: MlflowCatalog, published: PublishedModel
+    target: TransferTarget, tag: str, catalog: MlflowCatalog, published: PublishedModel
 ) -> dict[str, Any]:
     """Send the Bento `tag` to `target`; MLflow keeps it on the run of `published`.
 
@@ -128,10 +128,10 @@ def push(
 
     bento = find_bento(tag)
     match target.place:
-        case ship.Place.FOLDER:
+        case ship.Destination.FOLDER:
             folder = ship.push_folder(target.path, bento)
             return {"reference": f"folder:{folder}", "parcel_digest": _parcel_digest(folder)}
-        case ship.Place.OCI:
+        case ship.Destination.OCI:
             digest, listing = ship.push_oci(target.path, bento)
             reference = f"oci:{target.path}#{listing.tag}"
             sent = {"reference": reference, "parcel_digest": listing.parcel_digest}
@@ -152,19 +152,19 @@ def _parcel_digest(folder: Path) -> str:
     return sha256_file(folder / LISTING_NAME)
 
 
-def pull(target: Target, *, force: bool = False) -> BentoInfo:
+def pull(target: TransferTarget, *, force: bool = False) -> BentoInfo:
     """Take the Bento at `target` into the store, proved; see `bento.transfer.archive.take_in`."""
     from bento.transfer import push as ship
 
     match target.place:
-        case ship.Place.FOLDER:
+        case ship.Destination.FOLDER:
             return ship.pull_folder(target.path, force=force)
-        case ship.Place.OCI:
+        case ship.Destination.OCI:
             return ship.pull_oci(target.path, target.tag, force=force)
     return ship.pull_with(lambda folder: _fetch(target, folder), force=force)
 
 
-def _fetch(target: Target, folder: Path) -> Path:
+def _fetch(target: TransferTarget, folder: Path) -> Path:
     from registry.mlflow_catalog import MlflowCatalog
 
     catalog = MlflowCatalog()

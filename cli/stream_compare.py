@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.output import Output, reporting
+from cli.output import CommandOutput, reporting
 
 if TYPE_CHECKING:
     from rollout.domain.streams import StreamsCompared
@@ -34,7 +34,13 @@ if TYPE_CHECKING:
 )
 @reporting
 def compare(
-    output: Output, /, live: str, candidate: str, last: int, min_agreement: float, tolerance: float
+    output: CommandOutput,
+    /,
+    live: str,
+    candidate: str,
+    last: int,
+    min_agreement: float,
+    tolerance: float,
 ) -> None:
     """Compare the answers at CANDIDATE, of a run with --shadow, with those at LIVE.
 
@@ -43,11 +49,11 @@ def compare(
     """
     from rollout.domain.spec import RolloutSpec
     from rollout.domain.streams import judge_streams
-    from services.stream.base import Place
+    from services.stream.base import StreamUrl
     from services.stream.recorded import read_answered
     from services.stream.run import dead_place
 
-    here, there = Place.parse(live), Place.parse(candidate)
+    here, there = StreamUrl.parse(live), StreamUrl.parse(candidate)
     ours = read_answered(here, None, last)
     theirs = read_answered(there, dead_place(there), last)
     spec = RolloutSpec(max_disagreement=1.0 - min_agreement, tolerance=tolerance)
@@ -57,7 +63,9 @@ def compare(
         raise click.exceptions.Exit(code)
 
 
-def _show(output: Output, found: StreamsCompared, live: list[str], candidate: list[str]) -> None:
+def _show(
+    output: CommandOutput, found: StreamsCompared, live: list[str], candidate: list[str]
+) -> None:
     verdict, window = found.verdict, found.window
     if output.as_json:
         output.document(

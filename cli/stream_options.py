@@ -13,8 +13,8 @@ import click
 from bundle.errors import ErrorCode, MlctlError
 
 if TYPE_CHECKING:
-    from services.stream.base import Place
-    from services.stream.run import Wanted
+    from services.stream.base import StreamUrl
+    from services.stream.run import StreamConfig
 
 _OPTIONS = (
     click.option("--in", "source", required=True, metavar="PLACE", help="Where messages are."),
@@ -110,16 +110,16 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return reduce(lambda made, option: option(made), reversed(_OPTIONS), command)
 
 
-def wanted_run(given: Mapping[str, Any], *, as_json: bool) -> Wanted:
+def wanted_run(given: Mapping[str, Any], *, as_json: bool) -> StreamConfig:
     """What the options ask for; INVALID_INPUT for a value of a wrong form."""
     from cli.batches import pairs
-    from services.stream.base import LinkRequest, Place
+    from services.stream.base import LinkRequest, StreamUrl
     from services.stream.engine import RunSettings
     from services.stream.payloads import PayloadRequest
-    from services.stream.run import Wanted, dead_place, shadow_of
-    from services.stream.window import Goals
+    from services.stream.run import StreamConfig, dead_place, shadow_of
+    from services.stream.window import BatchGoals
 
-    source = Place.parse(given["source"])
+    source = StreamUrl.parse(given["source"])
     link = LinkRequest(
         source,
         given["group"],
@@ -129,7 +129,7 @@ def wanted_run(given: Mapping[str, Any], *, as_json: bool) -> Wanted:
         given["exactly_once"],
         given["ordered"],
     )
-    return Wanted(
+    return StreamConfig(
         shadow_of(link) if given["shadow"] else link,
         PayloadRequest(
             given["payload"],
@@ -139,7 +139,7 @@ def wanted_run(given: Mapping[str, Any], *, as_json: bool) -> Wanted:
             options=pairs(given["options"]),
         ),
         RunSettings(
-            Goals(given["max_latency_ms"] / 1e3, given["max_batch"]),
+            BatchGoals(given["max_latency_ms"] / 1e3, given["max_batch"]),
             _share(given["max_dead_rate"]),
             given["patience"],
             max_messages=given["max_messages"],
@@ -148,11 +148,11 @@ def wanted_run(given: Mapping[str, Any], *, as_json: bool) -> Wanted:
     )
 
 
-def _written(text: str, *, as_json: bool) -> Place:
+def _written(text: str, *, as_json: bool) -> StreamUrl:
     """A place to write to: the standard output as it is now, before what is printed leaves it."""
-    from services.stream.base import Place
+    from services.stream.base import StreamUrl
 
-    place = Place.parse(text)
+    place = StreamUrl.parse(text)
     if place.scheme != "-":
         return place
     if as_json:

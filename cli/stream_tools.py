@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.batches import json_line, stopping
-from cli.output import Output, counted, reporting
+from cli.output import CommandOutput, counted, reporting
 
 if TYPE_CHECKING:
     from services.stream.base import Message
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="Messages a second, at most.")
 @reporting
 def send(
-    output: Output, /, place: str, source: str | None, key: str | None, rate: float | None
+    output: CommandOutput, /, place: str, source: str | None, key: str | None, rate: float | None
 ) -> None:
     """Send lines to PLACE, each as one message.
 
@@ -29,10 +29,10 @@ def send(
     """
     from pathlib import Path
 
-    from services.stream.base import Place
+    from services.stream.base import StreamUrl
     from services.stream.tools import send as send_lines
 
-    to = Place.parse(place)
+    to = StreamUrl.parse(place)
     path = None if source in (None, "-") else Path(str(source))
     with stopping(output) as stop, output.working() as show:
         sent = send_lines(
@@ -50,27 +50,27 @@ def send(
     "-n", "count", type=click.IntRange(1), default=10, show_default=True, help="How many."
 )
 @reporting
-def peek(output: Output, /, place: str, count: int) -> None:
+def peek(output: CommandOutput, /, place: str, count: int) -> None:
     """Show the last messages of PLACE, oldest first, with their headers.
 
     Nothing is taken from it. Of dead letters the headers say what is wrong with them.
     """
-    from services.stream.base import Place
+    from services.stream.base import StreamUrl
     from services.stream.tools import browsable
 
-    where = Place.parse(place)
+    where = StreamUrl.parse(place)
     _show(output, browsable(where).browse(where, last=count))
 
 
 @click.command()
 @click.argument("place")
 @reporting
-def tail(output: Output, /, place: str) -> None:
+def tail(output: CommandOutput, /, place: str) -> None:
     """Show the messages that come to PLACE from now on, until Ctrl-C."""
-    from services.stream.base import Place
+    from services.stream.base import StreamUrl
     from services.stream.tools import browsable
 
-    where = Place.parse(place)
+    where = StreamUrl.parse(place)
     with stopping(output) as stop:
         for message in browsable(where).follow(where, 0.5):
             if message is not None:
@@ -83,12 +83,12 @@ def tail(output: Output, /, place: str) -> None:
 @click.argument("place")
 @click.option("--group", default="mlctl", show_default=True, help="The consumers of a stream.")
 @reporting
-def lag(output: Output, /, place: str, group: str) -> None:
+def lag(output: CommandOutput, /, place: str, group: str) -> None:
     """Show how many messages of PLACE a group has not answered yet, by partition."""
-    from services.stream.base import Place
+    from services.stream.base import StreamUrl
     from services.stream.tools import browsable
 
-    where = Place.parse(place)
+    where = StreamUrl.parse(place)
     found = browsable(where).examine(where, group)
     total = None if found.lag is None else sum(found.lag.values())
     if output.as_json:
@@ -114,15 +114,15 @@ def lag(output: Output, /, place: str, group: str) -> None:
 @click.argument("place")
 @click.option("--group", required=True, help="The group that no run uses any more.")
 @reporting
-def forget(output: Output, /, place: str, group: str) -> None:
+def forget(output: CommandOutput, /, place: str, group: str) -> None:
     """Delete the position of a group, so that retention no longer keeps messages for it.
 
     A later run with that --group is a new group. It is rejected while the group has a consumer.
     """
-    from services.stream.base import Place
+    from services.stream.base import StreamUrl
     from services.stream.tools import forget as forget_group
 
-    where = Place.parse(place)
+    where = StreamUrl.parse(place)
     forget_group(where, group)
     if output.as_json:
         output.document({"place": where.shown(), "forgotten": group})
@@ -134,16 +134,16 @@ def forget(output: Output, /, place: str, group: str) -> None:
 @click.argument("letters", metavar="PLACE")
 @click.option("--to", "target", required=True, help="The stream that they came from.")
 @reporting
-def redrive(output: Output, /, letters: str, target: str) -> None:
+def redrive(output: CommandOutput, /, letters: str, target: str) -> None:
     """Send the dead letters at PLACE again: as they were, without the headers that we added.
 
     Each is sent once, however often this is run, where both places are at one broker that can
     do it. What dies again meanwhile is left for the next time.
     """
-    from services.stream.base import Place
+    from services.stream.base import StreamUrl
     from services.stream.tools import redrive as send_again
 
-    source, to = Place.parse(letters), Place.parse(target)
+    source, to = StreamUrl.parse(letters), StreamUrl.parse(target)
     with stopping(output) as stop, output.working() as show:
         sent = send_again(source, to, stop, lambda count: show(f"{count:,} sent again"))
     if output.as_json:
@@ -152,7 +152,7 @@ def redrive(output: Output, /, letters: str, target: str) -> None:
         output.line(f"{counted(sent, 'dead letter')} sent to {to.shown()}")
 
 
-def _show(output: Output, messages: Iterable[Message]) -> None:
+def _show(output: CommandOutput, messages: Iterable[Message]) -> None:
     from services.stream.tools import as_document, as_lines
 
     for message in messages:

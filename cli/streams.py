@@ -9,26 +9,26 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from cli.batches import json_line
 from cli.optimizing import only_results_on_stdout
-from cli.output import Output, counted
+from cli.output import CommandOutput, counted
 
 if TYPE_CHECKING:
-    from services.stream.base import Link
-    from services.stream.engine import Report
-    from services.stream.events import Event
-    from services.stream.run import Wanted
+    from services.stream.base import StreamConnection
+    from services.stream.engine import StreamReport
+    from services.stream.events import StreamEvent
+    from services.stream.run import StreamConfig
 
 # Committed batches are told at most that often, in seconds.
 _PERIOD = 10.0
 _JSON_PERIOD = 1.0
 
 
-def serving_line(output: Output, port: int) -> None:
+def serving_line(output: CommandOutput, port: int) -> None:
     """Where the metrics are."""
     output.note(f"Metrics: http://127.0.0.1:{port}/metrics")
 
 
 @contextlib.contextmanager
-def watching(output: Output) -> Iterator[Shown]:
+def watching(output: CommandOutput) -> Iterator[Shown]:
     """Something that shows a run as fits where the output goes.
 
     What a transform prints goes to stderr, so that it cannot get among answers or events.
@@ -41,7 +41,7 @@ def watching(output: Output) -> Iterator[Shown]:
     with only_results_on_stdout(), output.working() as show:
         note = _Seldom(_PERIOD, _Changes(output.note))
 
-        def watch(event: Event) -> None:
+        def watch(event: StreamEvent) -> None:
             show(told(event))
             if not output.live:
                 note(event)
@@ -53,16 +53,19 @@ class Shown:
     """Shows events; before the first of them what is guaranteed. `stream` is for --json."""
 
     def __init__(
-        self, output: Output, show: Callable[[Event], None], stream: TextIO | None = None
+        self,
+        output: CommandOutput,
+        show: Callable[[StreamEvent], None],
+        stream: TextIO | None = None,
     ) -> None:
         self._output = output
         self._show = show
         self._stream = stream
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: StreamEvent) -> None:
         self._show(event)
 
-    def opened(self, wanted: Wanted, link: Link) -> None:
+    def opened(self, wanted: StreamConfig, link: StreamConnection) -> None:
         """The first line: what is guaranteed, and between which places."""
         from services.stream.run import promise
 
@@ -83,12 +86,12 @@ class Shown:
 class _Seldom:
     """Passes an event on; of those that come all the time, one in `period` seconds."""
 
-    def __init__(self, period: float, show: Callable[[Event], None]) -> None:
+    def __init__(self, period: float, show: Callable[[StreamEvent], None]) -> None:
         self._period = period
         self._show = show
         self._next = 0.0
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: StreamEvent) -> None:
         if event.phase in {"committed", "idle"}:
             if event.seconds < self._next:
                 return
@@ -103,14 +106,14 @@ class _Changes:
         self._say = say
         self._last: tuple[object, ...] | None = None
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: StreamEvent) -> None:
         here = (event.phase, event.totals, event.lag, event.detail)
         if here != self._last:
             self._say(told(event))
         self._last = here
 
 
-def told(event: Event) -> str:
+def told(event: StreamEvent) -> str:
     """One line: how far it is, how fast, what is behind."""
     if event.detail:
         return f"{event.phase.value.capitalize()}: {event.detail}"
@@ -124,7 +127,7 @@ def told(event: Event) -> str:
     return ", ".join(parts)
 
 
-def show_report(output: Output, report: Report) -> None:
+def show_report(output: CommandOutput, report: StreamReport) -> None:
     """How a run ended."""
     totals = report.totals
     if output.as_json:
@@ -145,7 +148,7 @@ def show_report(output: Output, report: Report) -> None:
     )
 
 
-def _event_line(event: Event, stream: TextIO) -> None:
+def _event_line(event: StreamEvent, stream: TextIO) -> None:
     document: dict[str, Any] = {
         "event": event.phase.value,
         "answers": event.totals.answers,

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.output import Output
+from cli.output import CommandOutput
 
 if TYPE_CHECKING:
     from rollout.client.links import Links
     from rollout.daemon.reporting.projection import RunLink
-    from rollout.domain.spec import Settings
+    from rollout.domain.spec import DeploymentSettings
 
 _OPTIONS = (
     click.option(
@@ -40,12 +40,12 @@ def telling_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def telling(options: dict[str, Any]) -> Callable[[Settings], Settings]:
+def telling(options: dict[str, Any]) -> Callable[[DeploymentSettings], DeploymentSettings]:
     """Take these options out of all that were given; what puts them into settings."""
     metrics_port, webhooks = options.pop("metrics_port"), options.pop("webhooks")
     no_runs = options.pop("no_runs")
 
-    def told(settings: Settings) -> Settings:
+    def told(settings: DeploymentSettings) -> DeploymentSettings:
         settings = replace(settings, metrics_port=metrics_port, webhooks=webhooks)
         return replace(settings, runs=()) if no_runs else settings
 
@@ -65,7 +65,7 @@ def run_document(link: RunLink | None) -> dict[str, Any] | None:
     return None if link is None else asdict(link)
 
 
-def show_links(output: Output, links: Links, rollout: int | None) -> None:
+def show_links(output: CommandOutput, links: Links, rollout: int | None) -> None:
     """What a person wants to know of them: where they are, and what fails."""
     if links.metrics is not None:
         output.line(f"  metrics  {links.metrics}")

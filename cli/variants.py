@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from cli.output import Output
+from cli.output import CommandOutput
 
 # `Drop max` is the upper bound that the gate looks at; `ms@N` the median for a batch of N rows.
 NUMBERS = ("Score>", "Drop>", "Drop max>", "Agree>", "Cosine>", "ms@1>", "ms@32>", "Size>")
@@ -13,14 +13,14 @@ COLUMNS = ("Variant", "Verdict", *NUMBERS)
 NONE = "-"
 
 
-def variants_table(output: Output, variants: Sequence[Mapping[str, Any]]) -> None:
+def variants_table(output: CommandOutput, variants: Sequence[Mapping[str, Any]]) -> None:
     """Print one row for each variant, then the reasons."""
     output.table(*filled(COLUMNS, (_row(variant) for variant in variants)))
     for variant in variants:
         output.line(f"  {variant['recipe']}: {variant['reason']}")
 
 
-def models_table(output: Output, models: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+def models_table(output: CommandOutput, models: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
     """Print the variants of several models in one table."""
     rows = ((name, *_row(each)) for name, variants in models.items() for each in variants)
     output.table(*filled(("Model", *COLUMNS), rows), "Variants, measured on held-out rows")

@@ -19,7 +19,7 @@ from cli.rollouts import event_line
 if TYPE_CHECKING:
     from rollout.client.live_state import Looker
     from rollout.client.view import ColourView, GateView, RolloutView, ScreenState
-    from rollout.journal.records import Event
+    from rollout.journal.records import JournalEvent
 
 REDRAW_SECONDS = 0.5
 WIDEST = 110
@@ -41,7 +41,7 @@ def watch(console: Console, looker: Looker) -> None:
             time.sleep(REDRAW_SECONDS)
 
 
-def picture(state: ScreenState, events: Iterable[Event] = ()) -> RenderableType:
+def picture(state: ScreenState, events: Iterable[JournalEvent] = ()) -> RenderableType:
     """One picture, as wide as it may be."""
     bentos = " -> ".join(each.bento for each in _from_to(state))
     parts: list[RenderableType] = [_title(state), _text(bentos, "dim"), Text()]

@@ -17,7 +17,7 @@ _QUANTILES = (50, 95, 99, 99.9)
 
 
 @dataclass(slots=True)
-class Record:
+class LatencyRecord:
     """What was seen so far: `latencies` in seconds, of answered requests only.
 
     `stages` sums the milliseconds that the server told of the `timed` answers.
@@ -86,7 +86,7 @@ class Figures:
 
 
 def summarize(
-    record: Record,
+    record: LatencyRecord,
     seconds: float,
     *,
     clients: int | None = None,

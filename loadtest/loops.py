@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from time import perf_counter
 from typing import Protocol
 
-from loadtest.figures import UNANSWERED, Record
+from loadtest.figures import UNANSWERED, LatencyRecord
 
 Done = Callable[[str, bytes], None]
 
@@ -24,7 +24,7 @@ Done = Callable[[str, bytes], None]
 GRACE_SECONDS = 10.0
 
 
-class Sender(Protocol):
+class RequestSender(Protocol):
     """Sends one request at a time, and says how it ended: the outcome and the Server-Timing."""
 
     def send(self, done: Done) -> None: ...
@@ -32,7 +32,9 @@ class Sender(Protocol):
     def close(self) -> None: ...
 
 
-async def closed_loop(senders: Sequence[Sender], seconds: float, record: Record) -> float:
+async def closed_loop(
+    senders: Sequence[RequestSender], seconds: float, record: LatencyRecord
+) -> float:
     """Ask with all `senders` over and over; the seconds it took until the last answer."""
     loop = asyncio.get_running_loop()
     start = perf_counter()
@@ -40,7 +42,7 @@ async def closed_loop(senders: Sequence[Sender], seconds: float, record: Record)
     left = set(range(len(senders)))
     over = loop.create_future()
 
-    def run(index: int, sender: Sender) -> None:
+    def run(index: int, sender: RequestSender) -> None:
         sent = perf_counter()
 
         def done(outcome: str, timing: bytes) -> None:
@@ -77,7 +79,7 @@ class OpenLoop:
 
     def __init__(
         self,
-        connect: Callable[[], Awaitable[Sender]],
+        connect: Callable[[], Awaitable[RequestSender]],
         rate: float,
         *,
         most: int = 1024,
@@ -86,15 +88,15 @@ class OpenLoop:
         self._rate = rate
         self._most = most
         self._chance = random.Random(1)  # noqa: S311 - arrivals, not secrets
-        self._idle: list[Sender] = []
+        self._idle: list[RequestSender] = []
         self._waiting: deque[float] = deque()
         self._opened = 0
         self._open = 0
         self._opening: set[asyncio.Task[None]] = set()
-        self._senders: list[Sender] = []
+        self._senders: list[RequestSender] = []
         self._stopped = threading.Event()
 
-    async def run(self, seconds: float, record: Record) -> float:
+    async def run(self, seconds: float, record: LatencyRecord) -> float:
         """Ask; the seconds until the last answer. The senders stay for the next run."""
         self._record, self._open = record, 0
         self._waiting.clear()
@@ -164,7 +166,7 @@ class OpenLoop:
         self._senders.append(sender)
         self._next(sender)
 
-    def _send(self, sender: Sender, due: float) -> None:
+    def _send(self, sender: RequestSender, due: float) -> None:
         over = self._over
 
         def done(outcome: str, timing: bytes) -> None:
@@ -180,7 +182,7 @@ class OpenLoop:
             self._record.add(perf_counter() - due, outcome, timing)
             self._check_over()
 
-    def _next(self, sender: Sender) -> None:
+    def _next(self, sender: RequestSender) -> None:
         if self._waiting and not self._over.done():
             self._send(sender, self._waiting.popleft())
         else:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Protocol
 import uvloop
 
 from bundle.errors import ErrorCode, MlctlError
-from loadtest.figures import Figures, Record, ServerUse, summarize
+from loadtest.figures import Figures, LatencyRecord, ServerUse, summarize
 from loadtest.grpc_load import GrpcTarget
 from loadtest.http_load import HttpTarget
 from loadtest.inputs import Arrays, given_rows, grpc_request, http_request, random_rows
-from loadtest.loops import OpenLoop, Sender, closed_loop
-from loadtest.target import Address, Model, ask_grpc, ask_http, batches_so_far
+from loadtest.loops import OpenLoop, RequestSender, closed_loop
+from loadtest.target import Address, RemoteModel, ask_grpc, ask_http, batches_so_far
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -34,7 +34,7 @@ class Protocols(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class RequestShape:
     """What is asked: `rows` in each request, of `data` or else drawn.
 
     Dynamic dimensions of what is drawn have the size `length`. `binary` is how HTTP carries the
@@ -50,7 +50,7 @@ class Asking:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadProfile:
     """How much is asked for `seconds`: each of `clients` in a closed loop, or `rate` a second."""
 
     seconds: float = 5.0
@@ -61,11 +61,11 @@ class Load:
 class Connector(Protocol):
     """Opens senders: an `HttpTarget` or a `GrpcTarget`."""
 
-    async def connect(self) -> Sender: ...
+    async def connect(self) -> RequestSender: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class MeasuredServer:
     """A server to measure: where it is asked and, if known, where its metrics are.
 
     `cpu_seconds` and `memory_bytes` tell what its processes have used so far and have now, where
@@ -80,17 +80,17 @@ class Served:
 
 
 def bench(
-    served: Served,
-    asking: Asking,
-    load: Load,
+    served: MeasuredServer,
+    asking: RequestShape,
+    load: LoadProfile,
     tell: Callable[[Figures], None] = lambda _figures: None,
-) -> tuple[Model, list[Figures]]:
+) -> tuple[RemoteModel, list[Figures]]:
     """Return the model, as its server describes it, and the figures of each load in turn.
 
     `tell` gets the figures as soon as they are known. It runs on an event loop of its own.
     """
 
-    async def main() -> tuple[Model, list[Figures]]:
+    async def main() -> tuple[RemoteModel, list[Figures]]:
         ask = ask_grpc if asking.protocol is Protocols.GRPC else ask_http
         model = await ask(served.address, asking.model)
         found = []
@@ -105,20 +105,20 @@ def bench(
 
 
 async def _measure_one(
-    served: Served, target: Connector, load: Load, clients: int | None
+    served: MeasuredServer, target: Connector, load: LoadProfile, clients: int | None
 ) -> Figures:
     warm_up = min(_WARM_UP_SECONDS, load.seconds)
     async with _loop(target, load.rate, clients) as run:
-        await run(warm_up, Record())
+        await run(warm_up, LatencyRecord())
         before = await _use(served)
-        record = Record()
+        record = LatencyRecord()
         seconds = await run(load.seconds, record)
         memory = None if served.memory_bytes is None else served.memory_bytes()
         use = replace(_difference(before, await _use(served)), memory_bytes=memory)
     return summarize(record, seconds, clients=clients, rate=load.rate, use=use)
 
 
-Run = Callable[[float, Record], Awaitable[float]]
+Run = Callable[[float, LatencyRecord], Awaitable[float]]
 
 
 def _loop(
@@ -129,7 +129,7 @@ def _loop(
 
 @asynccontextmanager
 async def _closed(target: Connector, clients: int) -> AsyncIterator[Run]:
-    senders: list[Sender] = []
+    senders: list[RequestSender] = []
     try:
         while len(senders) < clients:
             senders.append(await _connect(target, len(senders)))
@@ -139,7 +139,7 @@ async def _closed(target: Connector, clients: int) -> AsyncIterator[Run]:
             sender.close()
 
 
-async def _connect(target: Connector, before: int) -> Sender:
+async def _connect(target: Connector, before: int) -> RequestSender:
     try:
         return await target.connect()
     except OSError as error:
@@ -158,7 +158,9 @@ async def _open(target: Connector, rate: float) -> AsyncIterator[Run]:
 
 
 @asynccontextmanager
-async def _target(address: Address, asking: Asking, model: Model) -> AsyncIterator[Connector]:
+async def _target(
+    address: Address, asking: RequestShape, model: RemoteModel
+) -> AsyncIterator[Connector]:
     inputs = list(_inputs(asking, model))
     if asking.protocol is Protocols.HTTP:
         path = f"/v2/models/{model.name}/infer"
@@ -177,7 +179,7 @@ async def _target(address: Address, asking: Asking, model: Model) -> AsyncIterat
         await target.close()
 
 
-def _inputs(asking: Asking, model: Model) -> Iterator[Arrays]:
+def _inputs(asking: RequestShape, model: RemoteModel) -> Iterator[Arrays]:
     if asking.data is not None:
         return given_rows(model.signature, asking.data, asking.rows)
     return random_rows(model.signature, asking.rows, asking.length)
@@ -189,7 +191,7 @@ class _Totals:
     cpu_seconds: float | None
 
 
-async def _use(served: Served) -> _Totals:
+async def _use(served: MeasuredServer) -> _Totals:
     batches = None if served.metrics is None else await batches_so_far(served.metrics)
     return _Totals(batches, None if served.cpu_seconds is None else served.cpu_seconds())
 

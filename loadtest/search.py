@@ -49,7 +49,7 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchResult:
     """The best values and their score; `complete` unless the search was stopped before its end."""
 
     values: Values
@@ -62,7 +62,7 @@ def search(
     knobs: Sequence[Knob],
     trial: Callable[[Values], Score],
     may_go_on: Callable[[], bool] = lambda: True,
-) -> Found:
+) -> SearchResult:
     """The best of the values tried; `may_go_on` is asked before each trial but the first."""
     tried: dict[tuple[float, ...], Score] = {}
 
@@ -88,7 +88,7 @@ def search(
     except _OutOfTimeError:
         complete = False
         best = _best_of(knobs, tried)
-    return Found(best, tried[tuple(best[knob.name] for knob in knobs)], len(tried), complete)
+    return SearchResult(best, tried[tuple(best[knob.name] for knob in knobs)], len(tried), complete)
 
 
 class _OutOfTimeError(Exception):

@@ -18,7 +18,7 @@ import psutil
 from bundle.errors import ErrorCode, MlctlError
 from bundle.home import bento_environment
 from bundle.tokens import token_of
-from loadtest.runs import Protocols, Served
+from loadtest.runs import MeasuredServer, Protocols
 from loadtest.signals import held_back
 from loadtest.target import Address
 
@@ -38,7 +38,7 @@ def serving(
     protocol: Protocols,
     log: Path,
     settings: Mapping[str, str] | None = None,
-) -> Iterator[Served]:
+) -> Iterator[MeasuredServer]:
     """`bento` on its own HTTP and gRPC `ports`, ready to be asked, with `settings` on top of ours.
 
     UNAVAILABLE, with the end of its log, if it does not become ready.
@@ -70,7 +70,7 @@ def serving(
                 start_new_session=True,  # an interrupt of the terminal is ours to pass on
             )
         _await_ready(process, metrics, log)
-        yield Served(
+        yield MeasuredServer(
             asked if protocol is Protocols.GRPC else metrics,
             metrics,
             partial(cpu_seconds, process.pid),

@@ -49,7 +49,7 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class RemoteModel:
     """A model as its server describes it."""
 
     name: str
@@ -71,7 +71,7 @@ def parse_url(url: str, token: str | None = None) -> Address:
     return Address(parts.hostname, port or (443 if tls else 80), tls, headers)
 
 
-async def ask_http(address: Address, name: str | None) -> Model:
+async def ask_http(address: Address, name: str | None) -> RemoteModel:
     """What the server says of the model `name`, or of its only one; UNAVAILABLE, INVALID_INPUT."""
     async with _client(address) as client:
         if name is None:
@@ -80,7 +80,7 @@ async def ask_http(address: Address, name: str | None) -> Model:
         return _read(await _ask(client, "GET", f"/v2/models/{name}"))
 
 
-async def ask_grpc(address: Address, name: str | None) -> Model:
+async def ask_grpc(address: Address, name: str | None) -> RemoteModel:
     """As `ask_http`, by gRPC."""
     async with open_channel(address.authority, tls=address.tls) as channel:
         if name is None:
@@ -159,7 +159,7 @@ def _only(names: list[str]) -> str:
     return names[0]
 
 
-def _read(document: Any) -> Model:
+def _read(document: Any) -> RemoteModel:
     try:
         sides = {
             side: [
@@ -169,7 +169,7 @@ def _read(document: Any) -> Model:
             for side in ("inputs", "outputs")
         }
         version = str((document.get("versions") or [""])[-1])
-        return Model(str(document["name"]), version, Signature.model_validate(sides))
+        return RemoteModel(str(document["name"]), version, Signature.model_validate(sides))
     except (KeyError, TypeError, ValidationError) as error:
         raise invalid("the server's metadata of the model is not that of the protocol") from error
 

@@ -16,7 +16,7 @@ from bundle.home import state_dir
 from bundle.manifest import MANIFEST_NAME, parse_manifest
 from loadtest.figures import Figures
 from loadtest.naming import folder_of
-from loadtest.runs import Asking, Load, bench
+from loadtest.runs import LoadProfile, RequestShape, bench
 from loadtest.search import Knob, Score, Values, search
 from loadtest.server import serving
 from services.runtime.bento_store import BentoInfo
@@ -39,7 +39,7 @@ class Goal:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class TuningTrial:
     """One server with its settings: all its runs, and the best of them under the goal."""
 
     environment: Mapping[str, str]
@@ -56,7 +56,7 @@ class Tuned:
     max_p99_ms: float
     fits: bool
     complete: bool
-    trials: tuple[Trial, ...]
+    trials: tuple[TuningTrial, ...]
 
     def environment_lines(self) -> str:
         """The settings as lines of NAME=VALUE."""
@@ -82,8 +82,8 @@ class Tuning:
     def __init__(
         self,
         bento: BentoInfo,
-        asking: Asking,
-        load: Load,
+        asking: RequestShape,
+        load: LoadProfile,
         goal: Goal,
         ports: Callable[[], tuple[int, int]],
         tell: Callable[[str], None],
@@ -99,7 +99,7 @@ class Tuning:
         self._tell = tell
         self._cores = cores or len(os.sched_getaffinity(0))
         self._clock = clock or SystemClock()
-        self._trials: list[Trial] = []
+        self._trials: list[TuningTrial] = []
         self._kept = _Kept(self._key())
 
     def run(self) -> Tuned:
@@ -135,7 +135,7 @@ class Tuning:
             runs = self._measure(environment)
             self._kept.add(environment, runs)
         best, score = judge(runs, self._goal.max_p99_ms)
-        self._trials.append(Trial(environment, runs, best, score))
+        self._trials.append(TuningTrial(environment, runs, best, score))
         return score
 
     def _measure(self, environment: Mapping[str, str]) -> tuple[Figures, ...]:

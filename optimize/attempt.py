@@ -19,8 +19,8 @@ from bundle.errors import MlctlError
 from bundle.home import mlctl_home
 from bundle.manifest import MODEL_NAME
 from optimize.cache import fetch_or_build, versions
-from optimize.device import Place
-from optimize.events import Event, Progress, Stage, Status
+from optimize.device import RunDevice
+from optimize.events import ProgressListener, Stage, StepEvent, StepStatus
 from optimize.evidence import conditions
 from optimize.goals import Goals
 from optimize.judge import QualityMeter, measure_variant
@@ -60,9 +60,9 @@ class Attempt:
 
     exported: Exported
     goals: Goals
-    place: Place
+    place: RunDevice
     calibrator: Calibrator
-    progress: Progress
+    progress: ProgressListener
     clock: Clock
 
     def make_variant(self, recipe: Recipe) -> Variant:
@@ -71,7 +71,7 @@ class Attempt:
         What goes wrong with the recipe is the variant's `failure`; errors of the disk
         pass through.
         """
-        self._report(recipe, Status.STARTED)
+        self._report(recipe, StepStatus.STARTED)
         try:
             model = fetch_or_build(
                 self.model_key(recipe), lambda directory: self._build(recipe, directory)
@@ -81,10 +81,10 @@ class Attempt:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a recipe's library raises is its reason
             variant = Variant(recipe.name, recipe.precision, None, failure=_reason(error))
-            self._report(recipe, Status.FAILED, variant)
+            self._report(recipe, StepStatus.FAILED, variant)
             return variant
         variant = Variant(recipe.name, recipe.precision, load_measured(entry.root), model.root)
-        self._report(recipe, Status.CACHED if entry.reused else Status.FINISHED, variant)
+        self._report(recipe, StepStatus.CACHED if entry.reused else StepStatus.FINISHED, variant)
         return variant
 
     def model_key(self, recipe: Recipe) -> Key:
@@ -177,14 +177,14 @@ class Attempt:
 
     def _step(self, recipe: Recipe) -> Callable[[str, int, int], None]:
         def step(what: str, done: int, total: int) -> None:
-            event = Event(Stage.VARIANT, Status.WORKING, recipe.name, what, done, total)
+            event = StepEvent(Stage.VARIANT, StepStatus.WORKING, recipe.name, what, done, total)
             self.progress.event(event)
 
         return step
 
-    def _report(self, recipe: Recipe, status: Status, variant: Variant | None = None) -> None:
+    def _report(self, recipe: Recipe, status: StepStatus, variant: Variant | None = None) -> None:
         detail = "" if variant is None else variant.failure or ""
-        event = Event(Stage.VARIANT, status, recipe.name, detail, variant=variant)
+        event = StepEvent(Stage.VARIANT, status, recipe.name, detail, variant=variant)
         self.progress.event(event)
 
 

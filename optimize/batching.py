@@ -29,7 +29,7 @@ def _doubling(most: int) -> tuple[int, ...]:
     return tuple(found) if most == 1 else (*found, most)
 
 
-class Joining(BaseModel):
+class BatchingOptions(BaseModel):
     """What a manifest's `batching` says but for what is proved; unset is the default.
 
     `max_rows` alone has buckets that double; `buckets` alone are all up to the largest.
@@ -89,13 +89,13 @@ class Joining(BaseModel):
                 raise _invalid(f"pad: {name!r} is of {spec.dtype}, which {value} is not")
 
 
-DEFAULT = Joining()
+DEFAULT = BatchingOptions()
 
 
-def read_joining(path: Path) -> Joining:
+def read_joining(path: Path) -> BatchingOptions:
     """The JSON file `path`; INVALID_INPUT says what is wrong with it."""
     try:
-        return Joining.model_validate_json(path.read_bytes())
+        return BatchingOptions.model_validate_json(path.read_bytes())
     except OSError as error:
         raise _invalid(f"{path} cannot be read: {error.strerror}") from error
     except ValidationError as error:

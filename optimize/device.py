@@ -13,7 +13,7 @@ from services.runtime.tensorrt.installed import provider_problem
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RunDevice:
     """`provider` runs the variants of `target`; `missing` says why it is not the target itself.
 
     `device` names the GPU that latencies are of; None on the CPU.
@@ -30,10 +30,10 @@ class Place:
         return self.missing is None
 
 
-def find_place(target: Target, graph: Path) -> Place:
+def find_place(target: Target, graph: Path) -> RunDevice:
     """The place for `target` on this machine, found out without building an engine."""
     if target is Target.CPU:
-        return Place(target, target.value)
+        return RunDevice(target, target.value)
     missing = provider_problem() if target is Target.TENSORRT else None
     if missing is None:
         try:
@@ -46,5 +46,5 @@ def find_place(target: Target, graph: Path) -> Place:
             missing = error.message
         else:
             name = f"{gpu.name} (compute {gpu.compute_capability})"
-            return Place(target, target.value, device=name)
-    return Place(target, Target.CPU.value, missing)
+            return RunDevice(target, target.value, device=name)
+    return RunDevice(target, Target.CPU.value, missing)

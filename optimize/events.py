@@ -20,7 +20,7 @@ class Stage(StrEnum):
     PUBLISH = "publish"
 
 
-class Status(StrEnum):
+class StepStatus(StrEnum):
     """How a step stands. CACHED is finished without work, FAILED lets the others go on."""
 
     STARTED = "started"
@@ -31,7 +31,7 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class StepEvent:
     """A change of one step; `recipe` and `variant` (once it is known) only in stage VARIANT.
 
     WORKING says that `done` of `total` pieces of the work in `detail` are finished.
@@ -39,7 +39,7 @@ class Event:
     """
 
     stage: Stage
-    status: Status
+    status: StepStatus
     recipe: str | None = None
     detail: str = ""
     done: int = 0
@@ -48,14 +48,14 @@ class Event:
     judged: tuple[Judged, ...] = ()
 
 
-class Progress(Protocol):
+class ProgressListener(Protocol):
     """A receiver of events."""
 
-    def event(self, event: Event) -> None: ...
+    def event(self, event: StepEvent) -> None: ...
 
 
 class Silent:
     """A receiver that drops every event."""
 
-    def event(self, event: Event) -> None:
+    def event(self, event: StepEvent) -> None:
         """Drop it."""

@@ -19,7 +19,7 @@ from typing import Any
 from bundle.manifest import Evidence
 from optimize.cache import versions
 from optimize.choice import Judged
-from optimize.device import Place
+from optimize.device import RunDevice
 from optimize.goals import Goals
 from optimize.source_graph import Exported
 from optimize.variant import Measured
@@ -33,7 +33,7 @@ _LIBRARIES = ("onnx", "onnxruntime", "onnxruntime-gpu", "torch")
 
 
 def evidence_document(
-    exported: Exported, goals: Goals, place: Place, judged: Sequence[Judged]
+    exported: Exported, goals: Goals, place: RunDevice, judged: Sequence[Judged]
 ) -> dict[str, Any]:
     """What was tried, on what, and what each variant was proved to be."""
     prepared, baseline = exported.prepared, exported.baseline
@@ -65,7 +65,7 @@ def evidence_document(
 
 
 def report_document(
-    exported: Exported, goals: Goals, place: Place, judged: Sequence[Judged]
+    exported: Exported, goals: Goals, place: RunDevice, judged: Sequence[Judged]
 ) -> dict[str, Any]:
     """The evidence with latencies, their conditions and the reasons: all that a page draws."""
     return {

@@ -16,9 +16,9 @@ import numpy as np
 
 from bundle.clock import Clock
 from bundle.manifest import MODEL_NAME, Batching
-from optimize.batching import DEFAULT, Joining
+from optimize.batching import DEFAULT, BatchingOptions
 from optimize.data import Rows, Tensors
-from optimize.device import Place
+from optimize.device import RunDevice
 from optimize.goals import Goals, accuracy_faults
 from optimize.metrics.latency import measure
 from optimize.metrics.parity import Parity, compare, finite
@@ -47,7 +47,7 @@ class Baseline:
     outputs: Tensors
     row_independent: bool
     metric: Metric | None
-    joining: Joining = DEFAULT
+    joining: BatchingOptions = DEFAULT
 
     @property
     def batching(self) -> Batching:
@@ -62,7 +62,12 @@ class Baseline:
 
 
 def measure_variant(
-    directory: Path, opset: int, details: Details, baseline: Baseline, place: Place, clock: Clock
+    directory: Path,
+    opset: int,
+    details: Details,
+    baseline: Baseline,
+    place: RunDevice,
+    clock: Clock,
 ) -> Measured:
     """Run the model in `directory` and compare it with the baseline.
 
@@ -172,7 +177,7 @@ def model_size(directory: Path) -> int:
     return sum(path.stat().st_size for path in paths if path.is_file())
 
 
-def _runnable(directory: Path, place: Place) -> Path:
+def _runnable(directory: Path, place: RunDevice) -> Path:
     """The variant itself, or its twin where only the CPU is there and has no kernels for it."""
     twin = directory / TWIN_NAME
     return directory / MODEL_NAME if place.timed or not twin.is_file() else twin

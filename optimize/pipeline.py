@@ -17,7 +17,7 @@ from bundle.verify import VerifiedBundle
 from optimize.attempt import Attempt
 from optimize.choice import Judged, choose
 from optimize.device import find_place
-from optimize.events import Event, Progress, Silent, Stage, Status
+from optimize.events import ProgressListener, Silent, Stage, StepEvent, StepStatus
 from optimize.evidence import publish_report, report_document
 from optimize.goals import Goals, require_labels_for, require_scores
 from optimize.prepare import Options, Prepared, prepare
@@ -71,7 +71,7 @@ def optimize(
     goals: Goals | None = None,
     options: Options | None = None,
     recipes: Sequence[Recipe] | None = None,
-    progress: Progress | None = None,
+    progress: ProgressListener | None = None,
     clock: Clock | None = None,
 ) -> OptimizeResult:
     """Optimize the registered model `uri` on the rows in `data` and publish the best variant.
@@ -96,30 +96,30 @@ def optimize(
     if chosen is None:
         raise NothingPassedError(judged, page)
     detail = f"{chosen.variant.recipe}, {chosen.reason}"
-    progress.event(Event(Stage.CHOOSE, Status.FINISHED, detail=detail, judged=judged))
+    progress.event(StepEvent(Stage.CHOOSE, StepStatus.FINISHED, detail=detail, judged=judged))
     bundle = seal_bundle(exported, goals, place, judged, chosen)
-    progress.event(Event(Stage.PUBLISH, Status.STARTED))
+    progress.event(StepEvent(Stage.PUBLISH, StepStatus.STARTED))
     source = exported.prepared.source
     published = catalog.publish(bundle, source, publish_report(report, judged, chosen, page))
-    progress.event(Event(Stage.PUBLISH, Status.FINISHED, detail=published.uri))
+    progress.event(StepEvent(Stage.PUBLISH, StepStatus.FINISHED, detail=published.uri))
     return OptimizeResult(source, judged, exported.baseline.score, bundle, published, page)
 
 
 def _prepare(
-    uri: str, data: str | Path, catalog: Catalog, options: Options, progress: Progress
+    uri: str, data: str | Path, catalog: Catalog, options: Options, progress: ProgressListener
 ) -> Prepared:
-    progress.event(Event(Stage.RESOLVE, Status.STARTED))
+    progress.event(StepEvent(Stage.RESOLVE, StepStatus.STARTED))
     prepared = prepare(uri, data, catalog, options)
-    progress.event(Event(Stage.RESOLVE, Status.FINISHED, detail=prepared.source.uri))
+    progress.event(StepEvent(Stage.RESOLVE, StepStatus.FINISHED, detail=prepared.source.uri))
     return prepared
 
 
-def _export(prepared: Prepared, progress: Progress) -> Exported:
-    progress.event(Event(Stage.EXPORT, Status.STARTED))
+def _export(prepared: Prepared, progress: ProgressListener) -> Exported:
+    progress.event(StepEvent(Stage.EXPORT, StepStatus.STARTED))
     exported = export_source(prepared)
-    status = Status.CACHED if exported.reused else Status.FINISHED
+    status = StepStatus.CACHED if exported.reused else StepStatus.FINISHED
     baseline = exported.baseline
     joined = "rows are independent" if baseline.row_independent else "rows influence each other"
     detail = f"opset {exported.opset}, {baseline.rows.count} rows, {joined}"
-    progress.event(Event(Stage.EXPORT, status, detail=detail))
+    progress.event(StepEvent(Stage.EXPORT, status, detail=detail))
     return exported

@@ -11,7 +11,7 @@ from typing import Any
 from bundle.clock import SystemClock
 from optimize.attempt import Attempt
 from optimize.cache import is_cached
-from optimize.device import Place, find_place
+from optimize.device import RunDevice, find_place
 from optimize.events import Silent
 from optimize.goals import Goals, require_labels_for
 from optimize.prepare import Options, Prepared, prepare
@@ -82,7 +82,7 @@ def make_plan(
 
 
 def _steps(
-    prepared: Prepared, goals: Goals, place: Place, options: Options, recipes: Sequence[Recipe]
+    prepared: Prepared, goals: Goals, place: RunDevice, options: Options, recipes: Sequence[Recipe]
 ) -> Iterator[Step]:
     exported = is_cached(export_key(prepared))
     yield Step("export", exported)
@@ -98,10 +98,10 @@ def _steps(
     yield Step("publish", cached=False)
 
 
-def _place(target: Target) -> Place:
+def _place(target: Target) -> RunDevice:
     """Whether the target is here, found out with the smallest graph there is."""
     if target is Target.CPU:
-        return Place(target, target.value)
+        return RunDevice(target, target.value)
     import onnx
 
     with tempfile.TemporaryDirectory() as directory:

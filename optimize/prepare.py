@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bundle.tensors import Signature
-from optimize.batching import DEFAULT, Joining
-from optimize.data import EvalData, Rows, Sampling, load_data, require_labels
+from optimize.batching import DEFAULT, BatchingOptions
+from optimize.data import EvalData, RowLimits, Rows, load_data, require_labels
 from optimize.metrics.scores import Metric, load_metric
 from optimize.recipes.base import Calibrator, Target
 from optimize.transforms.transform import SourceTransform, read_transform
@@ -24,9 +24,9 @@ class Options:
     target: Target = Target.CPU
     metric: str | None = None
     calibrator: Calibrator = Calibrator.AUTO
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: RowLimits = field(default_factory=RowLimits)
     transform: Path | None = None
-    joining: Joining = DEFAULT
+    joining: BatchingOptions = DEFAULT
     allow_pickle: bool = False
 
 
@@ -44,7 +44,7 @@ class Prepared:
     held_out: Rows
     transform: SourceTransform | None
     metric: Metric | None
-    joining: Joining = DEFAULT
+    joining: BatchingOptions = DEFAULT
 
     @property
     def api_signature(self) -> Signature:

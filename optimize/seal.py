@@ -15,14 +15,14 @@ from bundle.manifest import (
     MODEL_NAME,
     SCHEMA_VERSION,
     Manifest,
-    Source,
+    SourceVersion,
     canonical_json,
 )
-from bundle.manifest import Variant as ManifestVariant
+from bundle.manifest import VariantInfo as ManifestVariant
 from bundle.verify import VerifiedBundle, seal, verify
 from optimize.choice import Judged
 from optimize.constraints import find_constraints
-from optimize.device import Place
+from optimize.device import RunDevice
 from optimize.evidence import evidence_document, manifest_evidence
 from optimize.goals import Goals
 from optimize.recipes.base import DATA_NAME
@@ -39,7 +39,7 @@ GOLDEN_ROWS = 32
 
 
 def seal_bundle(
-    exported: Exported, goals: Goals, place: Place, judged: Sequence[Judged], chosen: Judged
+    exported: Exported, goals: Goals, place: RunDevice, judged: Sequence[Judged], chosen: Judged
 ) -> VerifiedBundle:
     """Seal the chosen variant's files and evidence under the state directory, by digest.
 
@@ -65,14 +65,14 @@ def seal_bundle(
         return _move(sealed, store / sealed.digest)
 
 
-def _manifest(exported: Exported, place: Place, chosen: Judged) -> Manifest:
+def _manifest(exported: Exported, place: RunDevice, chosen: Judged) -> Manifest:
     prepared, variant = exported.prepared, chosen.variant
     source, metric = prepared.source, exported.baseline.metric
     assert variant.measured is not None
     return Manifest(
         schema_version=SCHEMA_VERSION,
         name=bundle_name(source.name),
-        source=Source(
+        source=SourceVersion(
             uri=source.uri,
             version=source.version,
             run_id=source.run_id,
@@ -105,7 +105,7 @@ def _write_golden(exported: Exported, path: Path) -> None:
     save_golden(path, rows.inputs, outputs)
 
 
-def _prove_padding(bundle: VerifiedBundle, place: Place) -> None:
+def _prove_padding(bundle: VerifiedBundle, place: RunDevice) -> None:
     """What the server's start will prove again; PARITY_FAILED if the model cannot be padded."""
     manifest = bundle.manifest
     if not manifest.batching.pad:

@@ -21,7 +21,7 @@ _LONGEST_TAG = 5000
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class MetricSample:
     """One value of a series: `at` in wall-clock seconds, `step` in seconds since the begin."""
 
     name: str
@@ -61,7 +61,7 @@ class MlflowRuns:
                 found = [made]
             return RunRef(self._experiment, found[0].info.run_id)
 
-    def log(self, ref: RunRef, samples: Sequence[Sample]) -> None:
+    def log(self, ref: RunRef, samples: Sequence[MetricSample]) -> None:
         """Add values to the run's series; those that are there already stay once."""
         with quiet(), registry_errors():
             client = self._connected()

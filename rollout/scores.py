@@ -17,7 +17,7 @@ _RELATIVE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class ProvedScore:
     """The score of one model: `value` by `metric` on `rows` labelled rows.
 
     `data` is the sha256 of the file of rows, `code` that of a metric of the user's own.
@@ -31,17 +31,17 @@ class Score:
     data: str
     code: str | None = None
 
-    def comparable(self, other: Score) -> bool:
+    def comparable(self, other: ProvedScore) -> bool:
         """Whether both are of the same model name, metric and data."""
         mine, theirs = ((s.model, s.metric, s.data, s.code) for s in (self, other))
         return mine == theirs
 
-    def clearly_worse(self, than: Score) -> bool:
+    def clearly_worse(self, than: ProvedScore) -> bool:
         """Whether this one is worse by more than the noise of two such samples."""
         loss = than.value - self.value if self.higher_is_better else self.value - than.value
         return loss > self._noise(than)
 
-    def _noise(self, other: Score) -> float:
+    def _noise(self, other: ProvedScore) -> float:
         if not (0 <= self.value <= 1 and 0 <= other.value <= 1 and self.higher_is_better):
             return _RELATIVE * abs(other.value)
         # No mean of values in 0 to 1 varies more than that of truth values.
@@ -49,7 +49,7 @@ class Score:
         return _STANDARD_ERRORS * math.sqrt(variance)
 
 
-def clearly_worse(live: Iterable[Score], candidate: Iterable[Score]) -> tuple[str, ...]:
+def clearly_worse(live: Iterable[ProvedScore], candidate: Iterable[ProvedScore]) -> tuple[str, ...]:
     """Return a sentence for each model of which the candidate's score is clearly worse."""
     pairs = [(old, new) for old in live for new in candidate if new.comparable(old)]
     return tuple(

@@ -13,7 +13,7 @@ import click
 import pytest
 
 from cli.main import cli
-from services.online.settings import Settings
+from services.online.settings import ServerSettings
 from tests.test_architecture import PACKAGES, ROOT, sources
 
 DOCUMENTS = sorted(
@@ -134,7 +134,7 @@ def test_every_variable_is_read_somewhere() -> None:
     code = "\n".join(path.read_text() for package in PACKAGES for path in sources(package))
     known = set(_VARIABLE.findall(code))
     # A server's settings are fields, which pydantic reads under this prefix.
-    known |= {f"MLCTL_{name.upper()}" for name in Settings.model_fields}
+    known |= {f"MLCTL_{name.upper()}" for name in ServerSettings.model_fields}
     wrong = {
         (path.relative_to(ROOT).as_posix(), name)
         for path in DOCUMENTS

@@ -27,7 +27,7 @@ from benchmarks.stream.ways import Spec
 from benchmarks.workloads import Workload, make_workload
 from bundle.clock import SystemClock
 from services.stream.answer_headers import SOURCE
-from services.stream.base import LinkRequest, Message, Outgoing, Place
+from services.stream.base import LinkRequest, Message, Outgoing, StreamUrl
 from services.stream.tools import browsable
 from services.stream.transports import transport_of
 from tests.support.wait import wait_until
@@ -40,7 +40,7 @@ _FEW = 2000
 _WARM, _ROUNDS, _KEY = 2000, 4, b"warm"
 
 
-def text(place: Place | None) -> str:
+def text(place: StreamUrl | None) -> str:
     """As a user writes it."""
     assert place is not None
     options = "&".join(f"{name}={value}" for name, value in place.options.items())
@@ -114,7 +114,7 @@ class Bench:
         if spec.way == "faststream":
             app = str(Path(__file__).with_name("faststream_app.py"))
             model = str(Path(spec.bundle) / "model.onnx")
-            places = [Place.parse(each) for each in (spec.source, spec.answers)]
+            places = [StreamUrl.parse(each) for each in (spec.source, spec.answers)]
             ends = [places[0].address, places[0].topic, places[1].topic]
             command = [self._given.faststream, app, *ends, spec.group]
             command += [model, spec.payload, str(spec.count)]
@@ -140,7 +140,7 @@ def answers_at(request: LinkRequest) -> list[Message]:
     return [*browsable(request.answers).browse(request.answers)]
 
 
-def send_at(place: Place, payload: str, count: int, rate: float) -> None:
+def send_at(place: StreamUrl, payload: str, count: int, rate: float) -> None:
     """Send `count` messages, some each 20 ms."""
     messages, clock = values(payload, count), SystemClock()
     part = max(1, int(rate / _STEPS))

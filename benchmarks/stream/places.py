@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import orjson
 
-from services.stream.base import LinkRequest, Outgoing, Place
+from services.stream.base import LinkRequest, Outgoing, StreamUrl
 from services.stream.transports import transport_of
 from tests.services.precomputed.servers import redis_server
 
@@ -37,12 +37,12 @@ class Stream:
         """Where messages, answers and dead letters are to be; nothing is there yet."""
         number = next(_NUMBER)
         if self.scheme == "sqlite":
-            base = Place.parse(f"sqlite://{self.folder / f'{number}.db'}#x")
+            base = StreamUrl.parse(f"sqlite://{self.folder / f'{number}.db'}#x")
         elif self.scheme == "kafka":
             # The mock answers a fetch that found nothing after this time, whatever comes meanwhile.
-            base = Place.parse(f"kafka://{self.address}?fetch.wait.max.ms=5#x")
+            base = StreamUrl.parse(f"kafka://{self.address}?fetch.wait.max.ms=5#x")
         else:
-            base = Place.parse(f"{self.scheme}://{self.address}#x")
+            base = StreamUrl.parse(f"{self.scheme}://{self.address}#x")
         source, answers, dead = (base.named(f"t{number}-{part}") for part in ("in", "out", "dead"))
         for place in (source, answers, dead):
             with transport_of(place).open_producer(place) as producer:
@@ -81,7 +81,7 @@ def values(payload: str, count: int) -> list[bytes]:
     return [*itertools.islice(itertools.cycle(made), count)]
 
 
-def fill(place: Place, messages: list[bytes], key: bytes | None = None) -> None:
+def fill(place: StreamUrl, messages: list[bytes], key: bytes | None = None) -> None:
     """Send them; their keys are their numbers, or all are `key`."""
     with transport_of(place).open_producer(place) as producer:
         for start in range(0, len(messages), _PART):

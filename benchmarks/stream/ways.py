@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from services.stream.answer_headers import DIGEST, MODEL, SOURCE, STAGES
-from services.stream.base import Commit, LinkRequest, Message, Outgoing, Place
+from services.stream.base import Commit, LinkRequest, Message, Outgoing, StreamUrl
 
 _SHARED = ((DIGEST, b"d" * 64), (MODEL, b"bench"), (STAGES, b"decode=0.00 score=0.00 encode=0.00"))
 
@@ -41,7 +41,7 @@ class Spec:
 
     def request(self) -> LinkRequest:
         """The link that it asks for."""
-        places = (Place.parse(text) for text in (self.source, self.answers, self.dead))
+        places = (StreamUrl.parse(text) for text in (self.source, self.answers, self.dead))
         source, answers, dead = places
         return LinkRequest(source, self.group, answers, dead, exactly_once=self.exactly_once)
 
@@ -69,17 +69,17 @@ def ours(spec: Spec, meter: Meter) -> None:
     """`mlctl stream run`, without its terminal."""
     from bundle.verify import verify
     from services.stream.engine import RunSettings
-    from services.stream.events import Event
+    from services.stream.events import StreamEvent
     from services.stream.payloads import PayloadRequest
-    from services.stream.run import Wanted, run_stream
-    from services.stream.window import Goals
+    from services.stream.run import StreamConfig, run_stream
+    from services.stream.window import BatchGoals
 
-    def watch(event: Event) -> None:
+    def watch(event: StreamEvent) -> None:
         if event.batch is not None:
             meter.done(event.totals.messages)
 
-    settings = RunSettings(Goals(messages=spec.batch), max_messages=spec.count)
-    wanted = Wanted(spec.request(), PayloadRequest(spec.payload), settings)
+    settings = RunSettings(BatchGoals(messages=spec.batch), max_messages=spec.count)
+    wanted = StreamConfig(spec.request(), PayloadRequest(spec.payload), settings)
     run_stream(verify(Path(spec.bundle)), wanted, watch, threading.Event())
 
 

@@ -10,7 +10,7 @@ from bento.clients.proto import ProtoGenerator
 from bento.clients.python import PythonGenerator
 from bento.clients.typescript import TypescriptGenerator
 from services.online.openapi.document import document, to_text
-from services.online.openapi.model import Model
+from services.online.openapi.model import ApiModel
 
 
 class Generator(Protocol):
@@ -19,7 +19,7 @@ class Generator(Protocol):
     It is a pure function of the model, so the same model always gives the same files.
     """
 
-    def files(self, model: Model) -> Mapping[str, str | bytes]:
+    def files(self, model: ApiModel) -> Mapping[str, str | bytes]:
         """The files by their path relative to the output folder, parts joined by `/`."""
         ...
 
@@ -27,7 +27,7 @@ class Generator(Protocol):
 class OpenApiGenerator:
     """Writes `openapi.json`."""
 
-    def files(self, model: Model) -> Mapping[str, str | bytes]:
+    def files(self, model: ApiModel) -> Mapping[str, str | bytes]:
         return {"openapi.json": to_text(document([model]))}
 
 

@@ -7,7 +7,7 @@ from string import Template
 
 from bundle.tensors import DYNAMIC, Datatype
 from services.online.grpc.typed.layout import DIGEST, FIRST, Field, lay_out
-from services.online.openapi.model import Model
+from services.online.openapi.model import ApiModel
 
 _FILE = Template(
     """\
@@ -47,7 +47,7 @@ _RAW: Mapping[Datatype, str] = {
 class ProtoGenerator:
     """Writes one file, which is the same as what the server's reflection tells."""
 
-    def files(self, model: Model) -> Mapping[str, str | bytes]:
+    def files(self, model: ApiModel) -> Mapping[str, str | bytes]:
         layout = lay_out(model)
         text = _FILE.substitute(
             header=model.header,

@@ -14,7 +14,7 @@ from string import Template
 from bento.clients.python_texts import CLIENT, GRPC, INIT, PYPROJECT, README, SMOKE, TENSORS
 from bundle import __version__
 from bundle.tensors import DYNAMIC, Datatype
-from services.online.openapi.model import Model, Tensor
+from services.online.openapi.model import ApiModel, ApiTensor
 
 _RUNTIME = Path(__file__).with_name("runtime")
 # What the smoke test puts where a dimension may have any size.
@@ -25,7 +25,7 @@ _LINE = 100
 class PythonGenerator:
     """Writes a package `NAME_client`, with pyproject.toml, README.md and a smoke test."""
 
-    def files(self, model: Model) -> Mapping[str, str | bytes]:
+    def files(self, model: ApiModel) -> Mapping[str, str | bytes]:
         package = f"{model.identifier}_client"
         values = {**_words(model), "package": package}
         written: dict[str, str | bytes] = {
@@ -52,7 +52,7 @@ def _fill(text: str, values: Mapping[str, str]) -> str:
     return Template(text).substitute(values)
 
 
-def _words(model: Model) -> dict[str, str]:
+def _words(model: ApiModel) -> dict[str, str]:
     example = _call("Request", [f"{each.field}={_example(each)}" for each in model.inputs])
     return {
         "name": model.name,
@@ -81,7 +81,7 @@ def quoted(text: str) -> str:
     return f'"{text}"'
 
 
-def _fields(tensors: Iterable[Tensor]) -> str:
+def _fields(tensors: Iterable[ApiTensor]) -> str:
     return "\n".join(
         f"    {each.field}: npt.NDArray[np.{_scalar(each.dtype)}]\n"
         f'    """{quoted(each.name)[1:-1]}: {_told(each)}"""'
@@ -89,7 +89,7 @@ def _fields(tensors: Iterable[Tensor]) -> str:
     )
 
 
-def _specs(name: str, tensors: Iterable[Tensor]) -> str:
+def _specs(name: str, tensors: Iterable[ApiTensor]) -> str:
     made = [
         _call("Spec", [quoted(each.name), quoted(each.field), quoted(each.dtype), _shape(each)], 4)
         for each in tensors
@@ -112,11 +112,11 @@ def _call(name: str, arguments: Iterable[str], indent: int = 0) -> str:
     return f"{name}(\n{lines}{margin})"
 
 
-def _bullet(tensor: Tensor) -> str:
+def _bullet(tensor: ApiTensor) -> str:
     return f"- `{tensor.field}`: `{tensor.name}`, {_told(tensor)}"
 
 
-def _told(tensor: Tensor) -> str:
+def _told(tensor: ApiTensor) -> str:
     kind = "object array of bytes" if tensor.dtype is Datatype.BYTES else _scalar(tensor.dtype)
     bits = ", the bits of bfloat16" if tensor.dtype is Datatype.BF16 else ""
     return f"{tensor.dtype.value} ({kind}{bits}), shape {list(tensor.shape)}."
@@ -128,13 +128,13 @@ def _scalar(dtype: Datatype) -> str:
     return special.get(dtype, dtype.numpy_name)
 
 
-def _shape(tensor: Tensor, dynamic: int = DYNAMIC) -> str:
+def _shape(tensor: ApiTensor, dynamic: int = DYNAMIC) -> str:
     """The shape as a tuple, with `dynamic` for what may have any size."""
     inside = ", ".join(str(dynamic if size == DYNAMIC else size) for size in tensor.shape)
     return f"({inside},)" if len(tensor.shape) == 1 else f"({inside})"
 
 
-def _example(tensor: Tensor) -> str:
+def _example(tensor: ApiTensor) -> str:
     shape = _shape(tensor, _ROWS)
     if tensor.dtype is Datatype.BYTES:
         return f'np.full({shape}, b"text", dtype=np.object_)'

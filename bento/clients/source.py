@@ -7,14 +7,14 @@ import re
 from urllib.parse import urlsplit, urlunsplit
 
 from loadtest.target import ask_http, parse_url
-from services.online.openapi.model import Model, describe
+from services.online.openapi.model import ApiModel, describe
 from services.protocol.wire import invalid, shown
 from services.runtime.scorable import find_scorable
 
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}|-")
 
 
-def find_source(reference: str, token: str | None = None) -> Model:
+def find_source(reference: str, token: str | None = None) -> ApiModel:
     """The model of a Bento's tag, a Bento's or bundle's folder, or a server's URL.
 
     TAG/NAME and URL/NAME say which one where there are several. `token` is for the server.

@@ -21,7 +21,7 @@ from bento.clients.typescript_texts import (
 )
 from bundle import __version__
 from bundle.tensors import DYNAMIC, Datatype
-from services.online.openapi.model import Model, Tensor
+from services.online.openapi.model import ApiModel, ApiTensor
 
 _RUNTIME = Path(__file__).with_name("typescript_runtime")
 # What the smoke test puts where a dimension may have any size.
@@ -46,7 +46,7 @@ _ARRAYS: Mapping[Datatype, str] = {
 class TypescriptGenerator:
     """Writes a package NAME-client, with package.json, README.md and a smoke test."""
 
-    def files(self, model: Model) -> Mapping[str, str | bytes]:
+    def files(self, model: ApiModel) -> Mapping[str, str | bytes]:
         words = _words(model)
         templates = {
             "package.json": PACKAGE,
@@ -65,7 +65,7 @@ class TypescriptGenerator:
         return written
 
 
-def _words(model: Model) -> dict[str, str]:
+def _words(model: ApiModel) -> dict[str, str]:
     return {
         "name": model.name,
         "digest": model.digest,
@@ -84,7 +84,7 @@ def _words(model: Model) -> dict[str, str]:
     }
 
 
-def _properties(tensors: Iterable[Tensor]) -> str:
+def _properties(tensors: Iterable[ApiTensor]) -> str:
     return "\n".join(
         f"  /** {json.dumps(each.name, ensure_ascii=False)[1:-1]}: {_told(each)} */\n"
         f'  readonly {each.field}: Tensor<DataOf["{each.dtype.value}"]>;'
@@ -92,7 +92,7 @@ def _properties(tensors: Iterable[Tensor]) -> str:
     )
 
 
-def _specs(tensors: Iterable[Tensor]) -> str:
+def _specs(tensors: Iterable[ApiTensor]) -> str:
     return "\n".join(
         f"    {{ name: {json.dumps(each.name)}, field: {json.dumps(each.field)}, "
         f'datatype: "{each.dtype.value}", shape: {list(each.shape)} }},'
@@ -100,16 +100,16 @@ def _specs(tensors: Iterable[Tensor]) -> str:
     )
 
 
-def _bullet(tensor: Tensor) -> str:
+def _bullet(tensor: ApiTensor) -> str:
     return f"- `{tensor.field}`: `{tensor.name}`, {_told(tensor)}"
 
 
-def _told(tensor: Tensor) -> str:
+def _told(tensor: ApiTensor) -> str:
     kind = _ARRAYS.get(tensor.dtype, "Uint8Array[]")
     return f"{tensor.dtype.value} ({kind}), shape {list(tensor.shape)}."
 
 
-def _example(tensor: Tensor) -> str:
+def _example(tensor: ApiTensor) -> str:
     shape = [_ROWS if size == DYNAMIC else size for size in tensor.shape]
     count = " * ".join(map(str, shape)) or "1"
     kind = _ARRAYS.get(tensor.dtype)

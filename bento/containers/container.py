@@ -21,7 +21,7 @@ from bento.containers.resolve import python_version
 from bento.containers.sbom import sbom_of
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import scratch_directory
-from services.runtime.bento_layout import Packed, unpack
+from services.runtime.bento_layout import BentoContents, unpack
 from services.runtime.bento_store import DIGEST_LABEL, BentoInfo
 
 CONTAINERFILE = "Containerfile"
@@ -96,7 +96,7 @@ def write_context(
     return Context(folder, packed.digest)
 
 
-def image_labels(bento: BentoInfo, packed: Packed) -> dict[str, str]:
+def image_labels(bento: BentoInfo, packed: BentoContents) -> dict[str, str]:
     """What the image tells of itself: the chain from the registry's versions to the bundles."""
     name, _, version = bento.tag.partition(":")
     labels = {

@@ -13,7 +13,7 @@ from bento.containers.lock import Lock, Package, Platform
 from bundle import __version__
 from bundle.manifest import MANIFEST_NAME
 from bundle.verify import VerifiedBundle
-from services.runtime.bento_layout import Packed
+from services.runtime.bento_layout import BentoContents
 from services.runtime.bento_store import CONTENT_LABEL, BentoInfo
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _NAMESPACE = uuid.UUID("5b0f5a0e-6c0c-5d5f-9d6e-0a6a4f3f6c11")
 _ROOT = "bento"
 
 
-def sbom_of(bento: BentoInfo, packed: Packed, lock: Lock, platform: Platform) -> bytes:
+def sbom_of(bento: BentoInfo, packed: BentoContents, lock: Lock, platform: Platform) -> bytes:
     """The document's bytes: JSON with a newline at its end."""
     from cyclonedx.output.json import JsonV1Dot6
 
@@ -32,7 +32,7 @@ def sbom_of(bento: BentoInfo, packed: Packed, lock: Lock, platform: Platform) ->
     return (JsonV1Dot6(bom).output_as_string(indent=2) + "\n").encode()
 
 
-def _document(bento: BentoInfo, packed: Packed, lock: Lock, platform: Platform) -> Bom:
+def _document(bento: BentoInfo, packed: BentoContents, lock: Lock, platform: Platform) -> Bom:
     from cyclonedx.model import Property
     from cyclonedx.model.bom import Bom, BomMetaData
     from cyclonedx.model.component import Component, ComponentType

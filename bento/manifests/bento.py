@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from bento.manifests.plan import Model
+from bento.manifests.plan import ManifestModel
 from bento.manifests.resources import Resources, guess, read_bench
-from services.runtime.bento_layout import Packed, unpack
+from services.runtime.bento_layout import BentoContents, unpack
 from services.runtime.bento_store import BentoInfo
 
 
@@ -19,7 +19,7 @@ class Subject:
     """
 
     name: str
-    model: Model
+    model: ManifestModel
     digests: frozenset[str]
     model_bytes: int
     gpu: bool
@@ -37,7 +37,7 @@ def subject_of(bento: BentoInfo) -> Subject:
     manifests = [bundle.manifest for bundle in packed.bundles]
     return Subject(
         name=packed.name,
-        model=Model(
+        model=ManifestModel(
             tag=bento.tag,
             digest=packed.digest,
             service=_service(bento.path, packed),
@@ -49,7 +49,7 @@ def subject_of(bento: BentoInfo) -> Subject:
     )
 
 
-def _service(folder: Path, packed: Packed) -> str:
+def _service(folder: Path, packed: BentoContents) -> str:
     """The name under which BentoML knows the service."""
     import yaml  # type: ignore[import-untyped]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from bento.manifests.plan import Plan
+from bento.manifests.plan import ManifestPlan
 from bento.manifests.pod import Json
 
 
-def files(plan: Plan, instance_type: str | None = None) -> dict[str, list[Json]]:
+def files(plan: ManifestPlan, instance_type: str | None = None) -> dict[str, list[Json]]:
     """The Bento itself is what runs there; BentoCloud builds the image and holds requests.
 
     Ports and addresses are BentoCloud's, and gRPC is off.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bento.containers.containerfile import GRPC_PORT, HTTP_PORT, USER
-from bento.manifests.plan import TOKEN_FOLDER, TOKEN_KEY, Plan
+from bento.manifests.plan import TOKEN_FOLDER, TOKEN_KEY, ManifestPlan
 from bento.manifests.pod import Json
 
 _PROBE = (
@@ -14,7 +14,7 @@ _PROBE = (
 _DOLLAR = ("$", "$$")
 
 
-def files(plan: Plan) -> dict[str, list[Json]]:
+def files(plan: ManifestPlan) -> dict[str, list[Json]]:
     """A Compose file; the tokens, if asked for, are in the file ./tokens beside it."""
     server: Json = {
         "image": plan.image,
@@ -46,7 +46,7 @@ def files(plan: Plan) -> dict[str, list[Json]]:
     return {"compose.yaml": [document]}
 
 
-def _resources(plan: Plan) -> Json:
+def _resources(plan: ManifestPlan) -> Json:
     needs = plan.resources
     found: Json = {
         "limits": {"memory": f"{needs.memory_mib}M"},

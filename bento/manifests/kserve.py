@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from bento.containers.containerfile import HTTP_PORT, USER
-from bento.manifests.plan import Plan
+from bento.manifests.plan import ManifestPlan
 from bento.manifests.pod import (
     Json,
     env,
@@ -53,7 +53,7 @@ class Canary:
     stable: str | None = None
 
 
-def files(plan: Plan, mode: Mode, canary: Canary | None = None) -> dict[str, list[Json]]:
+def files(plan: ManifestPlan, mode: Mode, canary: Canary | None = None) -> dict[str, list[Json]]:
     """One InferenceService; INVALID_INPUT for a canary that the mode does not know."""
     if canary is not None and (mode is Mode.STANDARD) != (canary.stable is not None):
         raise MlctlError(
@@ -79,7 +79,7 @@ def files(plan: Plan, mode: Mode, canary: Canary | None = None) -> dict[str, lis
     return {"inferenceservice.yaml": [service]}
 
 
-def _knative(plan: Plan, canary: Canary | None) -> Json:
+def _knative(plan: ManifestPlan, canary: Canary | None) -> Json:
     """Knative takes no pod security, lifecycle or startup probe, and drains by itself."""
     server = _container(plan, plan.image)
     server["ports"] = [{"name": "http1", "containerPort": HTTP_PORT, "protocol": "TCP"}]
@@ -98,7 +98,7 @@ def _knative(plan: Plan, canary: Canary | None) -> Json:
     return {"predictor": predictor}
 
 
-def _standard(plan: Plan, canary: Canary | None) -> Json:
+def _standard(plan: ManifestPlan, canary: Canary | None) -> Json:
     around = pod(plan)
     stable = plan.image if canary is None or canary.stable is None else canary.stable
     spec: Json = {
@@ -119,7 +119,7 @@ def _standard(plan: Plan, canary: Canary | None) -> Json:
     return spec
 
 
-def _container(plan: Plan, image: str) -> Json:
+def _container(plan: ManifestPlan, image: str) -> Json:
     """KServe sends all requests to one port, over HTTP; gRPC is off."""
     found = [each for each in env(plan) if not each["name"].startswith("MLCTL_GRPC_")]
     numbered = probes(plan)
@@ -144,6 +144,6 @@ def _container(plan: Plan, image: str) -> Json:
     }
 
 
-def _replicas(plan: Plan) -> Json:
+def _replicas(plan: ManifestPlan) -> Json:
     most = plan.scaling.most or plan.scaling.replicas
     return {"minReplicas": plan.scaling.replicas, "maxReplicas": most}

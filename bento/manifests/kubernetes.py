@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 
 from bento.manifests import network, scaling
-from bento.manifests.plan import Colour, Layout, Plan
+from bento.manifests.plan import ManifestLayout, ManifestPlan, ManifestSlot
 from bento.manifests.pod import Json, container, pod
 
 _SINGLE = "server"
@@ -23,22 +23,22 @@ class Track:
     live: bool
 
 
-def tracks(plan: Plan) -> tuple[Track, ...]:
+def tracks(plan: ManifestPlan) -> tuple[Track, ...]:
     """Blue, which is live, and green; or one without a colour."""
-    if plan.layout is Layout.SINGLE:
+    if plan.layout is ManifestLayout.SINGLE:
         return (Track(_SINGLE, plan.name, _selector(plan), live=True),)
     return tuple(
         Track(
             colour.value,
             f"{plan.name}-{colour}",
             {**_selector(plan), "mlctl.io/colour": colour.value},
-            live=colour is (plan.only or Colour.BLUE),
+            live=colour is (plan.only or ManifestSlot.BLUE),
         )
-        for colour in Colour
+        for colour in ManifestSlot
     )
 
 
-def files(plan: Plan) -> dict[str, list[Json]]:
+def files(plan: ManifestPlan) -> dict[str, list[Json]]:
     """The objects by the file that they belong in; each file needs other parts of a cluster.
 
     With `only` nothing but that colour, with pods: the way for a candidate into what is there.
@@ -59,7 +59,7 @@ def files(plan: Plan) -> dict[str, list[Json]]:
     return made
 
 
-def _of_track(plan: Plan, track: Track) -> dict[str, list[Json]]:
+def _of_track(plan: ManifestPlan, track: Track) -> dict[str, list[Json]]:
     made = {
         f"{track.title}.yaml": [
             config_map(plan, track),
@@ -75,7 +75,7 @@ def _of_track(plan: Plan, track: Track) -> dict[str, list[Json]]:
     return made
 
 
-def config_map(plan: Plan, track: Track) -> Json:
+def config_map(plan: ManifestPlan, track: Track) -> Json:
     """The server's settings; each colour has its own, so that a candidate changes nothing else."""
     return {
         "apiVersion": "v1",
@@ -85,7 +85,7 @@ def config_map(plan: Plan, track: Track) -> Json:
     }
 
 
-def deployment(plan: Plan, track: Track) -> Json:
+def deployment(plan: ManifestPlan, track: Track) -> Json:
     """The pods of one track; a colour that is not live has none until it is a candidate."""
     spec: Json = {
         "revisionHistoryLimit": 3,
@@ -131,7 +131,7 @@ def disruption_budget(track: Track) -> Json:
     }
 
 
-def _pod_spec(plan: Plan, track: Track) -> Json:
+def _pod_spec(plan: ManifestPlan, track: Track) -> Json:
     server = {**container(plan), "envFrom": [{"configMapRef": {"name": track.name}}]}
     spread = [
         {
@@ -146,22 +146,22 @@ def _pod_spec(plan: Plan, track: Track) -> Json:
     return {**pod(plan), "topologySpreadConstraints": spread, "containers": [server]}
 
 
-def _metadata(plan: Plan, given: Json) -> Json:
+def _metadata(plan: ManifestPlan, given: Json) -> Json:
     found = {"name": given["name"]}
     if plan.namespace is not None:
         found["namespace"] = plan.namespace
     return {**found, **given, "labels": {**_labels(plan), **given.get("labels", {})}}
 
 
-def _selector(plan: Plan) -> dict[str, str]:
+def _selector(plan: ManifestPlan) -> dict[str, str]:
     return {"app.kubernetes.io/name": plan.name}
 
 
-def _labels(plan: Plan) -> dict[str, str]:
+def _labels(plan: ManifestPlan) -> dict[str, str]:
     return {"app.kubernetes.io/name": plan.name, "app.kubernetes.io/component": "model-server"}
 
 
-def _identity(plan: Plan) -> dict[str, str]:
+def _identity(plan: ManifestPlan) -> dict[str, str]:
     return {"mlctl.io/bento": plan.model.tag, "mlctl.io/digest": plan.model.digest}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bento.containers.containerfile import GRPC_PORT, HTTP_PORT
-from bento.manifests.plan import Layout, Plan
+from bento.manifests.plan import ManifestLayout, ManifestPlan
 from bento.manifests.pod import Json
 
 _GATEWAY_API = "gateway.networking.k8s.io"
@@ -34,9 +34,9 @@ def service(name: str, selector: dict[str, str]) -> Json:
     }
 
 
-def routes(plan: Plan, services: Sequence[str]) -> list[Json]:
+def routes(plan: ManifestPlan, services: Sequence[str]) -> list[Json]:
     """The way in: for two colours one HTTPRoute, because promote moves both protocols with it."""
-    if plan.layout is Layout.BLUE_GREEN:
+    if plan.layout is ManifestLayout.BLUE_GREEN:
         grpc_calls = [
             {"headers": [{"type": "Exact", "name": "content-type", "value": value}]}
             for value in _GRPC_TYPES
@@ -56,7 +56,7 @@ def routes(plan: Plan, services: Sequence[str]) -> list[Json]:
     return made
 
 
-def policy(plan: Plan, selector: dict[str, str]) -> Json:
+def policy(plan: ManifestPlan, selector: dict[str, str]) -> Json:
     """Only its own namespace, the Gateway's and those that were named connect to the pods.
 
     They connect to nobody, unless a setting names another server; then to anybody.
@@ -83,7 +83,9 @@ def policy(plan: Plan, selector: dict[str, str]) -> Json:
     }
 
 
-def _route(plan: Plan, kind: str, name: str, hosts: Sequence[str], rules: list[Json]) -> Json:
+def _route(
+    plan: ManifestPlan, kind: str, name: str, hosts: Sequence[str], rules: list[Json]
+) -> Json:
     namespace, _, gateway = (plan.edge.gateway or "").rpartition("/")
     parent = {"name": gateway, **({"namespace": namespace} if namespace else {})}
     spec = {"parentRefs": [parent], **({"hostnames": list(hosts)} if hosts else {}), "rules": rules}

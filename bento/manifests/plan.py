@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from bento.containers.containerfile import GRPC_PORT, HTTP_PORT
 from bento.manifests.resources import Resources
 from bundle.errors import ErrorCode, MlctlError
-from services.online.settings import Settings
+from services.online.settings import ServerSettings
 
 TOKEN_FOLDER = "/etc/mlctl/token"  # noqa: S105 - a folder
 TOKEN_KEY = "tokens"  # noqa: S105 - a file in it
@@ -31,14 +31,14 @@ _OURS = ("MLCTL_GRPC_", "MLCTL_TOKEN", "MLCTL_TLS_", "MLCTL_BUNDLE", "MLCTL_HOME
 _ROOM = len("-green")
 
 
-class Layout(StrEnum):
+class ManifestLayout(StrEnum):
     """Two Deployments for `mlctl promote` to choose between, or one."""
 
     BLUE_GREEN = "blue-green"
     SINGLE = "single"
 
 
-class Colour(StrEnum):
+class ManifestSlot(StrEnum):
     """The two Deployments of a layout for `mlctl promote`."""
 
     BLUE = "blue"
@@ -46,7 +46,7 @@ class Colour(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ManifestModel:
     """The Bento that runs: `service` is its name in BentoML, `max_rows` the rows of a batch."""
 
     tag: str
@@ -118,7 +118,7 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ManifestPlan:
     """All that manifests are made of. `settings` are the server's, by variable.
 
     `only` leaves out everything but one colour. `token_secret` is a Secret with the keys
@@ -127,14 +127,14 @@ class Plan:
     """
 
     name: str
-    model: Model
+    model: ManifestModel
     image: str
     resources: Resources
     namespace: str | None = None
     scaling: Scaling = field(default_factory=Scaling)
     edge: Edge = field(default_factory=Edge)
-    layout: Layout = Layout.BLUE_GREEN
-    only: Colour | None = None
+    layout: ManifestLayout = ManifestLayout.BLUE_GREEN
+    only: ManifestSlot | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     token_secret: str | None = None
 
@@ -155,9 +155,9 @@ class Plan:
                     f"{variable} has a password, and manifests are no place for one: leave it "
                     "out, and add it to the container's environment from a Secret"
                 )
-        if self.only is not None and self.layout is Layout.SINGLE:
+        if self.only is not None and self.layout is ManifestLayout.SINGLE:
             raise _invalid("a single Deployment has no colour: leave out --colour")
-        if self.edge.grpc_host and self.layout is Layout.BLUE_GREEN:
+        if self.edge.grpc_host and self.layout is ManifestLayout.BLUE_GREEN:
             raise _invalid(
                 "`mlctl promote` moves no GRPCRoute: with two colours gRPC goes through the "
                 "HTTPRoute, on the same host. Leave out --grpc-host, or use --layout single"
@@ -198,7 +198,7 @@ def settings_of(pairs: tuple[str, ...]) -> dict[str, str]:
     found = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
-        field = Settings.model_fields.get(name.removeprefix("MLCTL_").lower())
+        field = ServerSettings.model_fields.get(name.removeprefix("MLCTL_").lower())
         if not equals or field is None or not name.startswith("MLCTL_"):
             raise _invalid(f"{pair!r} is not a setting of the server, as MLCTL_X=VALUE")
         try:

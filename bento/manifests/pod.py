@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from bento.containers.containerfile import GRPC_PORT, HTTP_PORT, USER
-from bento.manifests.plan import TOKEN_FOLDER, TOKEN_KEY, Plan
+from bento.manifests.plan import TOKEN_FOLDER, TOKEN_KEY, ManifestPlan
 
 Json = dict[str, Any]
 
@@ -21,7 +21,7 @@ _FOR_GROUP = 0o440
 _TOKEN = "token"  # noqa: S105 - a volume
 
 
-def container(plan: Plan) -> Json:
+def container(plan: ManifestPlan) -> Json:
     """The server's container, without its environment."""
     return {
         "name": _CONTAINER,
@@ -38,7 +38,7 @@ def container(plan: Plan) -> Json:
     }
 
 
-def pod(plan: Plan) -> Json:
+def pod(plan: ManifestPlan) -> Json:
     """What is around the container: rights, the end, the only folder that can be written."""
     return {
         "automountServiceAccountToken": False,
@@ -64,7 +64,7 @@ def locked_down() -> Json:
     }
 
 
-def resources(plan: Plan) -> Json:
+def resources(plan: ManifestPlan) -> Json:
     """Memory is bounded, CPU is not: a limit there would halt a server in the middle of a batch."""
     needs = plan.resources
     requests = {"cpu": needs.cpu, "memory": needs.memory}
@@ -74,7 +74,7 @@ def resources(plan: Plan) -> Json:
     return {"requests": requests, "limits": limits}
 
 
-def probes(plan: Plan) -> Json:
+def probes(plan: ManifestPlan) -> Json:
     """A server listens only when it is warm; until then nothing but the startup probe counts."""
     tries = math.ceil(plan.resources.start_seconds / _STARTUP_PERIOD)
     return {
@@ -99,12 +99,12 @@ def probes(plan: Plan) -> Json:
     }
 
 
-def env(plan: Plan) -> list[Json]:
+def env(plan: ManifestPlan) -> list[Json]:
     """The server's settings as a container's environment."""
     return [{"name": name, "value": value} for name, value in plan.environment.items()]
 
 
-def mounts(plan: Plan) -> list[Json]:
+def mounts(plan: ManifestPlan) -> list[Json]:
     """Where the volumes are in the container."""
     found: list[Json] = [{"name": _SCRATCH, "mountPath": "/tmp"}]  # noqa: S108 - in the pod
     if plan.token_secret is not None:
@@ -112,7 +112,7 @@ def mounts(plan: Plan) -> list[Json]:
     return found
 
 
-def volumes(plan: Plan, token_mode: int) -> list[Json]:
+def volumes(plan: ManifestPlan, token_mode: int) -> list[Json]:
     """What is mounted: a folder in memory, and the Secret with the tokens."""
     scratch = {"sizeLimit": f"{plan.resources.scratch_mib}Mi"}
     if not plan.resources.gpus:

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from bento.manifests.plan import Plan
+from bento.manifests.plan import ManifestPlan
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import write_atomic
 
@@ -25,7 +25,7 @@ class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
         return super().increase_indent(flow, False)
 
 
-def render(plan: Plan, files: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, str]:
+def render(plan: ManifestPlan, files: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, str]:
     """The text of each file: a line on what it runs, then its documents."""
     head = f"# {plan.model.tag} ({plan.model.digest})\n# Resources: {plan.resources.reason}\n"
     return {name: head + _documents(documents) for name, documents in files.items()}

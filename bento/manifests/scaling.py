@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bento.manifests.plan import METRICS_KEY, Plan
+from bento.manifests.plan import METRICS_KEY, ManifestPlan
 from bento.manifests.pod import Json
 
 # How long the mean of the waiting rows is over: shorter ones follow each burst.
@@ -13,7 +13,7 @@ _NEVER = 1_000_000_000
 PAUSED = "autoscaling.keda.sh/paused-replicas"
 
 
-def service_monitor(plan: Plan, selector: dict[str, str]) -> Json:
+def service_monitor(plan: ManifestPlan, selector: dict[str, str]) -> Json:
     """Prometheus asks each pod; what it keeps has the labels namespace, service and pod."""
     endpoint: Json = {"port": "http", "path": "/metrics", "interval": "15s"}
     if plan.token_secret is not None:
@@ -27,7 +27,7 @@ def service_monitor(plan: Plan, selector: dict[str, str]) -> Json:
     }
 
 
-def scaled_object(plan: Plan, name: str, *, live: bool) -> Json:
+def scaled_object(plan: ManifestPlan, name: str, *, live: bool) -> Json:
     """As many replicas as it takes for no more than one full batch to wait before each.
 
     If Prometheus cannot be asked, as many as there are at least, or one. What is not live has
@@ -51,14 +51,14 @@ def scaled_object(plan: Plan, name: str, *, live: bool) -> Json:
     }
 
 
-def waiting_rows(plan: Plan, service: str) -> str:
+def waiting_rows(plan: ManifestPlan, service: str) -> str:
     """The query of the rows that wait in all pods of a Service."""
     labels = {"service": service, **({"namespace": plan.namespace} if plan.namespace else {})}
     chosen = ",".join(f'{name}="{value}"' for name, value in sorted(labels.items()))
     return f"sum(avg_over_time(mlctl_queue_rows{{{chosen}}}[{_WINDOW}]))"
 
 
-def _trigger(plan: Plan, query: str, threshold: int) -> Json:
+def _trigger(plan: ManifestPlan, query: str, threshold: int) -> Json:
     metadata = {
         "serverAddress": plan.scaling.prometheus,
         "query": query,

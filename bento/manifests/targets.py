@@ -8,12 +8,12 @@ from typing import Any
 
 from bento.manifests import bentocloud, compose, kserve, kubernetes
 from bento.manifests.kserve import Canary, Mode
-from bento.manifests.plan import Plan
+from bento.manifests.plan import ManifestPlan
 from bento.manifests.render import render
 from bundle.errors import ErrorCode, MlctlError
 
 
-class Target(StrEnum):
+class ManifestTarget(StrEnum):
     """Where manifests are for."""
 
     KUBERNETES = "kubernetes"
@@ -31,10 +31,12 @@ class Extras:
     instance_type: str | None = None
 
 
-def manifests(plan: Plan, target: Target, extras: Extras | None = None) -> dict[str, str]:
+def manifests(
+    plan: ManifestPlan, target: ManifestTarget, extras: Extras | None = None
+) -> dict[str, str]:
     """The text of each file by its name; INVALID_INPUT for what the target cannot do."""
     extras = extras or Extras()
-    if target is not Target.BENTOCLOUD and not plan.image:
+    if target is not ManifestTarget.BENTOCLOUD and not plan.image:
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
             f"{target} runs images, and none was given",
@@ -43,12 +45,12 @@ def manifests(plan: Plan, target: Target, extras: Extras | None = None) -> dict[
         )
     found: dict[str, list[dict[str, Any]]]
     match target:
-        case Target.KUBERNETES:
+        case ManifestTarget.KUBERNETES:
             found = kubernetes.files(plan)
-        case Target.KSERVE:
+        case ManifestTarget.KSERVE:
             found = kserve.files(plan, extras.mode, extras.canary)
-        case Target.COMPOSE:
+        case ManifestTarget.COMPOSE:
             found = compose.files(plan)
-        case Target.BENTOCLOUD:
+        case ManifestTarget.BENTOCLOUD:
             found = bentocloud.files(plan, extras.instance_type)
     return render(plan, found)

@@ -30,7 +30,7 @@ from services.runtime.bento_store import BentoInfo
 Fetch = Callable[[Path], Path]
 
 
-class Place(Enum):
+class Destination(Enum):
     """Where a Bento may be sent."""
 
     FOLDER = "folder"
@@ -39,10 +39,10 @@ class Place(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TransferTarget:
     """A place to send to or take from: `where` is a path, or a model; `tag` picks one of many."""
 
-    place: Place
+    place: Destination
     where: str = ""
     tag: str | None = None
 
@@ -52,26 +52,26 @@ class Target:
         return Path(self.where).absolute()
 
 
-def parse_target(text: str) -> Target:
+def parse_target(text: str) -> TransferTarget:
     """What --push names: `mlflow`, `oci:PATH`, `folder:PATH`, or a folder as it is."""
-    if text == Place.MLFLOW.value:
-        return Target(Place.MLFLOW)
+    if text == Destination.MLFLOW.value:
+        return TransferTarget(Destination.MLFLOW)
     kind, _, rest = text.partition(":")
-    if kind not in (Place.OCI.value, Place.FOLDER.value):
-        kind, rest = Place.FOLDER.value, text
+    if kind not in (Destination.OCI.value, Destination.FOLDER.value):
+        kind, rest = Destination.FOLDER.value, text
     if not rest:
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
             f"{text!r} names no folder",
             "Write it as FOLDER, oci:FOLDER or mlflow.",
         )
-    return Target(Place(kind), rest)
+    return TransferTarget(Destination(kind), rest)
 
 
-def parse_source(text: str) -> Target | None:
+def parse_source(text: str) -> TransferTarget | None:
     """What `mlctl pull` names if it is a Bento: PLACE:WHERE or PLACE:WHERE#TAG; else None."""
     kind, colon, rest = text.partition(":")
-    if not colon or kind not in {place.value for place in Place}:
+    if not colon or kind not in {place.value for place in Destination}:
         return None
     where, _, tag = rest.partition("#")
     if not where:
@@ -80,7 +80,7 @@ def parse_source(text: str) -> Target | None:
             f"{text!r} names no Bento",
             "Write it as folder:PATH, oci:PATH#NAME:VERSION or mlflow:MODEL.",
         )
-    return Target(Place(kind), where, tag or None)
+    return TransferTarget(Destination(kind), where, tag or None)
 
 
 def push_folder(folder: Path, bento: BentoInfo) -> Path:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import click
 
-from cli.output import Output, reporting
+from cli.output import CommandOutput, reporting
 
 
 @click.command()
 @click.argument("name")
 @click.option("--reason", default="asked for by hand", show_default=True, help="For the record.")
 @reporting
-def abort(output: Output, name: str, reason: str) -> None:
+def abort(output: CommandOutput, name: str, reason: str) -> None:
     """Give up the rollout under way on NAME.
 
     All traffic returns to the previous model at once, and the outcome is `aborted`: it says
     nothing against the candidate, as `mlctl rollback` does.
     """
     from cli.asking import take_back
-    from rollout.domain.operator_commands import Wish
+    from rollout.domain.operator_commands import OperatorCommand
 
-    take_back(output, name, Wish.ABORT, reason)
+    take_back(output, name, OperatorCommand.ABORT, reason)

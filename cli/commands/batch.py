@@ -9,7 +9,7 @@ import click
 from cli.batch_options import run_options, work_options
 from cli.batches import json_line, pairs, show_report, stopping, watching
 from cli.commands.batch_estimate import estimate
-from cli.output import Output, reporting
+from cli.output import CommandOutput, reporting
 
 
 @click.group()
@@ -25,7 +25,13 @@ batch.add_command(estimate)
 @run_options
 @reporting
 def run(
-    output: Output, /, bento: str, source: str, target: str, unit_rows: int | None, **given: Any
+    output: CommandOutput,
+    /,
+    bento: str,
+    source: str,
+    target: str,
+    unit_rows: int | None,
+    **given: Any,
 ) -> None:
     """Score the rows of --in with BENTO, a Bento's tag or a bundle's folder, into --out.
 
@@ -35,7 +41,7 @@ def run(
     """
     from services.batch.base import SinkRequest, SourceRequest
     from services.batch.executors import choose_executor
-    from services.batch.job import Control, Wanted, column_list, run_job
+    from services.batch.job import BatchConfig, RunControl, column_list, run_job
     from services.batch.limits import ErrorLimit
     from services.batch.locations import without_password
     from services.batch.sinks import form_at, open_sink
@@ -46,7 +52,7 @@ def run(
     limit = ErrorLimit.parse(given["max_errors"])
     options = pairs(given["options"])
     model = find_scorable(bento)
-    wanted = Wanted(
+    wanted = BatchConfig(
         map=given["mapped"],
         keep=column_list(given["keep"]),
         filter=given["condition"],
@@ -63,7 +69,7 @@ def run(
     )
     name, size = lasting_name(bento), given["batch_rows"]
     with stopping(output) as stop, watching(output) as watch:
-        control = Control(limit, given["patience"], watch, stop, given["restart"])
+        control = RunControl(limit, given["patience"], watch, stop, given["restart"])
         report = run_job(model, name, rows, sink, wanted, executor, control, size)
     show_report(output, report, without_password(target))
 
@@ -74,20 +80,20 @@ def run(
 @work_options
 @reporting
 def redrive(
-    output: Output, target: str, bento: str | None, threads: int | None, patience: float
+    output: CommandOutput, target: str, bento: str | None, threads: int | None, patience: float
 ) -> None:
     """Score the rows in quarantine of OUT again; those that pass join the answers.
 
     They do so exactly once, and the others stay. OUT is what `mlctl batch run --out` was given.
     """
     from services.batch.base import SinkRequest
-    from services.batch.job import Control, local_executor
+    from services.batch.job import RunControl, local_executor
     from services.batch.redrive import redrive as score_again
     from services.batch.sinks import open_sink
     from services.runtime.scorable import find_scorable
 
     with stopping(output) as stop, watching(output) as watch:
-        control = Control(patience=patience, watch=watch, stop=stop)
+        control = RunControl(patience=patience, watch=watch, stop=stop)
         sink = open_sink(SinkRequest(target))
         done = score_again(sink, find_scorable, bento, local_executor(threads), control)
     if output.as_json:

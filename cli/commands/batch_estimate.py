@@ -10,10 +10,10 @@ import click
 from cli.batch_options import estimate_options
 from cli.batches import pairs
 from cli.optimizing import duration, only_results_on_stdout
-from cli.output import Output, counted, reporting
+from cli.output import CommandOutput, counted, reporting
 
 if TYPE_CHECKING:
-    from services.batch.estimate import Estimate
+    from services.batch.estimate import CostEstimate
 
 
 @click.command()
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @estimate_options
 @reporting
 def estimate(
-    output: Output, /, bento: str, source: str, unit_rows: int | None, **given: Any
+    output: CommandOutput, /, bento: str, source: str, unit_rows: int | None, **given: Any
 ) -> None:
     """Predict how long scoring the rows of --in with BENTO takes, and what it costs.
 
@@ -30,13 +30,13 @@ def estimate(
     """
     from services.batch.base import SourceRequest
     from services.batch.estimate import estimate as predicted
-    from services.batch.job import Wanted, column_list
+    from services.batch.job import BatchConfig, column_list
     from services.batch.sources import open_source
     from services.runtime.scorable import find_scorable
     from services.runtime.scorable import unit_rows as usual_unit_rows
 
     model = find_scorable(bento)
-    wanted = Wanted(
+    wanted = BatchConfig(
         map=given["mapped"],
         keep=column_list(given["keep"]),
         filter=given["condition"],
@@ -56,7 +56,7 @@ def estimate(
         _show(output, found)
 
 
-def _show(output: Output, found: Estimate) -> None:
+def _show(output: CommandOutput, found: CostEstimate) -> None:
     where = "from all over the input" if found.spread else "from the beginning of the input"
     rows, units = counted(found.rows, "row"), counted(found.units, "unit")
     output.line(f"Sample: {rows} in {units} {where}, {found.bad:,} bad")

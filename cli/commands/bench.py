@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.benches import columns_of, interruptible, row_of, show_tuning
-from cli.output import Output, reporting
+from cli.output import CommandOutput, reporting
 
 if TYPE_CHECKING:
     from loadtest.figures import Figures
-    from loadtest.runs import Asking, Load, Served
+    from loadtest.runs import LoadProfile, MeasuredServer, RequestShape
 
 
 def _counts(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[int, ...]:
@@ -79,7 +79,7 @@ def _counts(_context: click.Context, _parameter: click.Parameter, text: str) -> 
 )
 @reporting
 def bench(
-    output: Output,
+    output: CommandOutput,
     /,
     target: str,
     model: str | None,
@@ -104,12 +104,12 @@ def bench(
     Bento, real servers with different settings are tried; a search that was interrupted goes on
     where it stood.
     """
-    from loadtest.runs import Asking, Load, Protocols
+    from loadtest.runs import LoadProfile, Protocols, RequestShape
 
     target, model = _named(target, model)
     _check(target, data, tune=tune, goal=max_p99_ms, write=write)
     model = _known(target, model)
-    asking = Asking(
+    asking = RequestShape(
         protocol=Protocols(protocol),
         binary=encoding == "binary",
         rows=rows,
@@ -117,7 +117,7 @@ def bench(
         data=_data(target, data, model),
         model=model,
     )
-    load = Load(seconds=seconds, clients=clients, rate=rate)
+    load = LoadProfile(seconds=seconds, clients=clients, rate=rate)
     with interruptible():
         if max_p99_ms is not None:
             _tune(output, target, asking, load, (max_p99_ms, budget), write)
@@ -167,7 +167,7 @@ def _data(target: str, data: str | None, model: str | None) -> Path | None:
     return None if data is None else Path(data)
 
 
-def _bench(output: Output, target: str, asking: Asking, load: Load) -> None:
+def _bench(output: CommandOutput, target: str, asking: RequestShape, load: LoadProfile) -> None:
     from loadtest.runs import bench as run
 
     with ExitStack() as stack:
@@ -188,9 +188,11 @@ def _bench(output: Output, target: str, asking: Asking, load: Load) -> None:
         output.table(columns_of(), [row_of(figures) for figures in found], title)
 
 
-def _served(output: Output, target: str, asking: Asking, stack: ExitStack) -> Served:
+def _served(
+    output: CommandOutput, target: str, asking: RequestShape, stack: ExitStack
+) -> MeasuredServer:
     from bundle.tokens import token_of
-    from loadtest.runs import Served
+    from loadtest.runs import MeasuredServer
     from loadtest.server import serving
     from loadtest.target import parse_url
     from rollout.drivers.local.launcher import free_ports
@@ -198,7 +200,7 @@ def _served(output: Output, target: str, asking: Asking, stack: ExitStack) -> Se
 
     if "://" in target:
         address = parse_url(target, token_of(os.environ))
-        return Served(address, address if asking.protocol == "http" else None)
+        return MeasuredServer(address, address if asking.protocol == "http" else None)
     found = find_bento(target)
     output.note(f"Serving {found.tag} to measure it ...")
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="mlctl-bench-"))
@@ -209,10 +211,10 @@ def _served(output: Output, target: str, asking: Asking, stack: ExitStack) -> Se
 
 
 def _tune(
-    output: Output,
+    output: CommandOutput,
     target: str,
-    asking: Asking,
-    load: Load,
+    asking: RequestShape,
+    load: LoadProfile,
     limits: tuple[float, float],
     write: Path | None,
 ) -> None:

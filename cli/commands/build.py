@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli import shipping
-from cli.output import Output, reporting
+from cli.output import CommandOutput, reporting
 
 if TYPE_CHECKING:
     from bento.packaging import BuiltBento
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 @click.option("--force", is_flag=True, help="Build again even if the store has it.")
 @reporting
 def build(
-    output: Output,
+    output: CommandOutput,
     models: tuple[str, ...],
     version: str | None,
     name: str | None,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from cli.output import Output, counted, reporting
+from cli.output import CommandOutput, counted, reporting
 
 # Those of bento.clients.languages, which would load numpy for --help.
 LANGUAGES = ("python", "typescript", "proto", "openapi")
@@ -26,7 +26,9 @@ LANGUAGES = ("python", "typescript", "proto", "openapi")
 )
 @click.option("--force", is_flag=True, help="Replace files of the same names in a used folder.")
 @reporting
-def client(output: Output, model: str, language: str, folder: Path | None, force: bool) -> None:
+def client(
+    output: CommandOutput, model: str, language: str, folder: Path | None, force: bool
+) -> None:
     """Write a typed client of MODEL, made from its signature.
 
     MODEL is a Bento (NAME:VERSION, or NAME for the newest), a Bento's or bundle's folder, or the

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.output import Output, reporting
+from cli.output import CommandOutput, reporting
 
 if TYPE_CHECKING:
     from bento.containers.container import Engine
@@ -44,7 +44,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--lock", type=_FILE, help="Take packages and hashes from this file, ask no index.")
 @reporting
 def containerize(
-    output: Output,
+    output: CommandOutput,
     bento: str,
     engine: str,
     folder: Path | None,
@@ -95,7 +95,7 @@ def containerize(
     _say(output, context.folder, named, name, built)
 
 
-def _say(output: Output, folder: Path, base: str, name: str, built: str | None) -> None:
+def _say(output: CommandOutput, folder: Path, base: str, name: str, built: str | None) -> None:
     if "@sha256:" not in base:
         output.note(f"The base {base} is a tag and may change; --base NAME@sha256:... does not.")
     if built is not None:

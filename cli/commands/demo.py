@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.output import Output, reporting
+from cli.output import CommandOutput, reporting
 
 if TYPE_CHECKING:
     from examples.digits.story import Story, Summary
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class _Narration:
     """Shows chapters, commands and remarks on stderr, so that --json leaves stdout alone."""
 
-    def __init__(self, output: Output) -> None:
+    def __init__(self, output: CommandOutput) -> None:
         self._console = output.stderr
 
     def chapter(self, text: str) -> None:
@@ -40,7 +40,7 @@ class _Narration:
 @click.option("--keep", is_flag=True, help="Leave the deployment running, and say how to call it.")
 @click.option("--port", type=click.IntRange(1, 65535), help="Where it listens.  [default: free]")
 @reporting
-def demo(output: Output, keep: bool, port: int | None) -> None:
+def demo(output: CommandOutput, keep: bool, port: int | None) -> None:
     """Walk one model through the whole chain.
 
     Trains, optimizes, builds, deploys and promotes handwritten digits, and rolls a bad one back.
@@ -70,7 +70,7 @@ def demo(output: Output, keep: bool, port: int | None) -> None:
         _say_how_to_call(output, story)
 
 
-def _show(output: Output, summary: Summary) -> None:
+def _show(output: CommandOutput, summary: Summary) -> None:
     from cli.rollouts import verdict_text
     from cli.variants import models_table
 
@@ -94,7 +94,7 @@ def _show(output: Output, summary: Summary) -> None:
     output.line(f"The whole story took {summary.seconds:.0f} s.")
 
 
-def _say_how_to_call(output: Output, story: Story) -> None:
+def _say_how_to_call(output: CommandOutput, story: Story) -> None:
     output.note("It is still running. Ask it for a digit:")
     output.note(f"  curl -s {story.infer_url} -H content-type:application/json \\")
     output.note(f"    -d @{story.write_example()}")

@@ -6,14 +6,14 @@ from dataclasses import asdict
 
 import click
 
-from cli.output import Output, reporting
+from cli.output import CommandOutput, reporting
 
 _STYLE = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
 @click.command()
 @reporting
-def doctor(output: Output) -> None:
+def doctor(output: CommandOutput) -> None:
     """Check this machine: runtimes, packages, stores.
 
     Exits 7 if something is wrong.

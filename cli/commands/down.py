@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import click
 
-from cli.output import Output, reporting
+from cli.output import CommandOutput, reporting
 
 
 @click.command()
 @click.argument("name")
 @reporting
-def down(output: Output, name: str) -> None:
+def down(output: CommandOutput, name: str) -> None:
     """Stop the deployment NAME: its Bentos, its proxy and its daemon. The history stays."""
     from rollout.client import deployments
 

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from cli.output import Output, reporting
+from cli.output import CommandOutput, reporting
 
 
 @click.command()
@@ -40,7 +40,7 @@ from cli.output import Output, reporting
 )
 @reporting
 def gate(
-    output: Output,
+    output: CommandOutput,
     /,
     sources: tuple[str, ...],
     host: str,

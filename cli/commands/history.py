@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.output import Output, reporting
+from cli.output import CommandOutput, reporting
 
 if TYPE_CHECKING:
     from rollout.journal.history import Moment
@@ -28,7 +28,7 @@ def _moment(_context: click.Context, _parameter: click.Parameter, text: str | No
 @click.argument("name")
 @click.option("--at", "moment", metavar="TIME", callback=_moment, help="What was live then.")
 @reporting
-def history(output: Output, name: str, moment: float | None) -> None:
+def history(output: CommandOutput, name: str, moment: float | None) -> None:
     """Show every rollout of deployment NAME, and what was live when.
 
     The newest comes first, each with the verdict that ended it. With --at: what was in
@@ -44,7 +44,7 @@ def history(output: Output, name: str, moment: float | None) -> None:
         _show_moment(output, name, at(moment, deployments.events(name, ticks=False), rollouts))
 
 
-def _show_all(output: Output, name: str) -> None:
+def _show_all(output: CommandOutput, name: str) -> None:
     from cli.rollouts import local_time, rollout_document, verdict_text
     from cli.telling import run_document
     from rollout.client import deployments
@@ -79,7 +79,7 @@ def _show_all(output: Output, name: str) -> None:
         )
 
 
-def _show_moment(output: Output, name: str, moment: Moment) -> None:
+def _show_moment(output: CommandOutput, name: str, moment: Moment) -> None:
     from cli.rollouts import local_time
 
     live, candidate = moment.live, moment.candidate

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.output import Output, reporting
+from cli.output import CommandOutput, reporting
 
 if TYPE_CHECKING:
     from services.precomputed.base import Generation
@@ -24,7 +24,7 @@ def hybrid() -> None:
 
 @hybrid.command("list")
 @reporting
-def list_(output: Output) -> None:
+def list_(output: CommandOutput) -> None:
     """List the names of all precomputed answers."""
     from services.precomputed import manage
 
@@ -42,7 +42,7 @@ def list_(output: Output) -> None:
 @hybrid.command()
 @click.argument("name")
 @reporting
-def show(output: Output, name: str) -> None:
+def show(output: CommandOutput, name: str) -> None:
     """Show the generations of NAME: one live for each model's digest, one to go back to."""
     from cli.rollouts import local_time
     from services.precomputed import manage
@@ -62,7 +62,7 @@ def show(output: Output, name: str) -> None:
 @click.argument("name")
 @click.argument("generation", type=click.IntRange(1))
 @reporting
-def flip(output: Output, name: str, generation: int) -> None:
+def flip(output: CommandOutput, name: str, generation: int) -> None:
     """Make a complete GENERATION of NAME the live one of its digest, at once."""
     from bundle.clock import SystemClock
     from services.precomputed import manage
@@ -74,7 +74,7 @@ def flip(output: Output, name: str, generation: int) -> None:
 @click.argument("name")
 @click.option("--digest", help="Of which model, if several have a previous generation.")
 @reporting
-def rollback(output: Output, name: str, digest: str | None) -> None:
+def rollback(output: CommandOutput, name: str, digest: str | None) -> None:
     """Make the previous generation of NAME live again, at once."""
     from bundle.clock import SystemClock
     from services.precomputed import manage
@@ -82,7 +82,7 @@ def rollback(output: Output, name: str, digest: str | None) -> None:
     _print_live(output, name, manage.rollback(name, digest, SystemClock().wall()))
 
 
-def _print_live(output: Output, name: str, generation: Generation) -> None:
+def _print_live(output: CommandOutput, name: str, generation: Generation) -> None:
     if output.as_json:
         output.document(_document(generation))
     else:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.output import Output, reporting
+from cli.output import CommandOutput, reporting
 
 if TYPE_CHECKING:
-    from rollout.drivers.local.logs import Line
+    from rollout.drivers.local.logs import LogLine
 
 _POLL_SECONDS = 0.2
 
@@ -24,7 +24,7 @@ _POLL_SECONDS = 0.2
 )
 @click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C.")
 @reporting
-def logs(output: Output, name: str, role: str | None, lines: int, *, follow: bool) -> None:
+def logs(output: CommandOutput, name: str, role: str | None, lines: int, *, follow: bool) -> None:
     """Print the ends of the logs of the deployment NAME, up or down.
 
     With --json every line of output is a document of its own: {"role": ..., "text": ...}.
@@ -43,7 +43,7 @@ def logs(output: Output, name: str, role: str | None, lines: int, *, follow: boo
         time.sleep(_POLL_SECONDS)
 
 
-def _print(output: Output, line: Line, *, named: bool) -> None:
+def _print(output: CommandOutput, line: LogLine, *, named: bool) -> None:
     if output.as_json:
         click.echo(json.dumps({"role": line.role, "text": line.text}, ensure_ascii=False))
     else:

@@ -9,10 +9,10 @@ import click
 from click.core import ParameterSource
 
 from cli.manifest_options import BELONGS, manifest_options
-from cli.output import Output, reporting
+from cli.output import CommandOutput, reporting
 
 if TYPE_CHECKING:
-    from bento.manifests.plan import Plan
+    from bento.manifests.plan import ManifestPlan
     from bento.manifests.targets import Extras
 
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @manifest_options
 @reporting
 def manifests(
-    output: Output, /, bento: str, target: str, folder: Path | None, **given: Any
+    output: CommandOutput, /, bento: str, target: str, folder: Path | None, **given: Any
 ) -> None:
     """Write the manifests that run BENTO (NAME:VERSION, or NAME for the newest) elsewhere.
 
@@ -29,12 +29,12 @@ def manifests(
     --output everything is printed.
     """
     from bento.manifests.render import write
-    from bento.manifests.targets import Target
+    from bento.manifests.targets import ManifestTarget
     from bento.manifests.targets import manifests as make
 
     _check(target)
     plan = _plan(bento, given)
-    texts = make(plan, Target(target), _extras(given))
+    texts = make(plan, ManifestTarget(target), _extras(given))
     if folder is not None:
         write(folder, texts)
     if output.as_json:
@@ -65,13 +65,13 @@ def _check(target: str) -> None:
             raise click.UsageError(f"{option.opts[0]} is not for --target {target}")
 
 
-def _plan(bento: str, given: dict[str, Any]) -> Plan:
+def _plan(bento: str, given: dict[str, Any]) -> ManifestPlan:
     from bento.manifests.bento import subject_of, workers_of
     from bento.manifests.plan import (
-        Colour,
         Edge,
-        Layout,
-        Plan,
+        ManifestLayout,
+        ManifestPlan,
+        ManifestSlot,
         Scaling,
         name_of,
         settings_of,
@@ -84,7 +84,7 @@ def _plan(bento: str, given: dict[str, Any]) -> Plan:
         given["replicas"], given["max_replicas"], given["wake_query"], given["prometheus"]
     )
     edge = Edge(given["gateway"], given["hosts"], given["grpc_host"], given["allow_from"])
-    return Plan(
+    return ManifestPlan(
         name=given["name"] or name_of(subject.name),
         model=subject.model,
         image=given["image"] or "",
@@ -92,8 +92,8 @@ def _plan(bento: str, given: dict[str, Any]) -> Plan:
         namespace=given["namespace"],
         scaling=scaling,
         edge=edge,
-        layout=Layout(given["layout"]),
-        only=Colour(given["colour"]) if given["colour"] else None,
+        layout=ManifestLayout(given["layout"]),
+        only=ManifestSlot(given["colour"]) if given["colour"] else None,
         settings=settings,
         token_secret=given["token_secret"],
     )
@@ -110,7 +110,7 @@ def _extras(given: dict[str, Any]) -> Extras:
     return Extras(Mode(given["mode"]), canary, given["instance_type"])
 
 
-def _warn(output: Output, plan: Plan, target: str) -> None:
+def _warn(output: CommandOutput, plan: ManifestPlan, target: str) -> None:
     if not plan.resources.measured and target != "bentocloud":
         output.note(f"CPU and memory are {plan.resources.reason}.")
     if plan.image and "@sha256:" not in plan.image:

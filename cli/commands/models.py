@@ -6,12 +6,12 @@ from dataclasses import asdict
 
 import click
 
-from cli.output import Output, reporting
+from cli.output import CommandOutput, reporting
 
 
 @click.command()
 @reporting
-def models(output: Output) -> None:
+def models(output: CommandOutput) -> None:
     """List the registered models, with their aliases and what they were optimized from."""
     from registry.mlflow_catalog import MlflowCatalog
     from registry.tracking import TRACKING_VARIABLE, registry_address

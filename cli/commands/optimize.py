@@ -12,7 +12,7 @@ import click
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import check_writable
 from cli.optimize_options import optimize_options
-from cli.output import Output, reporting
+from cli.output import CommandOutput, reporting
 
 if TYPE_CHECKING:
     from optimize.choice import Judged
@@ -45,7 +45,13 @@ class _Request:
 @optimize_options
 @reporting
 def optimize(
-    output: Output, /, model: str, data: str, report: Path | None, dry_run: bool, **given: Any
+    output: CommandOutput,
+    /,
+    model: str,
+    data: str,
+    report: Path | None,
+    dry_run: bool,
+    **given: Any,
 ) -> None:
     """Optimize a registered MODEL and register the best variant.
 
@@ -104,7 +110,7 @@ def _check_paths(data: str, report: Path | None) -> None:
 
 def _request(model: str, data: str, given: dict[str, Any]) -> _Request:
     from optimize.batching import DEFAULT, read_joining
-    from optimize.data import Sampling
+    from optimize.data import RowLimits
     from optimize.goals import Goals, Prefer
     from optimize.prepare import Options
     from optimize.recipes.base import Calibrator, Target
@@ -124,7 +130,7 @@ def _request(model: str, data: str, given: dict[str, Any]) -> _Request:
         target=target,
         metric=given["metric"],
         calibrator=Calibrator(given["calibrator"]),
-        sampling=Sampling(given["calibration_rows"], given["rows"]),
+        sampling=RowLimits(given["calibration_rows"], given["rows"]),
         transform=given["transform"],
         joining=DEFAULT if given["batching"] is None else read_joining(given["batching"]),
         allow_pickle=given["allow_pickle"],
@@ -134,7 +140,7 @@ def _request(model: str, data: str, given: dict[str, Any]) -> _Request:
     )
 
 
-def _run(output: Output, request: _Request) -> OptimizeResult:
+def _run(output: CommandOutput, request: _Request) -> OptimizeResult:
     from cli.benches import interruptible
     from cli.optimizing import only_results_on_stdout, watching
     from optimize.pipeline import optimize as run
@@ -153,7 +159,7 @@ def _run(output: Output, request: _Request) -> OptimizeResult:
         )
 
 
-def _show_plan(output: Output, request: _Request) -> None:
+def _show_plan(output: CommandOutput, request: _Request) -> None:
     from cli.optimizing import only_results_on_stdout
     from optimize.plan import make_plan
     from registry.mlflow_catalog import MlflowCatalog
@@ -173,7 +179,7 @@ def _show_plan(output: Output, request: _Request) -> None:
         _print_plan(output, found)
 
 
-def _print_plan(output: Output, plan: Plan) -> None:
+def _print_plan(output: CommandOutput, plan: Plan) -> None:
     output.line(
         f"{plan.source} for {plan.target}: {plan.calibration_rows} rows calibrate, "
         f"{plan.held_out_rows} others judge"
@@ -192,7 +198,7 @@ def _print_plan(output: Output, plan: Plan) -> None:
         output.line(f"  {name} is left out: it is for {targets}")
 
 
-def _write(output: Output, report: Path | None, page: str) -> None:
+def _write(output: CommandOutput, report: Path | None, page: str) -> None:
     if report is not None:
         report.write_text(page, encoding="utf-8")
         output.note(f"The report is in {report}")
@@ -216,7 +222,7 @@ def _records(judged: Sequence[Judged]) -> list[dict[str, Any]]:
     return [variant_record(item) for item in judged]
 
 
-def _show(output: Output, judged: Sequence[Judged]) -> None:
+def _show(output: CommandOutput, judged: Sequence[Judged]) -> None:
     from cli.variants import variants_table
 
     variants_table(output, _records(judged))

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.benches import interruptible
-from cli.output import Output, reporting
+from cli.output import CommandOutput, reporting
 
 if TYPE_CHECKING:
-    from loadtest.parity.compare import Finding
-    from loadtest.parity.run import Parity
+    from loadtest.parity.compare import PathComparison
+    from loadtest.parity.run import ParityReport
 
 
 @click.command()
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     help="More rows beside the golden ones: a .npz file of the inputs.",
 )
 @reporting
-def parity(output: Output, /, bento: str, rows: Path | None) -> None:
+def parity(output: CommandOutput, /, bento: str, rows: Path | None) -> None:
     """Compare what BENTO answers online, in a batch and in a stream.
 
     BENTO (NAME:VERSION, or NAME for the newest) is served on free ports for as long as it takes.
@@ -48,7 +48,7 @@ def parity(output: Output, /, bento: str, rows: Path | None) -> None:
         raise click.exceptions.Exit(5)
 
 
-def _show(output: Output, tag: str, found: Parity) -> None:
+def _show(output: CommandOutput, tag: str, found: ParityReport) -> None:
     if output.as_json:
         output.document({"bento": tag, **found.as_dict()})
         return
@@ -59,7 +59,7 @@ def _show(output: Output, tag: str, found: Parity) -> None:
         output.note(f"{len(wrong)} of {len(found.findings)} comparisons failed")
 
 
-def _line(finding: Finding) -> tuple[str, ...]:
+def _line(finding: PathComparison) -> tuple[str, ...]:
     about = f" of {finding.output!r}" if finding.output and finding.differing else ""
     told = f": {finding.detail}" if finding.detail else ""
     seen = finding.rows > 0

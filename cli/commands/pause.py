@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import click
 
-from cli.output import Output, reporting
+from cli.output import CommandOutput, reporting
 
 
 @click.command()
 @click.argument("name")
 @click.option("--reason", default="asked for by hand", show_default=True, help="For the record.")
 @reporting
-def pause(output: Output, name: str, reason: str) -> None:
+def pause(output: CommandOutput, name: str, reason: str) -> None:
     """Pause the rollout under way on NAME.
 
     Its weights stay and its clocks stand still. The gates go on watching: harm still takes the
     traffic back. `mlctl resume` goes on, `mlctl abort` ends it.
     """
     from cli.asking import ask
-    from rollout.domain.operator_commands import Wish
+    from rollout.domain.operator_commands import OperatorCommand
 
-    ask(output, name, Wish.PAUSE, reason)
+    ask(output, name, OperatorCommand.PAUSE, reason)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
-from cli.output import Output, reporting
+from cli.output import CommandOutput, reporting
 from cli.promote_options import promote_options
 
 if TYPE_CHECKING:
     from rollout.domain.spec import Revision, RolloutSpec
-    from rollout.journal.records import Event
+    from rollout.journal.records import JournalEvent
 
 
 @click.command()
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @promote_options
 @reporting
 def promote(
-    output: Output,
+    output: CommandOutput,
     /,
     name: str,
     bento: str | None,
@@ -89,7 +89,7 @@ def _spec(
     )
 
 
-def _show_plan(output: Output, name: str, bento: str | None, spec: RolloutSpec) -> None:
+def _show_plan(output: CommandOutput, name: str, bento: str | None, spec: RolloutSpec) -> None:
     from cli.plans import plan_document, plan_rows
     from cli.revisions import find_revision
     from rollout.client.traffic import broken_by, plan_for
@@ -109,7 +109,7 @@ def _show_plan(output: Output, name: str, bento: str | None, spec: RolloutSpec) 
 
 
 def _begin(
-    output: Output, what: tuple[str, Revision], spec: RolloutSpec, *, full: bool, force: bool
+    output: CommandOutput, what: tuple[str, Revision], spec: RolloutSpec, *, full: bool, force: bool
 ) -> int:
     """Start the rollout, unless its evidence or today's traffic speak against it."""
     from rollout.client import deployments
@@ -127,20 +127,20 @@ def _begin(
 
 def _skip_gates(name: str) -> int:
     from rollout.client import deployments
-    from rollout.domain.operator_commands import Wish
+    from rollout.domain.operator_commands import OperatorCommand
 
-    event = deployments.ask(name, Wish.FULL, "promote --full")
+    event = deployments.ask(name, OperatorCommand.FULL, "promote --full")
     return event.rollout or 0
 
 
-def _say_detached(output: Output, name: str, rollout: int) -> None:
+def _say_detached(output: CommandOutput, name: str, rollout: int) -> None:
     if output.as_json:
         output.document({"name": name, "rollout": rollout})
     else:
         output.line(f"rollout {rollout} of {name} is under way: mlctl status {name}")
 
 
-def _show_events(output: Output, events: Iterable[Event]) -> None:
+def _show_events(output: CommandOutput, events: Iterable[JournalEvent]) -> None:
     """One line for each event that matters; quiet looks only move the status line."""
     from cli.rollouts import event_line, is_quiet
 
@@ -155,7 +155,7 @@ def _show_events(output: Output, events: Iterable[Event]) -> None:
                 output.line(line)
 
 
-def _follow(output: Output, name: str, rollout: int) -> None:
+def _follow(output: CommandOutput, name: str, rollout: int) -> None:
     from cli.rollouts import rollout_document, verdict_text
     from rollout.client import deployments
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.output import Output, reporting
+from cli.output import CommandOutput, reporting
 
 if TYPE_CHECKING:
-    from rollout.client.process_table import Row
+    from rollout.client.process_table import ProcessRow
 
 _COLUMNS = ("DEPLOYMENT", "ROLE", "PID>", "PORT>", "CPU>", "MEMORY>", "UP>", "RESTARTS>", "STATE")
 
@@ -18,7 +18,7 @@ _COLUMNS = ("DEPLOYMENT", "ROLE", "PID>", "PORT>", "CPU>", "MEMORY>", "UP>", "RE
 @click.command()
 @click.argument("name", required=False)
 @reporting
-def ps(output: Output, name: str | None) -> None:
+def ps(output: CommandOutput, name: str | None) -> None:
     """Show the processes of the deployments, or of one of them.
 
     CPU is in cores over a short moment. RESTARTS counts since `up`; a plus means that it goes
@@ -40,7 +40,7 @@ def ps(output: Output, name: str | None) -> None:
         output.table(_COLUMNS, lines)
 
 
-def _cells(name: str, row: Row) -> tuple[str, ...]:
+def _cells(name: str, row: ProcessRow) -> tuple[str, ...]:
     return (
         *(name, row.role, str(row.pid), "" if row.port is None else str(row.port)),
         "" if row.cpu is None else f"{row.cpu:.2f}",

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import click
 
 from bundle.errors import ErrorCode, MlctlError
-from cli.output import Output, reporting
+from cli.output import CommandOutput, reporting
 from cli.shipping import pull as take_in
 
 if TYPE_CHECKING:
-    from bento.transfer.push import Target
+    from bento.transfer.push import TransferTarget
 
 
 @click.command()
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 )
 @click.option("--force", is_flag=True, help="Replace another BENTO of the same tag in the store.")
 @reporting
-def pull(output: Output, what: str, out: Path | None, force: bool) -> None:
+def pull(output: CommandOutput, what: str, out: Path | None, force: bool) -> None:
     """Fetch the bundle of an optimized MODEL, or a BENTO that was pushed, and verify it.
 
     MODEL is a name (its newest optimized version), NAME@ALIAS or NAME/VERSION of the
@@ -47,7 +47,9 @@ def pull(output: Output, what: str, out: Path | None, force: bool) -> None:
         _pull_bundle(output, what, out)
 
 
-def _pull_bento(output: Output, source: Target, out: Path | None, *, force: bool) -> None:
+def _pull_bento(
+    output: CommandOutput, source: TransferTarget, out: Path | None, *, force: bool
+) -> None:
     from bento.transfer.archive import list_files
 
     if out is not None:
@@ -62,7 +64,7 @@ def _pull_bento(output: Output, source: Target, out: Path | None, *, force: bool
         output.line(f"{bento.tag} is in the store, digest {digest}, parcel {parcel}")
 
 
-def _pull_bundle(output: Output, model: str, out: Path) -> None:
+def _pull_bundle(output: CommandOutput, model: str, out: Path) -> None:
     from registry.mlflow_catalog import MlflowCatalog
 
     target = out.absolute()

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import click
 
-from cli.output import Output, reporting
+from cli.output import CommandOutput, reporting
 
 
 @click.command()
 @click.argument("name")
 @click.option("--reason", default="asked for by hand", show_default=True, help="For the record.")
 @reporting
-def resume(output: Output, name: str, reason: str) -> None:
+def resume(output: CommandOutput, name: str, reason: str) -> None:
     """Go on with the paused rollout of NAME.
 
     One that was paused at its deadline gets the same time once more.
     """
     from cli.asking import ask
-    from rollout.domain.operator_commands import Wish
+    from rollout.domain.operator_commands import OperatorCommand
 
-    ask(output, name, Wish.RESUME, reason)
+    ask(output, name, OperatorCommand.RESUME, reason)

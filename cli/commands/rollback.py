@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import click
 
-from cli.output import Output, reporting
+from cli.output import CommandOutput, reporting
 
 
 @click.command()
 @click.argument("name")
 @click.option("--reason", default="asked for by hand", show_default=True, help="For the record.")
 @reporting
-def rollback(output: Output, name: str, reason: str) -> None:
+def rollback(output: CommandOutput, name: str, reason: str) -> None:
     """Take the rollout under way on NAME back.
 
     All traffic returns to the previous model at once.
     """
     from cli.asking import take_back
-    from rollout.domain.operator_commands import Wish
+    from rollout.domain.operator_commands import OperatorCommand
 
-    take_back(output, name, Wish.ROLLBACK, reason)
+    take_back(output, name, OperatorCommand.ROLLBACK, reason)

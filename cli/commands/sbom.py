@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from cli.output import Output, reporting
+from cli.output import CommandOutput, reporting
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
@@ -22,7 +22,9 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option("--lock", type=_FILE, help="Take packages and hashes from this file, ask no index.")
 @reporting
-def sbom(output: Output, bento: str, file: Path | None, platform: str, lock: Path | None) -> None:
+def sbom(
+    output: CommandOutput, bento: str, file: Path | None, platform: str, lock: Path | None
+) -> None:
     """List the packages and models of BENTO with versions, hashes and licences (CycloneDX 1.6).
 
     BENTO is NAME:VERSION, or NAME for the newest. The hashes of its packages come from the

@@ -7,7 +7,7 @@ import time
 import click
 
 from bundle.errors import ErrorCode, MlctlError
-from cli.output import Output, reporting
+from cli.output import CommandOutput, reporting
 from cli.scaling import bound_options, bounds
 
 
@@ -22,7 +22,7 @@ from cli.scaling import bound_options, bounds
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Until all are ready.")
 @reporting
 def scale(
-    output: Output,
+    output: CommandOutput,
     name: str,
     replicas: int | None,
     min_replicas: int | None,

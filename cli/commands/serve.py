@@ -9,7 +9,7 @@ import click
 
 from bundle.home import bento_environment
 from cli.edge_options import FILE, edge_options, tell_exposure
-from cli.output import Output, reporting
+from cli.output import CommandOutput, reporting
 
 
 @click.command()
@@ -28,7 +28,7 @@ from cli.output import Output, reporting
 @edge_options
 @reporting
 def serve(
-    output: Output,
+    output: CommandOutput,
     /,
     bento: str,
     host: str,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from cli.output import Output, reporting
+from cli.output import CommandOutput, reporting
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 PASSWORD_VARIABLE = "MLCTL_KEY_PASSWORD"  # noqa: S105 - the name of the variable
@@ -17,7 +17,7 @@ PASSWORD_VARIABLE = "MLCTL_KEY_PASSWORD"  # noqa: S105 - the name of the variabl
 @click.argument("what", metavar="BUNDLE|BENTO")
 @click.option("--key", type=_FILE, required=True, help="The private key, PEM; see docs/signing.md.")
 @reporting
-def sign(output: Output, what: str, key: Path) -> None:
+def sign(output: CommandOutput, what: str, key: Path) -> None:
     """Sign a bundle's folder, or every bundle in a Bento of the store.
 
     The signature is written beside the bundle: FOLDER.sig, or into the Bento. The key's

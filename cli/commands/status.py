@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bundle.errors import ErrorCode, MlctlError
-from cli.output import Output, reporting
+from cli.output import CommandOutput, reporting
 
 if TYPE_CHECKING:
-    from rollout.client.deployments import Status
+    from rollout.client.deployments import DeploymentStatus
 
 
 @click.command()
 @click.argument("name", required=False)
 @click.option("--watch", "-w", "watched", is_flag=True, help="Draw it again and again.")
 @reporting
-def status(output: Output, name: str | None, *, watched: bool) -> None:
+def status(output: CommandOutput, name: str | None, *, watched: bool) -> None:
     """Show the deployments, or one of them.
 
     For each its traffic, its health, and the rollout under way. With --watch: a live picture of
@@ -53,7 +53,7 @@ def running_line(running: Mapping[str, bool]) -> str:
     return "all processes"
 
 
-def _watch(output: Output, name: str | None) -> None:
+def _watch(output: CommandOutput, name: str | None) -> None:
     if name is None or output.as_json:
         raise click.UsageError("--watch needs a NAME and takes no --json")
     try:
@@ -75,7 +75,7 @@ def _draw(name: str) -> None:
         watch(Console(highlight=False), looker)
 
 
-def _follow(output: Output, name: str) -> None:
+def _follow(output: CommandOutput, name: str) -> None:
     from cli.rollouts import event_line
     from rollout.client import deployments
 
@@ -91,7 +91,7 @@ def _follow(output: Output, name: str) -> None:
             output.line(line)
 
 
-def _show(output: Output, status: Status) -> None:
+def _show(output: CommandOutput, status: DeploymentStatus) -> None:
     from cli.rollouts import event_line
     from cli.telling import show_links
     from rollout.client.links import links
@@ -120,7 +120,7 @@ def _show(output: Output, status: Status) -> None:
     output.note(f"End it with `mlctl rollback {deployment.name}`.")
 
 
-def _document(status: Status) -> dict[str, Any]:
+def _document(status: DeploymentStatus) -> dict[str, Any]:
     from cli.rollouts import rollout_document
     from cli.telling import links_document, run_document
     from rollout.client.links import links

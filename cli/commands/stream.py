@@ -9,7 +9,7 @@ import click
 
 from bundle.errors import ErrorCode, MlctlError
 from cli.batches import stopping
-from cli.output import Output, reporting
+from cli.output import CommandOutput, reporting
 from cli.stream_compare import compare
 from cli.stream_options import run_options, wanted_run
 from cli.stream_tools import forget, lag, peek, redrive, send, tail
@@ -25,7 +25,7 @@ def stream() -> None:
 @click.argument("bento")
 @run_options
 @reporting
-def run(output: Output, /, bento: str, **given: Any) -> None:
+def run(output: CommandOutput, /, bento: str, **given: Any) -> None:
     """Score the messages of --in with BENTO, a Bento's tag or a bundle's folder, into --out.
 
     It says first what is guaranteed if it is killed. Several of them with the same --group
@@ -58,12 +58,12 @@ def run(output: Output, /, bento: str, **given: Any) -> None:
 @click.argument("place")
 @click.option("--group", default="mlctl", show_default=True, help="The group whose lag it is.")
 @reporting
-def doctor(output: Output, /, place: str, group: str) -> None:
+def doctor(output: CommandOutput, /, place: str, group: str) -> None:
     """Connect to PLACE, and say what its broker guarantees and how far the group is."""
-    from services.stream.base import Place
+    from services.stream.base import StreamUrl
     from services.stream.tools import browsable
 
-    looked_at = Place.parse(place)
+    looked_at = StreamUrl.parse(place)
     found = browsable(looked_at).examine(looked_at, group)
     behind = None if found.lag is None else sum(found.lag.values())
     if output.as_json:

@@ -9,12 +9,12 @@ from click.core import ParameterSource
 
 from cli.edge_options import edge, edge_options, tell_exposure
 from cli.kubernetes_options import kubernetes_options, kubernetes_settings
-from cli.output import Output, reporting
+from cli.output import CommandOutput, reporting
 from cli.scaling import bound_options, settings_of
 from cli.telling import telling, telling_options
 
 if TYPE_CHECKING:
-    from rollout.domain.spec import Settings
+    from rollout.domain.spec import DeploymentSettings
     from rollout.journal.records import Deployment
 
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 @click.option("--all", "everything", is_flag=True, help="Bring back what was up before a reboot.")
 @reporting
 def up(
-    output: Output,
+    output: CommandOutput,
     /,
     name: str | None,
     bento: str | None,
@@ -118,7 +118,7 @@ def _refuse_settings() -> None:
             )
 
 
-def _settings(target: str, options: dict[str, Any], **local: Any) -> Settings:
+def _settings(target: str, options: dict[str, Any], **local: Any) -> DeploymentSettings:
     """Those of a cluster or, as `local` says, of this machine; `options` are all others."""
     told = telling(options)
     remote = kubernetes_settings(target, **options)
@@ -128,7 +128,7 @@ def _settings(target: str, options: dict[str, Any], **local: Any) -> Settings:
     return told(remote or settings_of(**local))
 
 
-def _show(output: Output, *found: Deployment) -> None:
+def _show(output: CommandOutput, *found: Deployment) -> None:
     from rollout.drivers.listener import url_of
 
     if output.as_json:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from cli.output import Output, reporting
+from cli.output import CommandOutput, reporting
 
 
 @click.command()
@@ -17,7 +17,7 @@ from cli.output import Output, reporting
     help="Prove the signatures as well, under this key, PEM.",
 )
 @reporting
-def verify(output: Output, what: str, public_key: Path | None) -> None:
+def verify(output: CommandOutput, what: str, public_key: Path | None) -> None:
     """Check every file of a bundle's folder, or of every bundle in a Bento of the store.
 
     Exits 4 with the first file that is altered, missing or unlisted; with --public-key also

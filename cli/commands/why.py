@@ -6,13 +6,13 @@ from typing import Any
 
 import click
 
-from cli.output import Output, reporting
+from cli.output import CommandOutput, reporting
 
 
 @click.command()
 @click.argument("digest")
 @reporting
-def why(output: Output, digest: str) -> None:
+def why(output: CommandOutput, digest: str) -> None:
     """Show the chain behind DIGEST.
 
     From the run that trained the model, over the evidence of its optimization, to the verdict
@@ -29,7 +29,7 @@ def why(output: Output, digest: str) -> None:
         _show(output, chain)
 
 
-def _show(output: Output, chain: dict[str, Any]) -> None:
+def _show(output: CommandOutput, chain: dict[str, Any]) -> None:
     from cli.rollouts import local_time, verdict_text
 
     output.line(f"digest     {chain['digest']}")
@@ -52,7 +52,7 @@ def _show(output: Output, chain: dict[str, Any]) -> None:
     output.line(f"serves     {', '.join(chain['serves']) or 'nothing now'}")
 
 
-def _show_origin(output: Output, model: dict[str, Any]) -> None:
+def _show_origin(output: CommandOutput, model: dict[str, Any]) -> None:
     for part in ("source", "optimized"):
         output.line(f"{part:<10} {_version(model[part])}")
     output.line(f"variant    {_pairs(model['variant'])}")

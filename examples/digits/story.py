@@ -24,7 +24,7 @@ import numpy as np
 from bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
 from examples.digits.client import ask_everyone
 from examples.digits.data import load_split
-from examples.digits.traffic import Traffic, Window, request_body
+from examples.digits.traffic import LoadThread, TrafficWindow, request_body
 from registry.mlflow_catalog import MlflowCatalog
 from services.runtime.bento_store import find_bento
 
@@ -54,7 +54,7 @@ class Narrator(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class StoryPhase:
     """The traffic of one phase: requests sent and failed, p50 and p99 in milliseconds."""
 
     name: str
@@ -64,7 +64,7 @@ class Phase:
     p99_ms: float
 
     @classmethod
-    def of(cls, name: str, window: Window) -> Phase:
+    def of(cls, name: str, window: TrafficWindow) -> StoryPhase:
         return cls(
             name,
             window.sent,
@@ -82,7 +82,7 @@ class Summary:
     """
 
     variants: Mapping[str, Sequence[Mapping[str, Any]]]
-    phases: Sequence[Phase]
+    phases: Sequence[StoryPhase]
     rollback: Mapping[str, Any]
     champion: str
     seconds: float
@@ -102,7 +102,7 @@ class Story:
         self._tell = narrator
         self._started = False
         self._variants: dict[str, Sequence[Mapping[str, Any]]] = {}
-        self._phases: list[Phase] = []
+        self._phases: list[StoryPhase] = []
 
     def run(self) -> Summary:
         """Tell the whole story; whatever fails raises, and `stop` ends what was started."""
@@ -176,12 +176,12 @@ class Story:
             )
         return published.uri
 
-    def _traffic(self) -> Traffic:
-        return Traffic(self.infer_url, load_split()[1].images, REQUESTS_PER_SECOND)
+    def _traffic(self) -> LoadThread:
+        return LoadThread(self.infer_url, load_split()[1].images, REQUESTS_PER_SECOND)
 
-    def _measure(self, name: str, traffic: Traffic) -> Window:
+    def _measure(self, name: str, traffic: LoadThread) -> TrafficWindow:
         window = traffic.cut()
-        self._phases.append(Phase.of(name, window))
+        self._phases.append(StoryPhase.of(name, window))
         return window
 
     def _train(self, recipe: str) -> None:
@@ -267,7 +267,7 @@ class Story:
         return environment(self.home)
 
 
-def _require_none_failed(window: Window) -> None:
+def _require_none_failed(window: TrafficWindow) -> None:
     if window.failed:
         raise MlctlError(
             ErrorCode.INTERNAL, f"{window.failed} of {window.sent} requests failed under load"

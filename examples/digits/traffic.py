@@ -22,7 +22,7 @@ TIMEOUT_SECONDS = 5.0
 
 
 @dataclass(slots=True)
-class Window:
+class TrafficWindow:
     """Counts since some moment. `latencies` are seconds, of answered requests only."""
 
     sent: int = 0
@@ -37,7 +37,7 @@ class Window:
         return float(np.percentile(self.latencies, percent)) * 1e3
 
 
-class Traffic:
+class LoadThread:
     """A background thread that sends single images over V2 HTTP at a steady rate.
 
     Use as a context manager; `cut` ends the current window of counts and starts another.
@@ -47,7 +47,7 @@ class Traffic:
         self._url = url
         self._bodies = [request_body(image) for image in images]
         self._pause = HTTP_WORKERS / requests_per_second
-        self._window = Window()
+        self._window = TrafficWindow()
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="traffic")
@@ -65,10 +65,10 @@ class Traffic:
         self._stop.set()
         self._thread.join()
 
-    def cut(self) -> Window:
+    def cut(self) -> TrafficWindow:
         """Return the counts since the last cut and start again from zero."""
         with self._lock:
-            window, self._window = self._window, Window()
+            window, self._window = self._window, TrafficWindow()
         return window
 
     async def _run(self) -> None:

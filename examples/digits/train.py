@@ -76,7 +76,7 @@ def everything(split: Split) -> Split:
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class TrainingRecipe:
     """One version of the story: which net, for how many epochs, checked on which rows."""
 
     build: Callable[[], nn.Module]
@@ -85,9 +85,9 @@ class Recipe:
 
 
 RECIPES = {
-    "small": Recipe(lambda: DigitsNet(8), 4, everything),
-    "wide": Recipe(lambda: DigitsNet(24), 6, everything),
-    "broken": Recipe(lambda: ShadedNet(24), 6, known_shades),
+    "small": TrainingRecipe(lambda: DigitsNet(8), 4, everything),
+    "wide": TrainingRecipe(lambda: DigitsNet(24), 6, everything),
+    "broken": TrainingRecipe(lambda: ShadedNet(24), 6, known_shades),
 }
 
 

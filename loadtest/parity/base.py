@@ -29,7 +29,7 @@ class Way(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ParityCase:
     """Rows of `data`, a name for people, as requests of `size` rows, and what they must answer."""
 
     data: str

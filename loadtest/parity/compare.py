@@ -16,7 +16,7 @@ from loadtest.parity.base import Arrays
 Tolerance = Callable[[np.ndarray], float]
 
 
-class Verdict(StrEnum):
+class PathVerdict(StrEnum):
     """What was found of one way."""
 
     SAME = "same"
@@ -27,7 +27,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class PathComparison:
     """How the answers of `way` to requests of `size` rows of `data` compare.
 
     Of `rows` rows `differing` have other bits, by at most `largest`; `allowed` is None if none
@@ -37,7 +37,7 @@ class Finding:
     way: str
     data: str
     size: int
-    verdict: Verdict
+    verdict: PathVerdict
     rows: int = 0
     differing: int = 0
     largest: float | None = None
@@ -48,7 +48,7 @@ class Finding:
     @property
     def passed(self) -> bool:
         """Whether it is as it must be, or was not to be had by its nature."""
-        return self.verdict not in (Verdict.DIFFERS, Verdict.NO_ANSWER)
+        return self.verdict not in (PathVerdict.DIFFERS, PathVerdict.NO_ANSWER)
 
     def as_dict(self) -> dict[str, Any]:
         """The finding as JSON carries it."""
@@ -83,7 +83,7 @@ def compare(
     tolerance: Tolerance | None,
     *,
     batched: bool = True,
-) -> Finding:
+) -> PathComparison:
     """The finding of the output that differs most; without a `tolerance` no bit may differ.
 
     Without a batch dimension each request counts as one row.
@@ -92,11 +92,11 @@ def compare(
     worst = max(found, key=lambda each: (each.excess, each.largest))
     rows = sum(_rows(next(iter(each.values())), batched=batched) for each in wanted)
     if not worst.differing:
-        verdict = Verdict.SAME
+        verdict = PathVerdict.SAME
     else:
-        verdict = Verdict.CLOSE if worst.excess <= 1 else Verdict.DIFFERS
+        verdict = PathVerdict.CLOSE if worst.excess <= 1 else PathVerdict.DIFFERS
     largest = worst.largest if math.isfinite(worst.largest) else None
-    return Finding(
+    return PathComparison(
         way, data, size, verdict, rows, worst.differing, largest, worst.allowed, worst.output,
         worst.detail,
     )  # fmt: skip

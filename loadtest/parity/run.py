@@ -18,14 +18,14 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import GOLDEN_NAME
 from bundle.verify import VerifiedBundle
 from loadtest.inputs import all_rows
-from loadtest.parity.base import Arrays, Asked, Way
-from loadtest.parity.compare import Finding, Tolerance, Verdict, compare
+from loadtest.parity.base import Arrays, ParityCase, Way
+from loadtest.parity.compare import PathComparison, PathVerdict, Tolerance, compare
 from loadtest.parity.online import open_online
 from loadtest.parity.streams import StreamWay
 from loadtest.parity.tables import BatchWay
 from loadtest.runs import Protocols
 from loadtest.server import serving
-from services.online.settings import Settings, load_settings
+from services.online.settings import ServerSettings, load_settings
 from services.runtime.bento_layout import read_together
 from services.runtime.bento_store import find_bento
 from services.runtime.golden import load_golden
@@ -42,12 +42,12 @@ _REQUEST_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Parity:
+class ParityReport:
     """What was found: `exact` says that the same request must have the same bits in every way."""
 
     digest: str
     exact: bool
-    findings: tuple[Finding, ...]
+    findings: tuple[PathComparison, ...]
 
     @property
     def passed(self) -> bool:
@@ -70,7 +70,7 @@ def run_parity(
     ports: tuple[int, int],
     rows: Path | None = None,
     tell: Callable[[str], None] = lambda _text: None,
-) -> Parity:
+) -> ParityReport:
     """Serve `bento` on `ports`, ask it, a batch and a stream what is golden and in `rows`; compare.
 
     On the CPU in fp32 without padding no bit may differ; else the manifest's tolerance counts, of
@@ -93,17 +93,17 @@ def run_parity(
             findings += [
                 judge(way, each, None if exact else close, batched=scorer.batched) for each in asked
             ]
-    return Parity(model.digest, exact, tuple(findings))
+    return ParityReport(model.digest, exact, tuple(findings))
 
 
-def open_served(model: Scorable, settings: Settings) -> Scorer | PipelineScorer:
+def open_served(model: Scorable, settings: ServerSettings) -> Scorer | PipelineScorer:
     """The scorer as a server has it, with calls of its size; of a pipeline those of its stages."""
     if isinstance(model, WholePipeline):
         return PipelineScorer(model, tuple(Scorer.open(each, settings) for each in model.stages))
     return Scorer.open(model, settings)
 
 
-def is_exact(bundle: VerifiedBundle, settings: Settings) -> bool:
+def is_exact(bundle: VerifiedBundle, settings: ServerSettings) -> bool:
     """Whether a request's bits may not depend on its way: the CPU's fp32, and no padding."""
     provider = settings.provider or bundle.manifest.variant.target
     precise = bundle.manifest.variant.precision == "fp32"
@@ -111,23 +111,25 @@ def is_exact(bundle: VerifiedBundle, settings: Settings) -> bool:
     return provider == "cpu" and precise and not padded
 
 
-def ask(scorer: Scorer | PipelineScorer, data: str, inputs: Arrays) -> Iterator[Asked]:
+def ask(scorer: Scorer | PipelineScorer, data: str, inputs: Arrays) -> Iterator[ParityCase]:
     """The rows of `inputs` alone, and together where they may be; INVALID_INPUT if they misfit."""
     rows = scorer.check(inputs)
     if not scorer.batched:
-        yield Asked(data, 1, [inputs], [scorer.run(inputs)])
+        yield ParityCase(data, 1, [inputs], [scorer.run(inputs)])
         return
     sizes = {1: min(rows, _ALONE)}
     if scorer.joinable and rows > 1:
         sizes[min(scorer.max_rows, rows)] = rows
     for size, count in sizes.items():
         requests = list(split_rows({name: each[:count] for name, each in inputs.items()}, size))
-        yield Asked(data, size, requests, [scorer.run(each) for each in requests])
+        yield ParityCase(data, size, requests, [scorer.run(each) for each in requests])
 
 
-def judge(way: Way, asked: Asked, close: Tolerance | None, *, batched: bool = True) -> Finding:
+def judge(
+    way: Way, asked: ParityCase, close: Tolerance | None, *, batched: bool = True
+) -> PathComparison:
     """What `way` answers to what is asked, beside what it must."""
-    finding = Finding(way.name, asked.data, asked.size, Verdict.LEFT_OUT)
+    finding = PathComparison(way.name, asked.data, asked.size, PathVerdict.LEFT_OUT)
     for arrays in (*asked.requests, *asked.wanted):
         if reason := way.refusal(arrays):
             return replace(finding, detail=reason)
@@ -136,7 +138,7 @@ def judge(way: Way, asked: Asked, close: Tolerance | None, *, batched: bool = Tr
     except MlctlError as error:
         if error.code is ErrorCode.UNAVAILABLE:
             raise
-        return replace(finding, verdict=Verdict.NO_ANSWER, detail=error.message)
+        return replace(finding, verdict=PathVerdict.NO_ANSWER, detail=error.message)
     return compare(way.name, asked.data, asked.size, asked.wanted, have, close, batched=batched)
 
 
@@ -164,13 +166,13 @@ def _data(model: Scorable, rows: Path | None) -> Mapping[str, Arrays]:
 
 
 def _recorded(
-    model: Scorable, scorer: Scorer | PipelineScorer, asked: Sequence[Asked], close: Tolerance
-) -> Finding:
+    model: Scorable, scorer: Scorer | PipelineScorer, asked: Sequence[ParityCase], close: Tolerance
+) -> PathComparison:
     """What the source model answered to the golden rows, beside what this one does here."""
     largest = [each for each in asked if each.data == _GOLDEN][-1]
     if isinstance(model, WholePipeline):
         told = "nothing is recorded of a pipeline as a whole"
-        return Finding("recorded", _GOLDEN, largest.size, Verdict.LEFT_OUT, detail=told)
+        return PathComparison("recorded", _GOLDEN, largest.size, PathVerdict.LEFT_OUT, detail=told)
     recorded = load_golden(model.path(GOLDEN_NAME))[1]
     wanted = [recorded]
     if scorer.batched:
@@ -180,7 +182,7 @@ def _recorded(
     )
 
 
-def _sizes(asked: Sequence[Asked], close: Tolerance) -> Iterator[Finding]:
+def _sizes(asked: Sequence[ParityCase], close: Tolerance) -> Iterator[PathComparison]:
     """Rows together beside the same rows alone: another number of rows may take other kernels."""
     for alone, together in pairwise(asked):
         if alone.data == together.data and together.size > 1:

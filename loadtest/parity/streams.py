@@ -17,13 +17,13 @@ from loadtest.parity.base import Arrays, not_json, not_text
 from loadtest.parity.tables import from_column, to_column
 from services.online.http.predict import to_array
 from services.runtime.scorable import Scorable
-from services.stream.base import LinkRequest, Outgoing, Place
+from services.stream.base import LinkRequest, Outgoing, StreamUrl
 from services.stream.engine import RunSettings
 from services.stream.payloads import PayloadRequest
-from services.stream.run import Wanted, run_stream
+from services.stream.run import StreamConfig, run_stream
 from services.stream.tools import browsable
 from services.stream.transports import transport_of
-from services.stream.window import Goals
+from services.stream.window import BatchGoals
 
 
 class StreamWay:
@@ -51,18 +51,18 @@ class StreamWay:
             for number, each in enumerate(requests)
         ]
         with tempfile.TemporaryDirectory(prefix="mlctl-parity-") as folder:
-            values = self._run(messages, Place("sqlite", str(Path(folder) / "log.db")))
+            values = self._run(messages, StreamUrl("sqlite", str(Path(folder) / "log.db")))
         return [self._answer(values[number]) for number in range(len(messages))]
 
-    def _run(self, messages: Sequence[Outgoing], log: Place) -> dict[int, bytes]:
+    def _run(self, messages: Sequence[Outgoing], log: StreamUrl) -> dict[int, bytes]:
         """The answer to each message by its number."""
         source, answers, dead = (log.named(topic) for topic in ("in", "out", "dead"))
         with transport_of(log).open_producer(source) as producer:
             producer.publish(messages)
-        wanted = Wanted(
+        wanted = StreamConfig(
             LinkRequest(source, "parity", answers, dead),
             PayloadRequest(self._payload),
-            RunSettings(Goals(messages=1), dead_share=1.0, until_empty=True),
+            RunSettings(BatchGoals(messages=1), dead_share=1.0, until_empty=True),
         )
         run_stream(self._model, wanted, lambda _event: None, threading.Event())
         for message in browsable(log).browse(dead):

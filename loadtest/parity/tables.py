@@ -13,7 +13,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import DYNAMIC, Datatype, TensorSpec
 from loadtest.parity.base import Arrays, not_text
 from services.batch.base import SinkRequest, SourceRequest
-from services.batch.job import Control, Wanted, local_executor, run_job
+from services.batch.job import BatchConfig, RunControl, local_executor, run_job
 from services.batch.limits import ErrorLimit
 from services.batch.sinks import open_sink
 from services.batch.sources import open_source
@@ -59,7 +59,7 @@ class BatchWay:
         columns = {spec.name: to_column(spec, inputs[spec.name]) for spec in self._signature.inputs}
         numbers = pa.array(np.arange(len(next(iter(inputs.values())))))
         parquet.write_table(pa.table({_ROW: numbers, **columns}), folder / "rows.parquet")
-        wanted = Wanted(
+        wanted = BatchConfig(
             map=tuple(f"{name}={name}" for name in columns),
             keep=(_ROW,),
             unit_rows=max(1, _UNIT_ROWS // size) * size,
@@ -71,7 +71,7 @@ class BatchWay:
             open_sink(SinkRequest(str(folder / "answers"), {"format": "parquet"})),
             wanted,
             local_executor(None),
-            Control(limit=ErrorLimit(count=0)),
+            RunControl(limit=ErrorLimit(count=0)),
             size,
         )
         parts = sorted((folder / "answers").glob("part-*.parquet"))

@@ -17,9 +17,9 @@ from bundle.tensors import Signature
 from optimize.data.check import Pass
 from optimize.data.function import FunctionSource
 from optimize.data.npz import NpzSource
-from optimize.data.parquet import ParquetSource, open_folder
+from optimize.data.parquet import ParquetRows, open_folder
 from optimize.data.rows import EvalData, Rows
-from optimize.data.sampling import MIN_ROWS, Sampling, choose_rows
+from optimize.data.sampling import MIN_ROWS, RowLimits, choose_rows
 from optimize.data.source import RowSource, invalid
 from optimize.user_functions import is_function_name
 
@@ -30,7 +30,7 @@ _FORMS_HINT = (
 
 
 def load_data(
-    source: str | Path, signature: Signature, sampling: Sampling | None = None
+    source: str | Path, signature: Signature, sampling: RowLimits | None = None
 ) -> EvalData:
     """Read evaluation rows from an .npz, Parquet or `package.module:function`.
 
@@ -39,7 +39,7 @@ def load_data(
     which may be a server's samples. INVALID_INPUT names the array and what
     was expected of it.
     """
-    return read_rows(open_source(source, signature), signature, sampling or Sampling())
+    return read_rows(open_source(source, signature), signature, sampling or RowLimits())
 
 
 def open_source(source: str | Path, signature: Signature) -> RowSource:
@@ -53,13 +53,13 @@ def open_source(source: str | Path, signature: Signature) -> RowSource:
     if magic.startswith(b"PK"):
         return NpzSource(path)
     if magic.startswith(b"PAR1"):
-        return ParquetSource(path, signature)
+        return ParquetRows(path, signature)
     if magic.startswith(b"\x93NUMPY"):
         raise invalid(f"{path.name} holds a single array; save it with numpy.savez")
     raise invalid(f"{path.name} is neither an .npz nor a Parquet file", _FORMS_HINT)
 
 
-def read_rows(source: RowSource, signature: Signature, sampling: Sampling) -> EvalData:
+def read_rows(source: RowSource, signature: Signature, sampling: RowLimits) -> EvalData:
     """Check all rows of `source` and take those that `sampling` chooses."""
     first = Pass(source, signature)
     parts = [chunk.labels for chunk in first.chunks() if chunk.labels is not None]

@@ -25,7 +25,7 @@ _HINT = "Store one number, or one list of a fixed length, for each row in a colu
 
 
 @dataclass(frozen=True, slots=True)
-class ParquetSource:
+class ParquetRows:
     """The Parquet file at `path`, whose columns feed the inputs of `signature`.
 
     A column of numbers is an input [rows] or [rows, 1], whichever the signature has; a
@@ -67,7 +67,7 @@ class FolderSource:
     """The Parquet files of a folder in the order of their names, such as a server's samples."""
 
     folder: Path
-    files: tuple[ParquetSource, ...]
+    files: tuple[ParquetRows, ...]
 
     @property
     def name(self) -> str:
@@ -83,7 +83,7 @@ def open_folder(folder: Path, signature: Signature) -> FolderSource:
     paths = sorted(path for path in folder.glob("*.parquet") if not path.name.startswith("."))
     if not paths:
         raise invalid(f"{folder} is a folder without Parquet files")
-    return FolderSource(folder, tuple(ParquetSource(path, signature) for path in paths))
+    return FolderSource(folder, tuple(ParquetRows(path, signature) for path in paths))
 
 
 def _libraries() -> tuple[Any, Any]:

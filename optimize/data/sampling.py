@@ -17,7 +17,7 @@ _CALIBRATION_SHARE = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class RowLimits:
     """How many rows to take at most for each purpose. INVALID_INPUT unless positive."""
 
     calibration_rows: int = 256
@@ -33,7 +33,7 @@ class Sampling:
 
 
 def choose_rows(
-    rows: int, labels: np.ndarray | None, sampling: Sampling
+    rows: int, labels: np.ndarray | None, sampling: RowLimits
 ) -> tuple[np.ndarray, np.ndarray]:
     """The row numbers for calibration (a quarter of all at most) and, disjoint, for judging.
 
@@ -47,9 +47,9 @@ def choose_rows(
     return order[:first], order[first : first + sampling.held_out_rows]
 
 
-def split(rows: Rows, sampling: Sampling | None = None) -> tuple[Rows, Rows]:
+def split(rows: Rows, sampling: RowLimits | None = None) -> tuple[Rows, Rows]:
     """Calibration rows and held-out rows out of rows in memory, as `choose_rows` says."""
-    first, second = choose_rows(rows.count, rows.labels, sampling or Sampling())
+    first, second = choose_rows(rows.count, rows.labels, sampling or RowLimits())
     return rows.take(first), rows.take(second)
 
 

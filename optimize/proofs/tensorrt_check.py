@@ -17,7 +17,7 @@ from bundle.packages import install_hint
 from services.runtime.graph import read_graph
 from services.runtime.tensorrt.build import LIBRARY, build_engine
 from services.runtime.tensorrt.process import Cause, WorkerError
-from services.runtime.tensorrt.profile import DEFAULT_LENGTHS, Range, make_profile
+from services.runtime.tensorrt.profile import DEFAULT_LENGTHS, SizeRange, make_profile
 
 _TIMEOUT_S = 600.0
 
@@ -40,7 +40,7 @@ class ImporterVerdict:
 def check_importable(
     model: Path,
     batching: Batching | None = None,
-    lengths: Range = DEFAULT_LENGTHS,
+    lengths: SizeRange = DEFAULT_LENGTHS,
     timeout_s: float = _TIMEOUT_S,
     clock: Clock | None = None,
 ) -> ImporterVerdict:

@@ -19,7 +19,7 @@ from optimize.recipes.quantize.dynamic import OPERATORS
 from optimize.recipes.quantize.edit import read_graph
 from optimize.recipes.quantize.form import QuantForm
 from optimize.recipes.quantize.layers import WEIGHTED, find_layers
-from optimize.recipes.quantize.methods import Dynamic, Method
+from optimize.recipes.quantize.methods import Dynamic, QuantizeMethod
 
 # A convolution whose output goes to one of these in float would itself run in float.
 _COMBINING = ("Add", "AveragePool", "Concat", "GlobalAveragePool", "LeakyRelu", "Mul", "Sigmoid")
@@ -41,7 +41,7 @@ class Int8Cpu:
         return build(_method(source, directory, bench), directory, bench)
 
 
-def _method(source: Path, directory: Path, bench: Workbench) -> Method:
+def _method(source: Path, directory: Path, bench: Workbench) -> QuantizeMethod:
     graph = read_graph(source, data=False).graph
     products = find_layers(graph, OPERATORS)
     kinds = Counter(layer.operator for layer in find_layers(graph, WEIGHTED))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from optimize.metrics.latency import BatchLatency
 from optimize.report import axes
-from optimize.report.axes import Frame
+from optimize.report.axes import PlotArea
 from optimize.report.markup import Markup, tag
 from optimize.report.numbers import milliseconds
 from optimize.report.record import VariantRecord
@@ -45,8 +45,8 @@ def latencies(variants: Timed) -> Markup:
     )
 
 
-def _frame(left: float, top: float, width: float) -> Frame:
-    return Frame(left + 46, top + 30, left + width - 14, top + _PANEL_HEIGHT - 46)
+def _frame(left: float, top: float, width: float) -> PlotArea:
+    return PlotArea(left + 46, top + 30, left + width - 14, top + _PANEL_HEIGHT - 46)
 
 
 def _ends(batches: Sequence[BatchLatency]) -> tuple[float, float, float, float]:
@@ -60,7 +60,7 @@ def _panel(
     item: VariantRecord,
     latency: Sequence[BatchLatency],
     others: Sequence[Sequence[BatchLatency]],
-    frame: Frame,
+    frame: PlotArea,
     ends: tuple[float, float, float, float],
 ) -> Markup:
     x, y = _scales(frame, ends)
@@ -78,7 +78,7 @@ def _panel(
     )
 
 
-def _scales(frame: Frame, ends: tuple[float, float, float, float]) -> tuple[Scale, Scale]:
+def _scales(frame: PlotArea, ends: tuple[float, float, float, float]) -> tuple[Scale, Scale]:
     small, large, low, high = ends
     room = max((high / low) ** _ROOM, 1.1)
     wide = max((large / small) ** _ROOM, 1.1)

@@ -10,7 +10,7 @@ from optimize.report.layers import layer_bars, rest
 from optimize.report.markup import Child, Markup, tag
 from optimize.report.pareto import pareto
 from optimize.report.points import picture
-from optimize.report.record import Report, VariantRecord, read_report
+from optimize.report.record import OptimizeReport, VariantRecord, read_report
 from optimize.report.style import STYLE
 from optimize.report.tables import conditions_list, latency_table, variants_table, verdict_pill
 from optimize.report.words import figures, headline, sentences
@@ -39,7 +39,7 @@ def report_html(report: Mapping[str, Any]) -> str:
     return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
 
 
-def _header(report: Report) -> Markup:
+def _header(report: OptimizeReport) -> Markup:
     tiles = [
         tag(
             "div",
@@ -57,7 +57,7 @@ def _header(report: Report) -> Markup:
     )
 
 
-def _sections(report: Report) -> Iterator[Markup]:
+def _sections(report: OptimizeReport) -> Iterator[Markup]:
     view = picture(report)
     if view is not None:
         yield _section("Quality against cost", _pareto_note(report), _figure(pareto(view)))
@@ -74,7 +74,7 @@ def _sections(report: Report) -> Iterator[Markup]:
     yield _section("Measured on", None, conditions_list(report))
 
 
-def _pareto_note(report: Report) -> str:
+def _pareto_note(report: OptimizeReport) -> str:
     if report.source_score is None:
         return (
             "The rows have no labels: quality is how near the answers are to the source model's. "
@@ -86,7 +86,7 @@ def _pareto_note(report: Report) -> str:
     )
 
 
-def _sensitivities(report: Report) -> Iterator[Markup]:
+def _sensitivities(report: OptimizeReport) -> Iterator[Markup]:
     for item, found in report.measured:
         layers = found.details.layers
         if not layers:
@@ -140,7 +140,7 @@ def _figure(drawing: Markup) -> Markup:
     return tag("figure", drawing)
 
 
-def _footer(report: Report) -> Markup:
+def _footer(report: OptimizeReport) -> Markup:
     timed = (
         "Latencies are medians on one thread of the machine named above: compare them with each "
         "other, not with another machine's. "

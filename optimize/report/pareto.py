@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from optimize.report import axes
-from optimize.report.axes import Frame
+from optimize.report.axes import PlotArea
 from optimize.report.labels import CHARACTER, HEIGHT, Box, Label, place_labels
 from optimize.report.markup import Markup, join, tag
 from optimize.report.numbers import significant
 from optimize.report.points import Picture, Point, front
-from optimize.report.record import Verdict
+from optimize.report.record import VariantVerdict
 from optimize.report.scale import Scale, fit
 
 _WIDTH, _HEIGHT = 860.0, 440.0
-_FRAME = Frame(left=72, top=40, right=_WIDTH - 118, bottom=_HEIGHT - 92)
+_FRAME = PlotArea(left=72, top=40, right=_WIDTH - 118, bottom=_HEIGHT - 92)
 _CAP = 4.0
 
 
@@ -179,7 +179,7 @@ def _text(canvas: _Canvas, point: Point) -> str:
     return f"{point.recipe} ({significant(point.y[1])}, off the scale)"
 
 
-def _label(label: Label, place: tuple[float, float], text: str, verdict: Verdict) -> Markup:
+def _label(label: Label, place: tuple[float, float], text: str, verdict: VariantVerdict) -> Markup:
     box = label.box
     x, y = (box.left + box.right) / 2, (box.top + box.bottom) / 2
     words = tag("text", text, x=x, y=y + 4.5, text_anchor="middle", class_=f"name {verdict}")
@@ -193,7 +193,7 @@ def _label(label: Label, place: tuple[float, float], text: str, verdict: Verdict
 def _legend(view: Picture) -> Markup:
     """Which mark means what, for the verdicts that occur, and what the bars are."""
     parts, x, y = [], _FRAME.left, _HEIGHT - 16
-    for verdict in Verdict:
+    for verdict in VariantVerdict:
         if any(point.verdict is verdict for point in view.points):
             parts += [axes.mark(verdict, x + 8, y - 4), axes.legend(verdict, x + 22, y)]
             x += 48 + len(verdict) * CHARACTER

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from optimize.choice import MEGABYTE
 from optimize.goals import MIN_AGREEMENT, MIN_CENTRED_COSINE, Prefer
-from optimize.report.record import Report, Verdict
+from optimize.report.record import OptimizeReport, VariantVerdict
 from optimize.variant import Measured
 
 # Beyond so many times the distance from the best to the limit, a point is drawn at the edge:
@@ -23,7 +23,7 @@ class Point:
     """One variant: `x` costs less to the left; `y` is its quality as the gate sees it."""
 
     recipe: str
-    verdict: Verdict
+    verdict: VariantVerdict
     x: Range
     y: Range
 
@@ -61,7 +61,7 @@ class Picture:
         return max(edge, min(ends)), max(ends)
 
 
-def picture(report: Report) -> Picture | None:
+def picture(report: OptimizeReport) -> Picture | None:
     """The picture of a report; None if every variant failed."""
     if not report.measured:
         return None
@@ -89,7 +89,7 @@ def _worse(view: Picture, point: Point) -> float:
     return point.y[1] if view.falling else -point.y[1]
 
 
-def _costs(report: Report) -> tuple[str, str, list[Range]]:
+def _costs(report: OptimizeReport) -> tuple[str, str, list[Range]]:
     found = [measured for _, measured in report.measured]
     if report.goals.prefer is Prefer.SIZE or not report.timed:
         sizes = [measured.size_bytes / MEGABYTE for measured in found]
@@ -109,7 +109,7 @@ def _best_batch(measured: Measured) -> Range:
     return best.q1_ms / best.batch, best.median_ms / best.batch, best.q3_ms / best.batch
 
 
-def _qualities(report: Report) -> tuple[str, str, list[Range]]:
+def _qualities(report: OptimizeReport) -> tuple[str, str, list[Range]]:
     found = [measured for _, measured in report.measured]
     if all(measured.score is not None for measured in found):
         falling = report.lower_is_better
@@ -136,7 +136,7 @@ def _score(measured: Measured, falling: bool) -> Range:
     return min(ends), score.value, max(ends)
 
 
-def _limit(report: Report) -> tuple[float, float]:
+def _limit(report: OptimizeReport) -> tuple[float, float]:
     """The quality that passes, and the source's own."""
     goals = report.goals
     if report.source_score is not None:

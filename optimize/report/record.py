@@ -14,7 +14,7 @@ from optimize.goals import Goals
 from optimize.variant import Measured
 
 
-class Verdict(StrEnum):
+class VariantVerdict(StrEnum):
     """What became of a variant."""
 
     CHOSEN = "chosen"
@@ -35,12 +35,12 @@ class VariantRecord:
     measured: Measured | None
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> VariantVerdict:
         if self.measured is None:
-            return Verdict.FAILED
+            return VariantVerdict.FAILED
         if self.chosen:
-            return Verdict.CHOSEN
-        return Verdict.PASSES if self.passed else Verdict.REFUSED
+            return VariantVerdict.CHOSEN
+        return VariantVerdict.PASSES if self.passed else VariantVerdict.REFUSED
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class PlaceRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class OptimizeReport:
     """All that a page draws; `transform` is its digest."""
 
     source: SourceRecord
@@ -122,11 +122,11 @@ class Report:
         )
 
 
-def read_report(document: Mapping[str, Any]) -> Report:
+def read_report(document: Mapping[str, Any]) -> OptimizeReport:
     """The report in `document`, as a value or as JSON gave it back; ValidationError if none."""
     return _adapter().validate_python(document)
 
 
 @lru_cache
-def _adapter() -> TypeAdapter[Report]:
-    return TypeAdapter(Report)
+def _adapter() -> TypeAdapter[OptimizeReport]:
+    return TypeAdapter(OptimizeReport)

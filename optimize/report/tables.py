@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from optimize.report.markup import Child, Markup, tag
 from optimize.report.numbers import rate, share, signed, significant, size
-from optimize.report.record import Report, VariantRecord, Verdict
+from optimize.report.record import OptimizeReport, VariantRecord, VariantVerdict
 from optimize.variant import Measured
 
 _MARKS = {
-    Verdict.CHOSEN: "★",
-    Verdict.PASSES: "✓",
-    Verdict.REFUSED: "✕",
-    Verdict.FAILED: "!",
+    VariantVerdict.CHOSEN: "★",
+    VariantVerdict.PASSES: "✓",
+    VariantVerdict.REFUSED: "✕",
+    VariantVerdict.FAILED: "!",
 }
 _NONE = "\N{EN DASH}"
 
@@ -27,7 +27,7 @@ class _Column:
     cell: Callable[[Measured], tuple[str, str]]
 
 
-def variants_table(report: Report) -> Markup:
+def variants_table(report: OptimizeReport) -> Markup:
     """One row for each variant; a failed one has no numbers."""
     columns = list(_columns(report))
     head = [tag("th", "Variant", scope="col"), tag("th", "Verdict", scope="col")]
@@ -49,7 +49,7 @@ def latency_table(variants: Sequence[tuple[VariantRecord, Measured]]) -> Markup:
     )
 
 
-def conditions_list(report: Report) -> Markup:
+def conditions_list(report: OptimizeReport) -> Markup:
     """Everything that the numbers depend on."""
     data, place = report.data, report.place
     judged = "".join(f"; {said}" for said in (place.device, place.missing) if said)
@@ -79,7 +79,7 @@ def conditions_list(report: Report) -> Markup:
     return tag("dl", *children, class_="conditions")
 
 
-def verdict_pill(verdict: Verdict) -> Markup:
+def verdict_pill(verdict: VariantVerdict) -> Markup:
     """The verdict as a word with a sign and a colour."""
     return tag("span", f"{_MARKS[verdict]} {verdict}", class_=f"pill {verdict}")
 
@@ -89,7 +89,7 @@ def _table(caption: str, head: Markup, rows: Iterator[Markup]) -> Markup:
     return tag("div", table, class_="wide", role="region", aria_label=caption, tabindex="0")
 
 
-def _columns(report: Report) -> Iterator[_Column]:
+def _columns(report: OptimizeReport) -> Iterator[_Column]:
     found = [measured for _, measured in report.measured]
     if not found:
         return

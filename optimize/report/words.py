@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from optimize.report.numbers import milliseconds, rate, share, significant, size, times
-from optimize.report.record import Report, VariantRecord, Verdict
+from optimize.report.record import OptimizeReport, VariantRecord, VariantVerdict
 from optimize.variant import Measured
 
 BASELINE = "fp32"
@@ -21,7 +21,7 @@ class Figure:
     note: str
 
 
-def headline(report: Report) -> str:
+def headline(report: OptimizeReport) -> str:
     """The outcome in one line."""
     chosen = report.chosen
     if chosen is not None:
@@ -31,7 +31,7 @@ def headline(report: Report) -> str:
     return "Every variant failed"
 
 
-def sentences(report: Report) -> Iterator[str]:
+def sentences(report: OptimizeReport) -> Iterator[str]:
     """Why, in sentences."""
     chosen = report.chosen
     if chosen is None or chosen.measured is None:
@@ -43,7 +43,7 @@ def sentences(report: Report) -> Iterator[str]:
     yield from _reservations(report, chosen.measured)
 
 
-def figures(report: Report) -> Iterator[Figure]:
+def figures(report: OptimizeReport) -> Iterator[Figure]:
     """The numbers of the chosen variant that matter most; none if nothing was chosen."""
     chosen = report.chosen
     if chosen is None or chosen.measured is None:
@@ -65,11 +65,11 @@ def figures(report: Report) -> Iterator[Figure]:
     yield Figure("Size", size(found.size_bytes), note)
 
 
-def _nothing(report: Report) -> Iterator[str]:
-    count = dict.fromkeys(Verdict, 0)
+def _nothing(report: OptimizeReport) -> Iterator[str]:
+    count = dict.fromkeys(VariantVerdict, 0)
     for item in report.variants:
         count[item.verdict] += 1
-    refused, failed = count[Verdict.REFUSED], count[Verdict.FAILED]
+    refused, failed = count[VariantVerdict.REFUSED], count[VariantVerdict.FAILED]
     tried = _tried(len(report.variants))
     yield f"{tried}: {refused} refused by a goal, {failed} failed. Nothing was registered."
     if refused:
@@ -83,7 +83,7 @@ def _tried(count: int) -> str:
     return "1 variant was tried" if count == 1 else f"{count} variants were tried"
 
 
-def _accuracy(report: Report, found: Measured) -> str:
+def _accuracy(report: OptimizeReport, found: Measured) -> str:
     score = found.score
     rows = f"{found.rows:,} held-out rows"
     if score is None:
@@ -101,7 +101,7 @@ def _accuracy(report: Report, found: Measured) -> str:
     )
 
 
-def _gains(report: Report, chosen: VariantRecord, found: Measured) -> Iterator[str]:
+def _gains(report: OptimizeReport, chosen: VariantRecord, found: Measured) -> Iterator[str]:
     base = _baseline(report, chosen)
     if base is None:
         return
@@ -113,7 +113,7 @@ def _gains(report: Report, chosen: VariantRecord, found: Measured) -> Iterator[s
     yield f"Against {BASELINE} it is {' and '.join(told)}."
 
 
-def _reservations(report: Report, found: Measured) -> Iterator[str]:
+def _reservations(report: OptimizeReport, found: Measured) -> Iterator[str]:
     if not found.latency:
         missing = report.place.missing or f"{report.target} is not on this machine"
         yield f"No latency: {missing.rstrip('.')}. Accuracy was judged on {found.provider}."
@@ -129,7 +129,7 @@ def _reservations(report: Report, found: Measured) -> Iterator[str]:
         )
 
 
-def _quality(report: Report, found: Measured) -> Figure:
+def _quality(report: OptimizeReport, found: Measured) -> Figure:
     if found.score is not None and report.source_score is not None:
         source = f"source model: {share(report.source_score)}"
         return Figure(_capital(report.metric or "score"), share(found.score.value), source)
@@ -138,7 +138,7 @@ def _quality(report: Report, found: Measured) -> Figure:
     return Figure("Centred cosine", share(found.parity.centred_cosine), "with the source's answers")
 
 
-def _baseline(report: Report, chosen: VariantRecord) -> Measured | None:
+def _baseline(report: OptimizeReport, chosen: VariantRecord) -> Measured | None:
     """fp32's numbers, unless it is what was chosen."""
     if chosen.recipe == BASELINE:
         return None

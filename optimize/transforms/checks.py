@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from services.runtime.transform import Step, TransformError
+from services.runtime.transform import TransformError, TransformStep
 
 Tensors = Mapping[str, np.ndarray]
 Runner = Callable[[Tensors], dict[str, np.ndarray]]
@@ -22,7 +22,7 @@ _ABSOLUTE = 1e-6
 _RELATIVE = 1e-3
 
 
-def check_pure(step: Step | None, arrays: Tensors) -> None:
+def check_pure(step: TransformStep | None, arrays: Tensors) -> None:
     """TransformError if a function alters its argument, or answers twice in different ways."""
     if step is None:
         return

@@ -83,9 +83,9 @@ class SourceTransform:
             return False
         return rows_are_independent(self.around(run), self._sample(inputs))
 
-    def manifest_entry(self) -> manifest.Transform:
+    def manifest_entry(self) -> manifest.TransformSpec:
         """What the bundle's manifest says of it."""
-        return manifest.Transform(model_signature=self.model_signature)
+        return manifest.TransformSpec(model_signature=self.model_signature)
 
     def copy_into(self, bundle: Path) -> None:
         """Put its files into the folder of a bundle that is not sealed yet.

@@ -19,10 +19,10 @@ from rollout.daemon.reporting.telemetry import LOOPBACK
 from rollout.daemon.reporting.webhook_secret import with_secret
 from rollout.daemon.supervisor import PROXY
 from rollout.domain import agreement, slo
-from rollout.domain.operator_commands import Wish
+from rollout.domain.operator_commands import OperatorCommand
 from rollout.domain.ports import PlaneRejected, PlaneUnavailable
 from rollout.domain.process_ref import NO_PROCESS
-from rollout.domain.spec import Colour, Ports, Revision, RolloutSpec, Settings, check_name
+from rollout.domain.spec import DeploymentSettings, Ports, Revision, RolloutSpec, Slot, check_name
 from rollout.drivers.local import processes
 from rollout.drivers.local.activator import awake
 from rollout.drivers.local.launcher import free_ports, require_free, resolve_host
@@ -30,7 +30,7 @@ from rollout.drivers.local.security_settings import with_signer, with_token
 from rollout.drivers.proxies import edges_of, proxy_of
 from rollout.journal import paths as places
 from rollout.journal.journal import Journal
-from rollout.journal.records import ENDED, Deployment, Event, Rollout
+from rollout.journal.records import ENDED, Deployment, JournalEvent, Rollout
 
 _POLL_SECONDS = 0.05
 _PAGE = 500
@@ -40,15 +40,15 @@ _BENTO_FAILED = "the Bento did not become ready"
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class DeploymentStatus:
     """A deployment now. `weights` and `healthy` are the proxy's own words, None if it is silent."""
 
     deployment: Deployment
-    weights: dict[Colour, int] | None
-    healthy: dict[Colour, bool] | None
+    weights: dict[Slot, int] | None
+    healthy: dict[Slot, bool] | None
     running: dict[str, bool]
     rollout: Rollout | None
-    last: Event | None
+    last: JournalEvent | None
 
 
 def up(
@@ -57,7 +57,7 @@ def up(
     port: int,
     *,
     host: str = "127.0.0.1",
-    settings: Settings | None = None,
+    settings: DeploymentSettings | None = None,
 ) -> Deployment:
     """Start the proxy, `revision` behind it and the daemon; return when it answers.
 
@@ -66,7 +66,7 @@ def up(
     log. A failure or an interrupt stops what was started.
     """
     check_name(name)
-    settings = awake(_at_home(settings or Settings()))
+    settings = awake(_at_home(settings or DeploymentSettings()))
     with Journal(places.journal()) as journal:
         _check_free(journal, name)
         places.require_writable(name)
@@ -118,7 +118,7 @@ def down(name: str) -> None:
         take_down(journal, name)
 
 
-def status(name: str | None = None) -> tuple[Status, ...]:
+def status(name: str | None = None) -> tuple[DeploymentStatus, ...]:
     """How deployments are, one or all that are up. Replaces a dead daemon."""
     with Journal(places.journal()) as journal:
         wanted = journal.deployments() if name is None else (deployment_up(journal, name),)
@@ -150,7 +150,7 @@ def promote(name: str, revision: Revision, spec: RolloutSpec) -> int:
         return rollout
 
 
-def follow(name: str, rollout: int, after: int = 0) -> Iterator[Event]:
+def follow(name: str, rollout: int, after: int = 0) -> Iterator[JournalEvent]:
     """The rollout's events from its begin, or after one, as they come, until it ended.
 
     NOT_FOUND if the deployment has no such rollout.
@@ -174,7 +174,7 @@ def follow(name: str, rollout: int, after: int = 0) -> Iterator[Event]:
             time.sleep(_POLL_SECONDS)
 
 
-def rollback(name: str, reason: str, wish: Wish = Wish.ROLLBACK) -> int:
+def rollback(name: str, reason: str, wish: OperatorCommand = OperatorCommand.ROLLBACK) -> int:
     """Take the active rollout back, or abort it: one write of the weights.
 
     Its id; NOT_FOUND if there is none.
@@ -185,7 +185,7 @@ def rollback(name: str, reason: str, wish: Wish = Wish.ROLLBACK) -> int:
         return rollout
 
 
-def ask(name: str, wish: Wish, reason: str) -> Event:
+def ask(name: str, wish: OperatorCommand, reason: str) -> JournalEvent:
     """Ask for something about the active rollout; the event that says that it is done.
 
     NOT_FOUND if no rollout can obey; the event that ends it, if it ended before.
@@ -206,7 +206,7 @@ def history(name: str) -> tuple[Rollout, ...]:
 
 def events(
     name: str, after: int = 0, rollout: int | None = None, *, ticks: bool = True
-) -> tuple[Event, ...]:
+) -> tuple[JournalEvent, ...]:
     """The record of a deployment, oldest first, with or without what its looks found."""
     with Journal(places.journal()) as journal:
         return journal.events(name, after, rollout, ticks=ticks)
@@ -217,7 +217,7 @@ def _check_free(journal: Journal, name: str) -> None:
         raise MlctlError(ErrorCode.DEPLOYMENT_EXISTS, f"deployment {name!r} is up")
 
 
-def _ports(host: str, port: int, settings: Settings) -> Ports:
+def _ports(host: str, port: int, settings: DeploymentSettings) -> Ports:
     """Where the proxy is to listen; PORT_TAKEN. In a cluster that is the Gateway's affair."""
     if settings.kubernetes is not None:
         return Ports(0, 0)
@@ -226,7 +226,7 @@ def _ports(host: str, port: int, settings: Settings) -> Ports:
     return Ports(port, free_ports(1)[0], address)
 
 
-def _check_metrics(settings: Settings, ports: Ports) -> None:
+def _check_metrics(settings: DeploymentSettings, ports: Ports) -> None:
     """INVALID_INPUT or PORT_TAKEN if the metrics cannot be at their port."""
     port = settings.metrics_port
     if port is None:
@@ -253,7 +253,7 @@ def _await_again(journal: Journal, deployment: Deployment) -> None:
     )
 
 
-def _wait_ready(journal: Journal, name: str, settings: Settings) -> None:
+def _wait_ready(journal: Journal, name: str, settings: DeploymentSettings) -> None:
     created = journal.last_event(name)
     begun = created.seq if created else 0
     daemon = spawn_daemon(name, settings)
@@ -277,7 +277,7 @@ def _not_ready(what: str, tail: str) -> MlctlError:
     return MlctlError(ErrorCode.NOT_READY, f"{what}; its log ends:\n{tail}")
 
 
-def _at_home(settings: Settings) -> Settings:
+def _at_home(settings: DeploymentSettings) -> DeploymentSettings:
     """`settings` with the Bento store and the registry that are in force here."""
     return replace(
         settings,
@@ -294,10 +294,10 @@ def _absolute(uri: str) -> str:
     return uri if ":" in uri else str(Path(uri).absolute())
 
 
-def _status(journal: Journal, deployment: Deployment) -> Status:
+def _status(journal: Journal, deployment: Deployment) -> DeploymentStatus:
     found = journal.processes(deployment.name)
     weights, healthy = _asked(deployment)
-    return Status(
+    return DeploymentStatus(
         deployment=deployment,
         weights=weights,
         healthy=healthy,
@@ -309,7 +309,7 @@ def _status(journal: Journal, deployment: Deployment) -> Status:
     )
 
 
-def _asked(deployment: Deployment) -> tuple[dict[Colour, int] | None, dict[Colour, bool] | None]:
+def _asked(deployment: Deployment) -> tuple[dict[Slot, int] | None, dict[Slot, bool] | None]:
     directory = places.directory(deployment.name)
     with proxy_of(directory, deployment.ports, deployment.settings).plane() as plane:
         try:

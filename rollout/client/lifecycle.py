@@ -17,7 +17,7 @@ from rollout.daemon.daemon import DAEMON
 from rollout.daemon.supervisor import ACTIVATOR, PROXY
 from rollout.daemon.watch import STUCK_SECONDS, seconds_unseen
 from rollout.domain.process_ref import ProcessRef
-from rollout.domain.spec import Colour, Settings
+from rollout.domain.spec import DeploymentSettings, Slot
 from rollout.drivers.local import processes
 from rollout.drivers.local.fleet import replica_of
 from rollout.drivers.local.launcher import process_role
@@ -55,7 +55,7 @@ def ensure_daemon(journal: Journal, name: str) -> None:
     spawn_daemon(name, journal.deployment(name).settings)
 
 
-def spawn_daemon(name: str, settings: Settings) -> ProcessRef:
+def spawn_daemon(name: str, settings: DeploymentSettings) -> ProcessRef:
     """Start a watcher with its daemon; the process of the watcher."""
     role = process_role(places.directory(name), DAEMON)
     command = [sys.executable, "-P", "-m", "rollout.daemon.watch", name]
@@ -69,7 +69,7 @@ def take_down(journal: Journal, name: str) -> None:
     journal.retire(name)
     found = journal.processes(name)
     replicas = tuple(role for role in found if replica_of(role) is not None)
-    for roles in ((DAEMON,), (PROXY, ACTIVATOR), (*replicas, *Colour)):
+    for roles in ((DAEMON,), (PROXY, ACTIVATOR), (*replicas, *Slot)):
         _stop([found[role][0] for role in roles if role in found])
         for role in roles:
             processes.end_strays(process_role(places.directory(name), role))
@@ -91,7 +91,7 @@ def _await_end(refs: Sequence[ProcessRef]) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def _environment(settings: Settings) -> dict[str, str]:
+def _environment(settings: DeploymentSettings) -> dict[str, str]:
     """What a daemon, and so its Bentos and its champion writer, must not take from a shell."""
     kept = {
         BENTO_HOME_VARIABLE: settings.bento_home,

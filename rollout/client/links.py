@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rollout.daemon.reporting.cursors import Place, Told, run_reader
+from rollout.daemon.reporting.cursors import Cursor, EventCursors, run_reader
 from rollout.daemon.reporting.projection import RunLink, link
 from rollout.daemon.reporting.telemetry import LOOPBACK
 from rollout.daemon.reporting.webhooks import host_of, reader_of
@@ -33,7 +33,7 @@ class Links:
 
 def links(name: str) -> Links:
     """Those of the deployment `name`, up or down; DEPLOYMENT_NOT_FOUND."""
-    with Journal(places.journal()) as journal, Told(places.journal()) as told:
+    with Journal(places.journal()) as journal, EventCursors(places.journal()) as told:
         settings = journal.deployment(name).settings
         rollouts = [rollout.id for rollout in journal.rollouts(name)]
         runs = {
@@ -44,10 +44,10 @@ def links(name: str) -> Links:
     port = settings.metrics_port
     return Links(
         metrics=None if port is None else f"http://{LOOPBACK}:{port}/metrics",
-        webhooks=tuple(_state(url, place or Place()) for url, place in hooks),
+        webhooks=tuple(_state(url, place or Cursor()) for url, place in hooks),
         runs={each: found for each, found in runs.items() if found is not None},
     )
 
 
-def _state(url: str, place: Place) -> WebhookState:
+def _state(url: str, place: Cursor) -> WebhookState:
     return WebhookState(host_of(url), place.body.get("failures", 0), place.body.get("error"))

@@ -12,16 +12,16 @@ from contextlib import ExitStack, contextmanager
 
 from rollout.client.lifecycle import deployment_up, ensure_daemon
 from rollout.client.view import Flow, ScreenState, Snapshot, screen
-from rollout.daemon.reporting.cursors import Told
+from rollout.daemon.reporting.cursors import EventCursors
 from rollout.domain.counts import Reading, difference
 from rollout.domain.ports import Plane, PlaneRejected, PlaneUnavailable
-from rollout.domain.spec import Colour
+from rollout.domain.spec import Slot
 from rollout.drivers.local import processes
 from rollout.drivers.local.fleet import replica_of
 from rollout.drivers.proxies import edges_of, proxy_of
 from rollout.journal import paths as places
 from rollout.journal.journal import Journal
-from rollout.journal.records import TICK, Deployment, Event, Rollout
+from rollout.journal.records import TICK, Deployment, JournalEvent, Rollout
 
 FLOW_SECONDS = 10.0
 _DAEMON_CHECK_SECONDS = 2.0
@@ -31,7 +31,7 @@ _KEPT_EVENTS = 4
 class Looker:
     """Holds what the next picture of the deployment `name` needs of those before."""
 
-    def __init__(self, name: str, journal: Journal, told: Told, plane: Plane) -> None:
+    def __init__(self, name: str, journal: Journal, told: EventCursors, plane: Plane) -> None:
         self._name = name
         self._journal = journal
         self._told = told
@@ -40,7 +40,7 @@ class Looker:
         self._rollout: int | None = None
         self._checked = 0.0
         self._read = 0
-        self.events: deque[Event] = deque(maxlen=_KEPT_EVENTS)
+        self.events: deque[JournalEvent] = deque(maxlen=_KEPT_EVENTS)
 
     def look(self) -> ScreenState:
         """The picture now; DEPLOYMENT_NOT_FOUND once it was taken down."""
@@ -63,7 +63,7 @@ class Looker:
             )
         )
 
-    def _ask(self) -> tuple[dict[Colour, int], dict[Colour, bool]]:
+    def _ask(self) -> tuple[dict[Slot, int], dict[Slot, bool]]:
         try:
             weights, reading = self._plane.weights(), self._plane.read()
         except (PlaneUnavailable, PlaneRejected):
@@ -77,7 +77,7 @@ class Looker:
             self._readings.popleft()
         return weights or {}, dict(reading.healthy)
 
-    def _flows(self, edges: tuple[float, ...]) -> dict[Colour, Flow]:
+    def _flows(self, edges: tuple[float, ...]) -> dict[Slot, Flow]:
         if len(self._readings) < 2:
             return {}
         (begun, before), (ended, after) = self._readings[0], self._readings[-1]
@@ -105,8 +105,8 @@ class Looker:
             self.events.append(event)
         self._read = until
 
-    def _replicas(self, deployment: Deployment) -> dict[Colour, int]:
-        found = dict.fromkeys(Colour, 0)
+    def _replicas(self, deployment: Deployment) -> dict[Slot, int]:
+        found = dict.fromkeys(Slot, 0)
         for role, (ref, _) in self._journal.processes(deployment.name).items():
             number = replica_of(role)
             if number is not None and processes.alive(ref):
@@ -120,7 +120,7 @@ def looking(name: str) -> Iterator[Looker]:
     with ExitStack() as stack:
         journal = stack.enter_context(Journal(places.journal()))
         deployment = deployment_up(journal, name)
-        told = stack.enter_context(Told(places.journal()))
+        told = stack.enter_context(EventCursors(places.journal()))
         proxy = proxy_of(places.directory(name), deployment.ports, deployment.settings)
         plane = stack.enter_context(proxy.plane())
         yield Looker(name, journal, told, plane)

@@ -29,7 +29,7 @@ _RESTARTS = ("restarted", "start_failed", "crash_loop")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ProcessRow:
     """One process with all that it started.
 
     `cpu` is in cores over a short sample, `rss` in bytes, `uptime` in seconds; None for a
@@ -49,14 +49,14 @@ class Row:
     healthy: bool
 
 
-def listing(name: str | None = None) -> tuple[tuple[Deployment, tuple[Row, ...]], ...]:
+def listing(name: str | None = None) -> tuple[tuple[Deployment, tuple[ProcessRow, ...]], ...]:
     """The processes of one deployment, or of all that are up. Takes a fraction of a second."""
     with Journal(places.journal()) as journal:
         wanted = journal.deployments() if name is None else (deployment_up(journal, name),)
         return tuple((deployment, rows(journal, deployment)) for deployment in wanted)
 
 
-def rows(journal: Journal, deployment: Deployment) -> tuple[Row, ...]:
+def rows(journal: Journal, deployment: Deployment) -> tuple[ProcessRow, ...]:
     """Every process that the journal remembers, the daemon and the proxy first."""
     everywhere = journal.processes(deployment.name)
     # What runs in a cluster is no process here.
@@ -89,10 +89,10 @@ def _row(
     told: list[str],
     cpu: float,
     rss: int,
-) -> Row:
+) -> ProcessRow:
     running = processes.alive(ref)
     port = _port(deployment, role, body)
-    return Row(
+    return ProcessRow(
         role=role,
         pid=ref.pid,
         port=port,

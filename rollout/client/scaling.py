@@ -7,7 +7,7 @@ from dataclasses import replace
 from bundle.errors import ErrorCode, MlctlError
 from rollout.client.lifecycle import deployment_up, ensure_daemon
 from rollout.client.process_table import rows
-from rollout.domain.spec import Settings
+from rollout.domain.spec import DeploymentSettings
 from rollout.drivers.local.fleet import replica_of
 from rollout.journal import paths as places
 from rollout.journal.journal import Journal
@@ -28,7 +28,7 @@ def scale(
     at one size. INVALID_INPUT for numbers that do not fit.
     """
 
-    def changed(settings: Settings) -> Settings:
+    def changed(settings: DeploymentSettings) -> DeploymentSettings:
         count = settings.replicas if replicas is None else replicas
         if least is not None and most is not None:
             count = min(max(count, least), most)

@@ -6,7 +6,7 @@ import time
 
 from bundle.errors import ErrorCode, MlctlError
 from rollout.domain.counts import Totals, difference
-from rollout.domain.planner import Plan, Today, plan, today
+from rollout.domain.planner import RolloutPlan, Today, plan, today
 from rollout.domain.ports import Meter, PlaneUnavailable
 from rollout.domain.spec import Revision, RolloutSpec
 from rollout.drivers.proxies import edges_of, proxy_of
@@ -36,7 +36,7 @@ def broken_by(name: str, revision: Revision) -> tuple[str, ...]:
         return refusals.broken(journal.live_deployment(name).live, revision)
 
 
-def plan_for(name: str, spec: RolloutSpec, seconds: float = MEASURED_SECONDS) -> Plan:
+def plan_for(name: str, spec: RolloutSpec, seconds: float = MEASURED_SECONDS) -> RolloutPlan:
     """What a rollout of deployment `name` would need at the traffic of the next `seconds`.
 
     DEPLOYMENT_NOT_FOUND; UNAVAILABLE if its proxy does not answer.

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from rollout.domain import state_machine as machine
 from rollout.domain.counts import Totals
 from rollout.domain.latency_edges import quantile_edge, sparse
-from rollout.domain.spec import Colour, Outcome
-from rollout.domain.state_machine import WATCHED, Phase
+from rollout.domain.spec import Outcome, Slot
+from rollout.domain.state_machine import WATCHED, RolloutPhase
 from rollout.drivers.listener import url_of
-from rollout.journal.records import Deployment, Event, Rollout
+from rollout.journal.records import Deployment, JournalEvent, Rollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +34,12 @@ class Snapshot:
 
     now: float
     deployment: Deployment
-    weights: Mapping[Colour, int] = field(default_factory=dict)
-    healthy: Mapping[Colour, bool] = field(default_factory=dict)
-    flows: Mapping[Colour, Flow] = field(default_factory=dict)
-    replicas: Mapping[Colour, int] = field(default_factory=dict)
+    weights: Mapping[Slot, int] = field(default_factory=dict)
+    healthy: Mapping[Slot, bool] = field(default_factory=dict)
+    flows: Mapping[Slot, Flow] = field(default_factory=dict)
+    replicas: Mapping[Slot, int] = field(default_factory=dict)
     rollout: Rollout | None = None
-    tick: Event | None = None
+    tick: JournalEvent | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class ColourView:
     What is not known, or of too few requests, is None.
     """
 
-    colour: Colour
+    colour: Slot
     part: str
     bento: str
     weight: int | None
@@ -74,7 +74,7 @@ class GateView:
 class StepView:
     """The phase or step that a rollout is at, and what it still waits for."""
 
-    phase: Phase
+    phase: RolloutPhase
     number: int
     steps: int
     seconds: float
@@ -135,7 +135,7 @@ def _address(deployment: Deployment) -> str:
     return url_of(deployment.ports, deployment.settings)
 
 
-def _colour(seen: Snapshot, colour: Colour) -> ColourView:
+def _colour(seen: Snapshot, colour: Slot) -> ColourView:
     flow, rollout = seen.flows.get(colour), seen.rollout
     part, revision = "live", seen.deployment.live
     if colour is not seen.deployment.colour and rollout is not None:

@@ -16,12 +16,19 @@ from rollout.daemon.shadow.watch import Parties, ShadowWatch
 from rollout.domain import state_machine as machine
 from rollout.domain.counts import Window
 from rollout.domain.gates import Action, Gate, Verdict
-from rollout.domain.join import Side
-from rollout.domain.observer import Observer
+from rollout.domain.join import AnswerSide
+from rollout.domain.observer import TrafficObserver
 from rollout.domain.operator_commands import Request, next_request
-from rollout.domain.ports import DataPlane, Launcher, Meter, PlaneRejected, Probe, Traffic
-from rollout.domain.spec import Colour, Settings
-from rollout.domain.state_machine import WATCHED, Look, Phase, Progress, Signal
+from rollout.domain.ports import (
+    DataPlane,
+    Launcher,
+    Meter,
+    PlaneRejected,
+    ProcessState,
+    TrafficSplit,
+)
+from rollout.domain.spec import DeploymentSettings, Slot
+from rollout.domain.state_machine import WATCHED, Look, RolloutPhase, RolloutProgress, Signal
 from rollout.drivers.local.fleet import Fleet
 from rollout.drivers.local.samples import SampleFolder
 from rollout.journal import records
@@ -49,7 +56,7 @@ class Watch:
     """A daemon's part: its epoch, its settings, and whether the champion's writing is settled."""
 
     epoch: int
-    settings: Settings
+    settings: DeploymentSettings
     champion_settled: Callable[[], bool]
 
 
@@ -68,18 +75,18 @@ class Controller:
         self._champion_settled = watch.champion_settled
         self._counting_since: float | None = None
         self._fleet = Fleet(rollout.deployment, world.launcher, journal)
-        self._observer = Observer(
+        self._observer = TrafficObserver(
             world.meter, world.edges, rollout.colour, rollout.spec, _comparison(rollout, world)
         )
         self._handlers = {
-            Phase.PENDING: self._launch,
-            Phase.WARM: self._warm,
-            Phase.SHADOW: self._watch,
-            Phase.SHIFT: self._watch,
-            Phase.BAKE: self._watch,
-            Phase.PAUSED: self._pause,
-            Phase.FINALIZE: self._finalize,
-            Phase.ROLLBACK: self._roll_back,
+            RolloutPhase.PENDING: self._launch,
+            RolloutPhase.WARM: self._warm,
+            RolloutPhase.SHADOW: self._watch,
+            RolloutPhase.SHIFT: self._watch,
+            RolloutPhase.BAKE: self._watch,
+            RolloutPhase.PAUSED: self._pause,
+            RolloutPhase.FINALIZE: self._finalize,
+            RolloutPhase.ROLLBACK: self._roll_back,
         }
 
     @property
@@ -87,15 +94,15 @@ class Controller:
         return self._rollout
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> RolloutProgress:
         return self._rollout.progress
 
-    def tick(self) -> Progress:
+    def tick(self) -> RolloutProgress:
         """Do what the phase asks for once; nothing when DONE.
 
         PlaneUnavailable: nothing was decided, try again.
         """
-        if self.progress.phase is Phase.DONE:
+        if self.progress.phase is RolloutPhase.DONE:
             return self.progress
         try:
             self._act()
@@ -151,16 +158,16 @@ class Controller:
         self._apply()
         probe = self._fleet.probe(self._rollout.colour)
         waited, limit = self._now() - self.progress.since, self._settings.ready_seconds
-        if probe is Probe.READY:
+        if probe is ProcessState.READY:
             self._connect()
             if self._world.meter.read().healthy[self._rollout.colour]:
                 self._begin()
                 return
-        if probe in (Probe.DEAD, Probe.WRONG_MODEL) or waited > limit:
+        if probe in (ProcessState.DEAD, ProcessState.WRONG_MODEL) or waited > limit:
             why = self._why_not_ready(probe)
             self._obey(Verdict(Action.ROLLBACK, Gate.READY, why, waited, limit))
 
-    def _why_not_ready(self, probe: Probe) -> str:
+    def _why_not_ready(self, probe: ProcessState) -> str:
         tail = self._fleet.tail(self._rollout.colour)
         return f"{_WHY_NOT_READY[probe]}; its log ends:\n{tail}"
 
@@ -180,10 +187,10 @@ class Controller:
             return
         # One replica that ended by itself is enough: a candidate is not started again.
         probe = self._fleet.probe(self._rollout.colour)
-        if probe is Probe.WRONG_MODEL:  # in a cluster somebody else may replace it meanwhile
+        if probe is ProcessState.WRONG_MODEL:  # in a cluster somebody else may replace it meanwhile
             self._obey(Verdict(Action.ROLLBACK, Gate.HEALTH, self._why_not_ready(probe)))
             return
-        alive = probe is not Probe.DEAD
+        alive = probe is not ProcessState.DEAD
         weight = machine.candidate_weight(self.progress, self._rollout.spec)
         mirrored = machine.mirrored_share(self.progress, self._rollout.spec) > 0
         look, reference = self._observer.look(alive=alive, mirrored=mirrored, weight=weight)
@@ -255,7 +262,7 @@ class Controller:
         }
         self._save(replace(progress, restored=now), "traffic_restored", body)
 
-    def _retired(self, colour: Colour) -> bool:
+    def _retired(self, colour: Slot) -> bool:
         """Drain and stop a colour, a little per tick; whether nothing of it is left."""
         self._world.plane.connect(colour, ())
         if not self._fleet.replicas(colour):
@@ -279,14 +286,14 @@ class Controller:
         if progress is not self.progress:
             self._enter(progress, verdict)
 
-    def _enter(self, progress: Progress, verdict: Verdict | None, **extra: str) -> None:
+    def _enter(self, progress: RolloutProgress, verdict: Verdict | None, **extra: str) -> None:
         """Record the move, then make its weights hold at once."""
         ruling = asdict(verdict) if verdict else None
         self._save(progress, "phase", {"verdict": ruling, **extra})
         if progress.stage in WATCHED:
             self._observer.start()
             self._counting_since = self._counting_since or self._world.clock.monotonic()
-        if progress.phase is Phase.ROLLBACK:
+        if progress.phase is RolloutPhase.ROLLBACK:
             self._roll_back()
         else:
             self._apply()
@@ -303,7 +310,7 @@ class Controller:
         weight = machine.candidate_weight(progress, spec)
         mirror = machine.mirrored_share(progress, spec)
         serves = progress.stage in WATCHED
-        traffic = Traffic(
+        traffic = TrafficSplit(
             {colour: weight, colour.other: 100 - weight},
             mirror=mirror,
             mirror_to=colour if mirror else None,
@@ -312,7 +319,9 @@ class Controller:
         )
         self._world.plane.apply(traffic)
 
-    def _save(self, progress: Progress, kind: str, extra: dict[str, Any] | None = None) -> None:
+    def _save(
+        self, progress: RolloutProgress, kind: str, extra: dict[str, Any] | None = None
+    ) -> None:
         weight = machine.candidate_weight(progress, self._rollout.spec)
         where = {"phase": progress.phase, "step": progress.step, "weight": weight}
         self._journal.save(self._rollout, progress, kind, {**where, **(extra or {})}, self._epoch)
@@ -327,14 +336,14 @@ class Controller:
 
 
 _WHY_NOT_READY = {
-    Probe.STARTING: "the candidate did not become ready in time",
-    Probe.READY: "the proxy did not find the candidate healthy in time",
-    Probe.WRONG_MODEL: "the candidate does not serve the digest that its Bento names",
-    Probe.DEAD: "the candidate's process ended before it was ready",
+    ProcessState.STARTING: "the candidate did not become ready in time",
+    ProcessState.READY: "the proxy did not find the candidate healthy in time",
+    ProcessState.WRONG_MODEL: "the candidate does not serve the digest that its Bento names",
+    ProcessState.DEAD: "the candidate's process ended before it was ready",
 }
 
 
-def _ruling(progress: Progress, request: Request) -> Verdict | None:
+def _ruling(progress: RolloutProgress, request: Request) -> Verdict | None:
     return progress.ruling if request.wish.final else None
 
 
@@ -357,7 +366,7 @@ def _comparison(rollout: Rollout, world: World) -> ShadowWatch | None:
     """What compares the two revisions' answers, where the servers can be told to record them."""
     if world.samples is None or not rollout.spec.shadows:
         return None
-    sides = {Side.LIVE: rollout.live, Side.CANDIDATE: rollout.candidate}
+    sides = {AnswerSide.LIVE: rollout.live, AnswerSide.CANDIDATE: rollout.candidate}
     digests = {side: revision.recorded for side, revision in sides.items()}
     parties = Parties(rollout.colour, digests)
     return ShadowWatch(world.samples, parties, rollout.spec, rollout.id, world.clock)

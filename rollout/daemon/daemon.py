@@ -24,7 +24,7 @@ from bundle.clock import SystemClock
 from rollout.daemon.controller import Controller, Watch, World
 from rollout.daemon.replicas import LiveReplicas
 from rollout.daemon.reporting.alias import ChampionKeeper, ProcessChampions
-from rollout.daemon.reporting.cursors import Told
+from rollout.daemon.reporting.cursors import EventCursors
 from rollout.daemon.reporting.runs import RunKeeper
 from rollout.daemon.reporting.telemetry import MetricsServer
 from rollout.daemon.reporting.webhooks import Webhooks
@@ -32,10 +32,10 @@ from rollout.daemon.scaler import Scaler
 from rollout.daemon.supervisor import Supervisor
 from rollout.daemon.vitals import Vitals
 from rollout.daemon.watch import seconds_unseen
-from rollout.domain.ports import Launcher, Plane, PlaneRejected, PlaneUnavailable, Traffic
+from rollout.domain.ports import Launcher, Plane, PlaneRejected, PlaneUnavailable, TrafficSplit
 from rollout.domain.process_ref import ProcessRef
-from rollout.domain.spec import Settings, check_name
-from rollout.domain.state_machine import Phase
+from rollout.domain.spec import DeploymentSettings, check_name
+from rollout.domain.state_machine import RolloutPhase
 from rollout.drivers.local import logs
 from rollout.drivers.local.launcher import LocalLauncher
 from rollout.drivers.local.processes import TOKEN_VARIABLE
@@ -87,10 +87,10 @@ class Daemon:
         self._obeyed = 0
         self._stop = False
 
-    def _show(self, settings: Settings, stack: ExitStack) -> None:
+    def _show(self, settings: DeploymentSettings, stack: ExitStack) -> None:
         """Start what reports the deployment elsewhere; none of it delays a tick."""
         journal, clock = places.journal(), self._world.clock
-        told = stack.enter_context(Told(journal))
+        told = stack.enter_context(EventCursors(journal))
         self._runs = RunKeeper(self._name, settings.runs, told, clock)
         stack.callback(self._runs.close)
         self._metrics = stack.enter_context(
@@ -160,7 +160,7 @@ class Daemon:
         if active is None:
             self._controller = None
             colour = deployment.colour
-            self._world.plane.apply(Traffic({colour: 100, colour.other: 0}))
+            self._world.plane.apply(TrafficSplit({colour: 100, colour.other: 0}))
             return
         if self._controller is None or self._controller.rollout.id != active.id:
             self._controller = self._take_up(active)
@@ -168,7 +168,7 @@ class Daemon:
 
     def _take_up(self, active: Rollout) -> Controller:
         controller = Controller(active, self._world, self._journal, self._watch)
-        if active.progress.phase is not Phase.PENDING:
+        if active.progress.phase is not RolloutPhase.PENDING:
             controller.resume(self._unwatched)
         return controller
 
@@ -191,7 +191,7 @@ class Daemon:
             time.sleep(_POLL_SECONDS)
 
 
-def _launcher(logs: Path, settings: Settings, plane: Plane, stack: ExitStack) -> Launcher:
+def _launcher(logs: Path, settings: DeploymentSettings, plane: Plane, stack: ExitStack) -> Launcher:
     if settings.kubernetes is not None:
         from rollout.drivers.kubernetes.launcher import KubernetesLauncher
         from rollout.drivers.kubernetes.plane import KubernetesPlane

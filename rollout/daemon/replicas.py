@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rollout.daemon.controller import World
-from rollout.domain.ports import PlaneUnavailable, Probe, Served
+from rollout.domain.ports import PlaneUnavailable, ProcessState, RunningRevision
 from rollout.domain.spec import Endpoint, replica_role
 from rollout.drivers.local.fleet import Fleet
 from rollout.drivers.local.processes import log_tail
@@ -33,10 +33,10 @@ _JOIN_SECONDS = 1.5
 _HUNG = "hung"
 
 
-class Health(Protocol):
+class LivenessCheck(Protocol):
     """What knows whether a process hangs."""
 
-    def hung(self, served: Served) -> bool: ...
+    def hung(self, served: RunningRevision) -> bool: ...
 
 
 @dataclass
@@ -77,7 +77,7 @@ class LiveReplicas:
     """The live replicas on behalf of the daemon with `epoch`."""
 
     def __init__(
-        self, name: str, world: World, journal: Journal, health: Health, epoch: int
+        self, name: str, world: World, journal: Journal, health: LivenessCheck, epoch: int
     ) -> None:
         self._name = name
         self._world = world
@@ -88,7 +88,7 @@ class LiveReplicas:
         self._slots: dict[str, _Slot] = {}
         self._joined: dict[Endpoint, float] = {}
         self._leaving: set[Endpoint] = set()
-        self.ready: dict[int, Served] = {}
+        self.ready: dict[int, RunningRevision] = {}
 
     def ensure(self, deployment: Deployment, stand_in: Endpoint | None) -> None:
         """Look at each replica once, start and stop what must be; does not wait."""
@@ -128,19 +128,19 @@ class LiveReplicas:
         return endpoint == stand_in or endpoint in self._leaving
 
     def _serves(
-        self, deployment: Deployment, index: int, slot: _Slot, served: Served | None
+        self, deployment: Deployment, index: int, slot: _Slot, served: RunningRevision | None
     ) -> bool:
         if served is None:
             self._start(deployment, index, slot)
             return False
         probe = self._world.launcher.probe(served)
-        if probe is Probe.READY and not self._health.hung(served):
+        if probe is ProcessState.READY and not self._health.hung(served):
             slot.worked = True
             slot.restarts.works(self._now())
             return True
         late = self._now() - slot.started_at > deployment.settings.ready_seconds
-        if probe is not Probe.STARTING or late:
-            why = _HUNG if probe is Probe.READY else probe
+        if probe is not ProcessState.STARTING or late:
+            why = _HUNG if probe is ProcessState.READY else probe
             self._replace(deployment, index, slot, served, why)
         return False
 
@@ -154,10 +154,10 @@ class LiveReplicas:
         except OSError as error:
             slot.restarts.failed(now)
             role = replica_role(deployment.colour, index)
-            self._tell(slot, {"role": role, "probe": Probe.DEAD, "log": str(error.strerror)})
+            self._tell(slot, {"role": role, "probe": ProcessState.DEAD, "log": str(error.strerror)})
 
     def _replace(
-        self, deployment: Deployment, index: int, slot: _Slot, served: Served, why: str
+        self, deployment: Deployment, index: int, slot: _Slot, served: RunningRevision, why: str
     ) -> None:
         tail = log_tail(Path(served.log))
         self._world.launcher.stop(served, force=True)
@@ -174,10 +174,12 @@ class LiveReplicas:
             kind = "crash_loop"
         self._journal.append(self._name, None, kind, body, self._epoch)
 
-    def _drain(self, deployment: Deployment, index: int, slot: _Slot, served: Served) -> None:
+    def _drain(
+        self, deployment: Deployment, index: int, slot: _Slot, served: RunningRevision
+    ) -> None:
         """Stop one that is wanted no longer, a little per look; it finishes its requests itself."""
         now = self._now()
-        dead = self._world.launcher.probe(served) is Probe.DEAD
+        dead = self._world.launcher.probe(served) is ProcessState.DEAD
         if not dead and not slot.stopping:
             self._leaving.add(served.endpoint)
         if slot.unhooked is None or (served.endpoint in self._joined and not slot.stopping):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rollout.daemon.controller import World
-from rollout.domain.autoscale import Bounds, Load, Seen, State, decide
+from rollout.domain.autoscale import Bounds, ReplicaLoad, ScalingObservation, State, decide
 from rollout.domain.ports import PlaneUnavailable
-from rollout.domain.spec import Settings
+from rollout.domain.spec import DeploymentSettings
 from rollout.journal.journal import Journal
 from rollout.journal.records import Deployment
 
@@ -22,7 +22,9 @@ class Scaler:
         self._epoch = epoch
         self._state = State()
 
-    def look(self, deployment: Deployment, loads: tuple[Load, ...], *, rollout: bool) -> None:
+    def look(
+        self, deployment: Deployment, loads: tuple[ReplicaLoad, ...], *, rollout: bool
+    ) -> None:
         """Look once and write how many replicas are wanted from now on.
 
         During a rollout the number stays: both colours are compared at the same size. A
@@ -39,7 +41,7 @@ class Scaler:
             reading = self._world.meter.read()
         except PlaneUnavailable:
             return
-        seen = Seen(
+        seen = ScalingObservation(
             at=self._world.clock.monotonic(),
             replicas=settings.replicas,
             loads=loads,
@@ -54,14 +56,14 @@ class Scaler:
         if wanted == before:
             return
 
-        def resized(settings: Settings) -> Settings:
+        def resized(settings: DeploymentSettings) -> DeploymentSettings:
             # A client may have changed it since.
             return replace(settings, replicas=wanted) if settings.replicas == before else settings
 
         self._journal.resize(self._name, resized, why, self._epoch)
 
 
-def _why(seen: Seen) -> str:
+def _why(seen: ScalingObservation) -> str:
     rows = sum(load.queue_rows for load in seen.loads)
     busy = sum(load.busy for load in seen.loads) / max(1, len(seen.loads))
     return f"{rows:.0f} rows wait, models run {100 * busy:.0f} % of the time"

@@ -18,8 +18,8 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from bundle.errors import MlctlError
-from rollout.domain.autoscale import Load
-from rollout.domain.ports import Served
+from rollout.domain.autoscale import ReplicaLoad
+from rollout.domain.ports import RunningRevision
 from rollout.drivers.local.launcher import authorization
 
 _POLL_SECONDS = 1.0
@@ -65,10 +65,10 @@ class Counters:
     queue_rows: float
     ran: float
 
-    def load(self, before: Counters, workers: int) -> Load:
+    def load(self, before: Counters, workers: int) -> ReplicaLoad:
         """The load per worker since `before`."""
         busy = (self.ran - before.ran) / max(self.at - before.at, 1e-9) / workers
-        return Load(self.queue_rows / workers, min(max(busy, 0.0), 1.0))
+        return ReplicaLoad(self.queue_rows / workers, min(max(busy, 0.0), 1.0))
 
 
 def read_counters(text: str, at: float) -> Counters | None:
@@ -94,7 +94,7 @@ class Vitals:
         self._ports: dict[str, int] = {}
         self._pulses: dict[str, Pulse] = {}
         self._counters: dict[str, Counters] = {}
-        self._loads: dict[str, Load] = {}
+        self._loads: dict[str, ReplicaLoad] = {}
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="vitals", daemon=True)
 
@@ -106,7 +106,7 @@ class Vitals:
         self._closed.set()
         self._thread.join()
 
-    def watch(self, served: Iterable[Served], *, loads: bool) -> None:
+    def watch(self, served: Iterable[RunningRevision], *, loads: bool) -> None:
         """Watch these and no others; their loads too, if asked for."""
         ports = {each.process.token: each.endpoint.http for each in served}
         with self._lock:
@@ -115,13 +115,13 @@ class Vitals:
                 for token in known.keys() - ports.keys():
                     del known[token]
 
-    def hung(self, served: Served) -> bool:
+    def hung(self, served: RunningRevision) -> bool:
         """Whether the process needs a restart."""
         with self._lock:
             pulse = self._pulses.get(served.process.token, Pulse())
         return pulse.hung(time.monotonic(), self._hung_seconds)
 
-    def loads(self) -> tuple[Load, ...]:
+    def loads(self) -> tuple[ReplicaLoad, ...]:
         """The loads of those that told theirs."""
         with self._lock:
             return tuple(self._loads.values())

@@ -33,7 +33,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ReplicaLoad:
     """One replica's load per worker: rows that wait, and the share of time (0 to 1) it runs."""
 
     queue_rows: float
@@ -41,7 +41,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ScalingObservation:
     """One look: when (seconds), how many replicas are wanted now, and what they do.
 
     `loads` holds a load for every replica that serves; fewer than `replicas` means that some are
@@ -51,7 +51,7 @@ class Seen:
 
     at: float
     replicas: int
-    loads: tuple[Load, ...]
+    loads: tuple[ReplicaLoad, ...]
     requests: int
     active: int
 
@@ -67,7 +67,7 @@ class State:
     changed: float | None = None
 
 
-def decide(state: State, seen: Seen, bounds: Bounds) -> tuple[State, int]:
+def decide(state: State, seen: ScalingObservation, bounds: Bounds) -> tuple[State, int]:
     """The state after this look, and the number of replicas to have from now on.
 
     Zero stays zero here: only a request wakes a deployment.
@@ -79,7 +79,7 @@ def decide(state: State, seen: Seen, bounds: Bounds) -> tuple[State, int]:
     return replace(state, hot_since=None, cold_since=None, changed=seen.at), wanted
 
 
-def _wanted(state: State, seen: Seen, bounds: Bounds) -> int:
+def _wanted(state: State, seen: ScalingObservation, bounds: Bounds) -> int:
     if seen.replicas == 0:
         return 0 if bounds.least == 0 else bounds.least
     if _lasts(state.idle_since, seen.at, bounds.idle_seconds) and bounds.least == 0:
@@ -94,7 +94,7 @@ def _wanted(state: State, seen: Seen, bounds: Bounds) -> int:
     return count
 
 
-def _remember(state: State, seen: Seen) -> State:
+def _remember(state: State, seen: ScalingObservation) -> State:
     moved = seen.requests != state.requests or seen.active > 0
     return State(
         hot_since=_since(state.hot_since, seen.at, _is_hot(seen)),
@@ -105,14 +105,14 @@ def _remember(state: State, seen: Seen) -> State:
     )
 
 
-def _is_hot(seen: Seen) -> bool:
+def _is_hot(seen: ScalingObservation) -> bool:
     """Whether those that serve have too much, and nobody is on the way to help."""
     if not seen.loads or len(seen.loads) < seen.replicas:
         return False
     return _rows(seen) > _CROWDED_ROWS or _busy(seen) > _BUSY
 
 
-def _is_cold(seen: Seen) -> bool:
+def _is_cold(seen: ScalingObservation) -> bool:
     """Whether one fewer could do it."""
     rest = len(seen.loads) - 1
     if rest < 1 or len(seen.loads) < seen.replicas:
@@ -121,18 +121,18 @@ def _is_cold(seen: Seen) -> bool:
     return _rows(seen) * share < 1.0 and _busy(seen) * share < _CALM
 
 
-def _more(seen: Seen) -> int:
+def _more(seen: ScalingObservation) -> int:
     """One more, or as many as bring the load to the target; at most twice what there is."""
     by_time = math.ceil(seen.replicas * _busy(seen) / _TARGET)
     by_rows = math.ceil(seen.replicas * _rows(seen) / _CROWDED_ROWS)
     return max(seen.replicas + 1, min(max(by_time, by_rows), 2 * seen.replicas))
 
 
-def _rows(seen: Seen) -> float:
+def _rows(seen: ScalingObservation) -> float:
     return sum(load.queue_rows for load in seen.loads) / len(seen.loads)
 
 
-def _busy(seen: Seen) -> float:
+def _busy(seen: ScalingObservation) -> float:
     return sum(load.busy for load in seen.loads) / len(seen.loads)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from bundle.errors import ErrorCode, MlctlError
-from rollout.domain.spec import Colour
+from rollout.domain.spec import Slot
 
 _P99_MIN_SAMPLES = 100
 
@@ -111,10 +111,10 @@ class Reading:
     requests that a colour got, whose answers nobody saw; no gate on traffic counts them.
     """
 
-    totals: Mapping[Colour, Totals]
-    healthy: Mapping[Colour, bool]
-    active: Mapping[Colour, int]
-    shadow: Mapping[Colour, Totals] = field(default_factory=dict)
+    totals: Mapping[Slot, Totals]
+    healthy: Mapping[Slot, bool]
+    active: Mapping[Slot, int]
+    shadow: Mapping[Slot, Totals] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,12 +201,12 @@ class LatencyRule:
         )
 
 
-def difference(before: Reading | None, after: Reading) -> Mapping[Colour, Totals] | None:
+def difference(before: Reading | None, after: Reading) -> Mapping[Slot, Totals] | None:
     """Each colour's tick between two readings; None without one or across a restart."""
     if before is None:
         return None
-    parts: dict[Colour, Totals] = {}
-    for colour in Colour:
+    parts: dict[Slot, Totals] = {}
+    for colour in Slot:
         part = after.totals[colour].minus(before.totals[colour])
         if part is None:
             return None

@@ -35,7 +35,7 @@ def _below() -> Logs:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class GateEvidence:
     """All ticks so far. `bad_*_ticks` are those beyond a limit, `shadow` the pairs of answers."""
 
     seed: int = 0
@@ -84,7 +84,7 @@ class Evidence:
         return {gate: eprocess.log_mean(each) for gate, each in logs.items()}
 
 
-def fold(evidence: Evidence, window: Window, spec: RolloutSpec) -> Evidence:
+def fold(evidence: GateEvidence, window: Window, spec: RolloutSpec) -> GateEvidence:
     """Add one tick. A tick without candidate requests changes nothing."""
     ours = window.candidate
     if ours.seen == 0:
@@ -102,7 +102,7 @@ def fold(evidence: Evidence, window: Window, spec: RolloutSpec) -> Evidence:
     )
 
 
-def fold_shadow(evidence: Evidence, shadow: ShadowWindow, spec: RolloutSpec) -> Evidence:
+def fold_shadow(evidence: GateEvidence, shadow: ShadowWindow, spec: RolloutSpec) -> GateEvidence:
     """Add one look at pairs of answers."""
     return replace(evidence, shadow=agreement.fold(evidence.shadow, shadow, spec))
 
@@ -124,7 +124,7 @@ def usual(theirs: Hits, n: int, spec: RolloutSpec) -> float:
     return min(rate + spec.max_error_rate + noise, _HIGHEST_LIMIT)
 
 
-def _limits(evidence: Evidence, window: Window, spec: RolloutSpec) -> Evidence:
+def _limits(evidence: GateEvidence, window: Window, spec: RolloutSpec) -> GateEvidence:
     """Fold one tick's comparison with the absolute limits.
 
     Only a tick at a fair share of the traffic proves a latency; any tick can show harm.
@@ -151,7 +151,7 @@ def _limits(evidence: Evidence, window: Window, spec: RolloutSpec) -> Evidence:
     )
 
 
-def _tail_sign(evidence: Evidence, window: Window) -> int:
+def _tail_sign(evidence: GateEvidence, window: Window) -> int:
     ours, theirs = window.candidate, window.live
     seed = (evidence.seed, evidence.ticks, 1)
     return eprocess.thinned_sign((ours.tail, ours.timed), (theirs.tail, theirs.timed), seed)
@@ -160,7 +160,7 @@ def _tail_sign(evidence: Evidence, window: Window) -> int:
 def _against_live(
     logs: Logs,
     hits_of: Callable[[Counts], tuple[int, int]],
-    evidence: Evidence,
+    evidence: GateEvidence,
     window: Window,
     spec: RolloutSpec,
 ) -> Logs:

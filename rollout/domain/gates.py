@@ -16,7 +16,7 @@ from rollout.domain import e_values as eprocess
 from rollout.domain.evidence import (
     LATE_SHARE,
     SLOW_SHARE,
-    Evidence,
+    GateEvidence,
     blamed,
     failed,
     fold,
@@ -29,8 +29,8 @@ from rollout.domain.verdict import Action, Gate, Hits, Verdict, breaks, share
 __all__ = [
     "SLOW_SHARE",
     "Action",
-    "Evidence",
     "Gate",
+    "GateEvidence",
     "Verdict",
     "breaks",
     "doubtful",
@@ -46,7 +46,7 @@ MIN_TICKS = 3
 UNHEALTHY_LOOKS = 3
 
 
-def harm(evidence: Evidence, spec: RolloutSpec) -> Verdict | None:
+def harm(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
     """ROLLBACK with the strongest gate that may fire, or None."""
     if (verdict := agreement.broken(evidence.shadow)) is not None:
         return verdict
@@ -61,7 +61,7 @@ def harm(evidence: Evidence, spec: RolloutSpec) -> Verdict | None:
     return None
 
 
-def unproved(evidence: Evidence, spec: RolloutSpec) -> Verdict | None:
+def unproved(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
     """HOLD with the gate whose limit is not yet shown to be kept, or None when all are."""
     threshold = math.log(1.0 / spec.alpha)
     for what, logs, hits, limit in _proofs(evidence, spec):
@@ -71,7 +71,7 @@ def unproved(evidence: Evidence, spec: RolloutSpec) -> Verdict | None:
     return None
 
 
-def judge_shadow(evidence: Evidence, spec: RolloutSpec) -> Verdict | None:
+def judge_shadow(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
     """HOLD until the answers to copied requests are shown to be as live's, or None when they are.
 
     The copies' own errors and latencies are in the evidence as well.
@@ -83,7 +83,7 @@ def judge_shadow(evidence: Evidence, spec: RolloutSpec) -> Verdict | None:
     )
 
 
-def doubtful(evidence: Evidence, spec: RolloutSpec) -> Verdict | None:
+def doubtful(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
     """HOLD while what was seen lies beyond a limit, though too little to prove harm; else None.
 
     A candidate that looks bad gets no more traffic before more requests have decided.
@@ -96,7 +96,7 @@ def doubtful(evidence: Evidence, spec: RolloutSpec) -> Verdict | None:
 
 
 def _proofs(
-    evidence: Evidence, spec: RolloutSpec
+    evidence: GateEvidence, spec: RolloutSpec
 ) -> Iterator[tuple[str, eprocess.Logs, Hits, float]]:
     """What has to be proved: its words, its e-process, what was seen, and the limit."""
     ours = evidence.candidate
@@ -109,7 +109,7 @@ def _proofs(
         yield what, evidence.median_proof, (ours.late, ours.timed), LATE_SHARE
 
 
-def _shares(evidence: Evidence, spec: RolloutSpec) -> Iterator[tuple[Gate, str, Hits, float]]:
+def _shares(evidence: GateEvidence, spec: RolloutSpec) -> Iterator[tuple[Gate, str, Hits, float]]:
     """The shares that have an absolute limit: gate, words, what was seen, and the limit."""
     ours = evidence.candidate
     yield Gate.ERRORS_VS_LIMIT, "failed", (ours.errors, ours.requests), spec.max_error_rate
@@ -121,7 +121,7 @@ def _shares(evidence: Evidence, spec: RolloutSpec) -> Iterator[tuple[Gate, str, 
             yield gate, f"took longer than {limit_ms:g} ms", (hits, ours.timed), limit
 
 
-def _worse_than_live(evidence: Evidence, spec: RolloutSpec) -> Verdict | None:
+def _worse_than_live(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
     """HOLD while more than noise lies between the candidate and live, over the whole rollout.
 
     It also covers the bake, in which live has no requests that a tick could be compared with.
@@ -142,7 +142,7 @@ def _worse_than_live(evidence: Evidence, spec: RolloutSpec) -> Verdict | None:
 
 
 def _beyond_limit(
-    gate: Gate, bad_ticks: int, evidence: Evidence, spec: RolloutSpec
+    gate: Gate, bad_ticks: int, evidence: GateEvidence, spec: RolloutSpec
 ) -> Verdict | None:
     """ROLLBACK for an absolute limit, if it was passed in several ticks."""
     if bad_ticks < MIN_BAD_TICKS:
@@ -154,28 +154,28 @@ def _beyond_limit(
     return Verdict(Action.ROLLBACK, gate, why, share(hits), limit, hits[1])
 
 
-def _errors_vs_limit(evidence: Evidence, spec: RolloutSpec) -> Verdict | None:
+def _errors_vs_limit(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
     return _beyond_limit(Gate.ERRORS_VS_LIMIT, evidence.bad_error_ticks, evidence, spec)
 
 
-def _latency_vs_limit(evidence: Evidence, spec: RolloutSpec) -> Verdict | None:
+def _latency_vs_limit(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
     return _beyond_limit(Gate.LATENCY_VS_LIMIT, evidence.bad_latency_ticks, evidence, spec)
 
 
-def _median_vs_limit(evidence: Evidence, spec: RolloutSpec) -> Verdict | None:
+def _median_vs_limit(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
     return _beyond_limit(Gate.MEDIAN_VS_LIMIT, evidence.bad_median_ticks, evidence, spec)
 
 
-def _disagreement(evidence: Evidence, spec: RolloutSpec) -> Verdict | None:
+def _disagreement(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
     return agreement.disagrees(evidence.shadow, spec)
 
 
-def _errors_vs_live(evidence: Evidence, spec: RolloutSpec) -> Verdict | None:
+def _errors_vs_live(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
     ours, theirs = failed(evidence.candidate), failed(evidence.live)
     return _beyond_live(Gate.ERRORS_VS_LIVE, ours, theirs, spec)
 
 
-def _client_errors_vs_live(evidence: Evidence, spec: RolloutSpec) -> Verdict | None:
+def _client_errors_vs_live(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
     ours, theirs = blamed(evidence.candidate), blamed(evidence.live)
     return _beyond_live(Gate.CLIENT_ERRORS_VS_LIVE, ours, theirs, spec)
 
@@ -191,7 +191,7 @@ def _beyond_live(gate: Gate, ours: Hits, theirs: Hits, spec: RolloutSpec) -> Ver
     return Verdict(Action.ROLLBACK, gate, why, rate, limit, ours[1])
 
 
-def _latency_vs_live(evidence: Evidence, spec: RolloutSpec) -> Verdict | None:
+def _latency_vs_live(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
     ours, theirs = evidence.candidate, evidence.live
     rate, limit = share((ours.tail, ours.timed)), share((theirs.tail, theirs.timed))
     if rate <= limit:

@@ -15,7 +15,7 @@ from rollout.domain.compare import Answer
 Key = tuple[str, int]
 
 
-class Side(StrEnum):
+class AnswerSide(StrEnum):
     """Whose answer it is."""
 
     LIVE = "live"
@@ -44,7 +44,7 @@ class Pair:
 @dataclass(slots=True)
 class _Entry:
     since: float
-    side: Side
+    side: AnswerSide
     row: Recorded | None  # None once paired or ambiguous: whatever comes still is ignored
 
 
@@ -56,7 +56,7 @@ class Joiner:
         self._capacity = capacity
         self._entries: dict[Key, _Entry] = {}  # oldest first
 
-    def join(self, side: Side, rows: Iterable[Recorded], now: float) -> Iterator[Pair]:
+    def join(self, side: AnswerSide, rows: Iterable[Recorded], now: float) -> Iterator[Pair]:
         """The pairs that these rows complete."""
         for row in rows:
             entry = self._entries.get(row.key)
@@ -64,7 +64,7 @@ class Joiner:
                 self._entries[row.key] = _Entry(now, side, row)
             elif entry.row is not None and entry.side is not side:
                 mate, entry.row = entry.row, None
-                yield Pair(row, mate) if side is Side.LIVE else Pair(mate, row)
+                yield Pair(row, mate) if side is AnswerSide.LIVE else Pair(mate, row)
             else:
                 entry.row = None
 
@@ -76,5 +76,5 @@ class Joiner:
             if now - entry.since <= self._grace and len(self._entries) <= self._capacity:
                 break
             del self._entries[key]
-            lost += entry.row is not None and entry.side is Side.CANDIDATE
+            lost += entry.row is not None and entry.side is AnswerSide.CANDIDATE
         return lost

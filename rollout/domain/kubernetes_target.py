@@ -14,7 +14,7 @@ _ACCESS = ("api", "direct")
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How a namespace of a cluster is asked; the fields are those of `Target`."""
+    """How a namespace of a cluster is asked; the fields are those of `KubernetesTarget`."""
 
     namespace: str
     pods: str = _ACCESS[0]
@@ -28,7 +28,7 @@ class Reach:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class KubernetesTarget:
     """An HTTPRoute and the Services of both colours, all in one namespace.
 
     Attributes:

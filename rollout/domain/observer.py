@@ -9,7 +9,7 @@ from rollout.domain.counts import LatencyRule, Reading, Totals, Window, differen
 from rollout.domain.latency_edges import sparse
 from rollout.domain.ports import Meter
 from rollout.domain.shadow_window import ShadowWindow
-from rollout.domain.spec import Colour, RolloutSpec
+from rollout.domain.spec import RolloutSpec, Slot
 from rollout.domain.state_machine import Look
 
 
@@ -29,14 +29,14 @@ class Comparison(Protocol):
         ...
 
 
-class Observer:
+class TrafficObserver:
     """Watches one rollout. Holds only what may be lost: a restart begins counting anew."""
 
     def __init__(
         self,
         meter: Meter,
         edges: tuple[float, ...],
-        candidate: Colour,
+        candidate: Slot,
         spec: RolloutSpec,
         comparison: Comparison | None = None,
     ) -> None:
@@ -105,7 +105,7 @@ class Observer:
         return self._comparison.look(0 if live is None else live.requests)
 
 
-def _copies(before: Reading | None, after: Reading, colour: Colour) -> Totals:
+def _copies(before: Reading | None, after: Reading, colour: Slot) -> Totals:
     """What the copies did between two readings; nothing without one or across a restart."""
     if before is None:
         return Totals()
@@ -113,5 +113,5 @@ def _copies(before: Reading | None, after: Reading, colour: Colour) -> Totals:
     return now.minus(then) or Totals(within=(0,) * len(now.within))
 
 
-def _shadow(totals: Mapping[Colour, Totals], colour: Colour) -> Totals:
+def _shadow(totals: Mapping[Slot, Totals], colour: Slot) -> Totals:
     return totals.get(colour, Totals())

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Wish(StrEnum):
+class OperatorCommand(StrEnum):
     """A wish; the value is the kind of its event."""
 
     ROLLBACK = "rollback_requested"
@@ -23,7 +23,7 @@ class Wish(StrEnum):
     @property
     def final(self) -> bool:
         """Whether it takes the traffic back for good."""
-        return self in (Wish.ROLLBACK, Wish.ABORT)
+        return self in (OperatorCommand.ROLLBACK, OperatorCommand.ABORT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Request:
     """One wish with its place in the journal and its reason in the operator's words."""
 
     seq: int
-    wish: Wish
+    wish: OperatorCommand
     reason: str
 
 

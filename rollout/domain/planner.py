@@ -18,7 +18,7 @@ from rollout.domain.counts import Totals
 from rollout.domain.drift import rows_needed
 from rollout.domain.evidence import LATE_SHARE, SLOW_SHARE
 from rollout.domain.spec import RolloutSpec
-from rollout.domain.state_machine import Phase
+from rollout.domain.state_machine import RolloutPhase
 
 _MOST_REQUESTS = 1 << 40
 _NOISE = 2.0  # standard errors
@@ -44,7 +44,7 @@ class PlannedStep:
     Both are infinite for a step that today's traffic never ends. `why` names what decides.
     """
 
-    phase: Phase
+    phase: RolloutPhase
     weight: int
     requests: float
     seconds: float
@@ -52,7 +52,7 @@ class PlannedStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RolloutPlan:
     """All steps of a rollout, in order."""
 
     today: Today
@@ -110,14 +110,14 @@ def _at_least(hits: int, n: int) -> float:
     return max(0.0, share - _NOISE * math.sqrt(share * (1.0 - share) / n)) if n else 0.0
 
 
-def plan(spec: RolloutSpec, traffic: Today, tick_seconds: float) -> Plan:
+def plan(spec: RolloutSpec, traffic: Today, tick_seconds: float) -> RolloutPlan:
     """The steps of a rollout under `spec`."""
     steps: list[PlannedStep] = []
     if spec.shadow_percent:
         steps.append(_shadow(spec, traffic, tick_seconds))
     gathered = _Gathered()
     for weight, following in itertools.zip_longest(spec.steps, spec.steps[1:]):
-        phase = Phase.BAKE if weight == 100 else Phase.SHIFT
+        phase = RolloutPhase.BAKE if weight == 100 else RolloutPhase.SHIFT
         proves = following in (None, 100)
         step = _step(spec, traffic, (phase, weight, proves), gathered)
         # The first requests of a candidate are not judged, and a tick is counted as a whole.
@@ -125,7 +125,7 @@ def plan(spec: RolloutSpec, traffic: Today, tick_seconds: float) -> Plan:
         seconds = max(step.seconds, gates.MIN_TICKS * tick_seconds)
         gathered = _after(gathered, spec, weight, seconds * traffic.per_second)
         steps.append(replace(step, seconds=warmup + seconds))
-    return Plan(traffic, tuple(steps), spec.deadline_seconds)
+    return RolloutPlan(traffic, tuple(steps), spec.deadline_seconds)
 
 
 def requests_to_prove(share: float, limit: float, alpha: float) -> float:
@@ -168,11 +168,11 @@ def _shadow(spec: RolloutSpec, traffic: Today, tick_seconds: float) -> PlannedSt
     least = max(spec.shadow_seconds, gates.MIN_TICKS * tick_seconds)
     if waited <= least:
         why = "least time"
-    return PlannedStep(Phase.SHADOW, 0, n, max(waited, least), why)
+    return PlannedStep(RolloutPhase.SHADOW, 0, n, max(waited, least), why)
 
 
 def _step(
-    spec: RolloutSpec, traffic: Today, where: tuple[Phase, int, bool], gathered: _Gathered
+    spec: RolloutSpec, traffic: Today, where: tuple[RolloutPhase, int, bool], gathered: _Gathered
 ) -> PlannedStep:
     phase, weight, proves = where
     needs = [(float(spec.min_requests), "least requests")]
@@ -180,7 +180,7 @@ def _step(
         needs += _proofs(spec, traffic, gathered, fair=spec.fair(weight))
     n, why = max(needs)
     waited = _time(n, traffic.per_second * weight / 100)
-    least = spec.bake_seconds if phase is Phase.BAKE else spec.step_seconds
+    least = spec.bake_seconds if phase is RolloutPhase.BAKE else spec.step_seconds
     if waited <= least:
         why = "least time"
     return PlannedStep(phase, weight, n, max(waited, least), why)

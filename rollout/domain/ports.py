@@ -15,7 +15,7 @@ from typing import Protocol
 
 from rollout.domain.counts import Reading
 from rollout.domain.process_ref import ProcessRef
-from rollout.domain.spec import Colour, Endpoint, Revision
+from rollout.domain.spec import Endpoint, Revision, Slot
 
 TOTAL_WEIGHT = 100
 
@@ -29,7 +29,7 @@ class PlaneRejected(Exception):  # noqa: N818 - as above
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class TrafficSplit:
     """How the requests are shared out.
 
     Attributes:
@@ -42,14 +42,14 @@ class Traffic:
         sticky: a client keeps its colour while the weights allow it.
     """
 
-    weights: Mapping[Colour, int]
+    weights: Mapping[Slot, int]
     mirror: int = 0
-    mirror_to: Colour | None = None
-    testers: Colour | None = None
+    mirror_to: Slot | None = None
+    testers: Slot | None = None
     sticky: bool = False
 
     def __post_init__(self) -> None:
-        weights = {colour: self.weights.get(colour, 0) for colour in Colour}
+        weights = {colour: self.weights.get(colour, 0) for colour in Slot}
         if min(weights.values()) < 0 or sum(weights.values()) != TOTAL_WEIGHT:
             raise ValueError(f"weights must sum to {TOTAL_WEIGHT}: {dict(self.weights)}")
         if not 0 <= self.mirror <= TOTAL_WEIGHT or (self.mirror and self.mirror_to is None):
@@ -58,18 +58,18 @@ class Traffic:
 
 
 class DataPlane(Protocol):
-    """What carries the traffic. `can_mirror` says whether `Traffic.mirror` is possible."""
+    """What carries the traffic. `can_mirror` says whether `TrafficSplit.mirror` is possible."""
 
     @property
     def can_mirror(self) -> bool: ...
 
-    def apply(self, traffic: Traffic) -> None:
+    def apply(self, traffic: TrafficSplit) -> None:
         """Make `traffic` hold and wait until it does. Idempotent; PlaneRejected for a mirror
         where there is none.
         """
         ...
 
-    def connect(self, colour: Colour, endpoints: tuple[Endpoint, ...]) -> None:
+    def connect(self, colour: Slot, endpoints: tuple[Endpoint, ...]) -> None:
         """Send `colour`'s share to its replicas, or to the other colour if none. Idempotent."""
         ...
 
@@ -83,7 +83,7 @@ class Meter(Protocol):
 class Plane(DataPlane, Meter, Protocol):
     """A proxy that runs: it carries the traffic and counts it."""
 
-    def weights(self) -> dict[Colour, int] | None:
+    def weights(self) -> dict[Slot, int] | None:
         """The weights in force; None while the proxy has none yet."""
         ...
 
@@ -95,7 +95,7 @@ class Proxy(Protocol):
         """How it is run; RUNTIME_MISSING if it is not installed."""
         ...
 
-    def prepare(self, live: Colour) -> None:
+    def prepare(self, live: Slot) -> None:
         """Write what it needs to start; the traffic and the endpoints that exist are kept."""
         ...
 
@@ -108,7 +108,7 @@ class Proxy(Protocol):
         ...
 
 
-class Probe(StrEnum):
+class ProcessState(StrEnum):
     """A process as its launcher finds it."""
 
     STARTING = "starting"
@@ -118,7 +118,7 @@ class Probe(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class RunningRevision:
     """A revision's running process, where it listens and where it logs."""
 
     revision: Revision
@@ -130,13 +130,13 @@ class Served:
 class Launcher(Protocol):
     """What runs Bentos."""
 
-    def start(self, colour: Colour, revision: Revision, index: int = 0) -> Served:
+    def start(self, colour: Slot, revision: Revision, index: int = 0) -> RunningRevision:
         """Start a replica and return at once; strays of an earlier start are ended first."""
         ...
 
-    def probe(self, served: Served) -> Probe: ...
+    def probe(self, served: RunningRevision) -> ProcessState: ...
 
-    def stop(self, served: Served, *, force: bool = False) -> None:
+    def stop(self, served: RunningRevision, *, force: bool = False) -> None:
         """Ask it to finish, or end it at once. Idempotent; does not wait."""
         ...
 

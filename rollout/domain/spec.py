@@ -16,8 +16,8 @@ from typing import Any, Self
 
 from bundle.errors import ErrorCode, MlctlError
 from rollout.domain.commands import bento_command, champion_command, runs_command
-from rollout.domain.kubernetes_target import Target
-from rollout.scores import Score
+from rollout.domain.kubernetes_target import KubernetesTarget
+from rollout.scores import ProvedScore
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -27,18 +27,18 @@ IDLE_SECONDS = 300.0
 _COUNT = f"give 1 to {MAX_REPLICAS}"
 
 
-class Colour(StrEnum):
+class Slot(StrEnum):
     """The two slots of a deployment. Either may be live; the candidate takes the other."""
 
     BLUE = "blue"
     GREEN = "green"
 
     @property
-    def other(self) -> Colour:
-        return Colour.GREEN if self is Colour.BLUE else Colour.BLUE
+    def other(self) -> Slot:
+        return Slot.GREEN if self is Slot.BLUE else Slot.BLUE
 
 
-def replica_role(colour: Colour, index: int) -> str:
+def replica_role(colour: Slot, index: int) -> str:
     """The name of a replica's process: "blue/0"."""
     return f"{colour}/{index}"
 
@@ -78,7 +78,7 @@ class Revision:
     agreement: float | None = None
     models: tuple[str, ...] = ()
     interface: dict[str, Any] = field(default_factory=dict, hash=False)
-    scores: tuple[Score, ...] = ()
+    scores: tuple[ProvedScore, ...] = ()
 
     def __post_init__(self) -> None:
         if not _DIGEST.fullmatch(self.digest):
@@ -248,7 +248,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class DeploymentSettings:
     """How a deployment's daemon works; kept with the deployment.
 
     Attributes:
@@ -298,7 +298,7 @@ class Settings:
     signer: str | None = None
     bento_home: str | None = None
     tracking_uri: str | None = None
-    kubernetes: Target | None = None
+    kubernetes: KubernetesTarget | None = None
 
     def __post_init__(self) -> None:
         _require(len(self.tls) in (0, 2, 3), "tls", self.tls, "give a certificate and its key")

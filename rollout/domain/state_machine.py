@@ -14,13 +14,13 @@ from enum import StrEnum
 
 from rollout.domain import gates, patience
 from rollout.domain.counts import Window
-from rollout.domain.gates import Action, Evidence, Gate, Verdict
-from rollout.domain.operator_commands import Request, Wish
+from rollout.domain.gates import Action, Gate, GateEvidence, Verdict
+from rollout.domain.operator_commands import OperatorCommand, Request
 from rollout.domain.shadow_window import ShadowWindow
 from rollout.domain.spec import OnInconclusive, Outcome, RolloutSpec
 
 
-class Phase(StrEnum):
+class RolloutPhase(StrEnum):
     """Where a rollout stands."""
 
     PENDING = "pending"
@@ -48,32 +48,32 @@ class Signal(StrEnum):
     SETTLED = "settled"
 
 
-WATCHED = frozenset({Phase.SHADOW, Phase.SHIFT, Phase.BAKE})
-EXPOSED = frozenset({Phase.SHIFT, Phase.BAKE})
-PAUSABLE = frozenset({Phase.WARM, *WATCHED})
-ABORTABLE = frozenset({Phase.PENDING, Phase.PAUSED, *PAUSABLE})
+WATCHED = frozenset({RolloutPhase.SHADOW, RolloutPhase.SHIFT, RolloutPhase.BAKE})
+EXPOSED = frozenset({RolloutPhase.SHIFT, RolloutPhase.BAKE})
+PAUSABLE = frozenset({RolloutPhase.WARM, *WATCHED})
+ABORTABLE = frozenset({RolloutPhase.PENDING, RolloutPhase.PAUSED, *PAUSABLE})
 
 # RESUME leads back to the phase that was paused: None here.
-TRANSITIONS: dict[tuple[Phase, Signal], Phase | None] = {
-    (Phase.PENDING, Signal.LAUNCHED): Phase.WARM,
-    (Phase.WARM, Signal.MIRROR): Phase.SHADOW,
-    (Phase.WARM, Signal.NEXT_STEP): Phase.SHIFT,
-    (Phase.WARM, Signal.LAST_STEP): Phase.BAKE,
-    (Phase.SHADOW, Signal.NEXT_STEP): Phase.SHIFT,
-    (Phase.SHADOW, Signal.LAST_STEP): Phase.BAKE,
-    (Phase.SHIFT, Signal.NEXT_STEP): Phase.SHIFT,
-    (Phase.SHIFT, Signal.LAST_STEP): Phase.BAKE,
-    (Phase.BAKE, Signal.PROVED): Phase.FINALIZE,
-    (Phase.FINALIZE, Signal.SETTLED): Phase.DONE,
-    (Phase.PAUSED, Signal.RESUME): None,
-    (Phase.ROLLBACK, Signal.SETTLED): Phase.DONE,
-    **{(phase, Signal.PAUSE): Phase.PAUSED for phase in PAUSABLE},
-    **{(phase, Signal.GIVE_UP): Phase.ROLLBACK for phase in ABORTABLE},
+TRANSITIONS: dict[tuple[RolloutPhase, Signal], RolloutPhase | None] = {
+    (RolloutPhase.PENDING, Signal.LAUNCHED): RolloutPhase.WARM,
+    (RolloutPhase.WARM, Signal.MIRROR): RolloutPhase.SHADOW,
+    (RolloutPhase.WARM, Signal.NEXT_STEP): RolloutPhase.SHIFT,
+    (RolloutPhase.WARM, Signal.LAST_STEP): RolloutPhase.BAKE,
+    (RolloutPhase.SHADOW, Signal.NEXT_STEP): RolloutPhase.SHIFT,
+    (RolloutPhase.SHADOW, Signal.LAST_STEP): RolloutPhase.BAKE,
+    (RolloutPhase.SHIFT, Signal.NEXT_STEP): RolloutPhase.SHIFT,
+    (RolloutPhase.SHIFT, Signal.LAST_STEP): RolloutPhase.BAKE,
+    (RolloutPhase.BAKE, Signal.PROVED): RolloutPhase.FINALIZE,
+    (RolloutPhase.FINALIZE, Signal.SETTLED): RolloutPhase.DONE,
+    (RolloutPhase.PAUSED, Signal.RESUME): None,
+    (RolloutPhase.ROLLBACK, Signal.SETTLED): RolloutPhase.DONE,
+    **{(phase, Signal.PAUSE): RolloutPhase.PAUSED for phase in PAUSABLE},
+    **{(phase, Signal.GIVE_UP): RolloutPhase.ROLLBACK for phase in ABORTABLE},
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RolloutProgress:
     """A rollout's position. Times are wall-clock seconds; `step` is -1 before the first.
 
     `since` is when this phase or step began and `started` the deadline's begin; both move on
@@ -84,7 +84,7 @@ class Progress:
     the journal of the last operator's request that was carried out.
     """
 
-    phase: Phase = Phase.PENDING
+    phase: RolloutPhase = RolloutPhase.PENDING
     step: int = -1
     started: float = 0.0
     since: float = 0.0
@@ -96,14 +96,14 @@ class Progress:
     step_ticks: int = 0
     planned: Outcome | None = None
     ruling: Verdict | None = None
-    interrupted: Phase | None = None
+    interrupted: RolloutPhase | None = None
     paused: float | None = None
     override: bool = False
     obeyed: int = 0
-    evidence: Evidence = field(default_factory=Evidence)
+    evidence: GateEvidence = field(default_factory=GateEvidence)
 
     @property
-    def stage(self) -> Phase:
+    def stage(self) -> RolloutPhase:
         """The phase whose weight holds: the interrupted one while it is paused."""
         return self.interrupted or self.phase
 
@@ -121,27 +121,27 @@ class Look:
     shadow: ShadowWindow | None = None
 
 
-def candidate_weight(progress: Progress, spec: RolloutSpec) -> int:
+def candidate_weight(progress: RolloutProgress, spec: RolloutSpec) -> int:
     """Percent of traffic for the candidate."""
-    if progress.stage is Phase.SHIFT:
+    if progress.stage is RolloutPhase.SHIFT:
         return spec.steps[progress.step]
-    if progress.stage in (Phase.BAKE, Phase.FINALIZE):
+    if progress.stage in (RolloutPhase.BAKE, RolloutPhase.FINALIZE):
         return 100
     return 100 if progress.planned is Outcome.PROMOTED else 0
 
 
-def mirrored_share(progress: Progress, spec: RolloutSpec) -> int:
+def mirrored_share(progress: RolloutProgress, spec: RolloutSpec) -> int:
     """Percent of the live traffic that is copied to the candidate."""
-    shares = {Phase.SHADOW: spec.shadow_percent, Phase.SHIFT: spec.mirror_percent}
+    shares = {RolloutPhase.SHADOW: spec.shadow_percent, RolloutPhase.SHIFT: spec.mirror_percent}
     return shares.get(progress.stage, 0)
 
 
-def next_signal(progress: Progress, spec: RolloutSpec) -> Signal:
+def next_signal(progress: RolloutProgress, spec: RolloutSpec) -> Signal:
     """The signal that ends this step: the next one is the last, or not."""
     return Signal.LAST_STEP if progress.step + 2 >= len(spec.steps) else Signal.NEXT_STEP
 
 
-def warmed(progress: Progress, spec: RolloutSpec, now: float) -> Progress:
+def warmed(progress: RolloutProgress, spec: RolloutSpec, now: float) -> RolloutProgress:
     """Where a candidate goes that serves: SHADOW, or the first step."""
     if progress.override:
         return _leap(progress, spec, now)
@@ -150,14 +150,14 @@ def warmed(progress: Progress, spec: RolloutSpec, now: float) -> Progress:
     return move(progress, next_signal(progress, spec), now)
 
 
-def move(progress: Progress, signal: Signal, now: float) -> Progress:
+def move(progress: RolloutProgress, signal: Signal, now: float) -> RolloutProgress:
     """Follow the table; ValueError for a move that it does not have."""
     if (progress.phase, signal) not in TRANSITIONS:
         raise ValueError(f"{progress.phase} takes no {signal}")
     target = TRANSITIONS[progress.phase, signal]
     if target is None:
         return _resumed(progress, now)
-    if target is Phase.PAUSED:
+    if target is RolloutPhase.PAUSED:
         return replace(progress, phase=target, interrupted=progress.phase, paused=now)
     step = progress.step + (signal in (Signal.NEXT_STEP, Signal.LAST_STEP))
     exposed = now if progress.exposed is None and target in EXPOSED else progress.exposed
@@ -175,7 +175,7 @@ def move(progress: Progress, signal: Signal, now: float) -> Progress:
     )
 
 
-def _resumed(progress: Progress, now: float) -> Progress:
+def _resumed(progress: RolloutProgress, now: float) -> RolloutProgress:
     """Back in the interrupted phase, with its clocks as they stood."""
     length = now - (now if progress.paused is None else progress.paused)
     expired = progress.ruling is not None and progress.ruling.gate is Gate.DEADLINE
@@ -192,17 +192,19 @@ def _resumed(progress: Progress, now: float) -> Progress:
     )
 
 
-def _leap(progress: Progress, spec: RolloutSpec, now: float) -> Progress:
+def _leap(progress: RolloutProgress, spec: RolloutSpec, now: float) -> RolloutProgress:
     """To all of the traffic at once."""
     return replace(move(progress, Signal.LAST_STEP, now), step=len(spec.steps) - 1)
 
 
-def obey(progress: Progress, verdict: Verdict, spec: RolloutSpec, now: float) -> Progress:
+def obey(
+    progress: RolloutProgress, verdict: Verdict, spec: RolloutSpec, now: float
+) -> RolloutProgress:
     """Where a verdict leads: the next step, ROLLBACK, PAUSED, or nowhere for HOLD."""
     match verdict.action:
         case Action.HOLD:
             return progress
-        case Action.ADVANCE if progress.phase is Phase.BAKE:
+        case Action.ADVANCE if progress.phase is RolloutPhase.BAKE:
             return replace(move(progress, Signal.PROVED, now), ruling=verdict)
         case Action.ADVANCE:
             return move(progress, next_signal(progress, spec), now)
@@ -214,34 +216,38 @@ def obey(progress: Progress, verdict: Verdict, spec: RolloutSpec, now: float) ->
             return give_up(progress, Outcome.INCONCLUSIVE, verdict, now)
 
 
-def give_up(progress: Progress, outcome: Outcome, verdict: Verdict, now: float) -> Progress:
+def give_up(
+    progress: RolloutProgress, outcome: Outcome, verdict: Verdict, now: float
+) -> RolloutProgress:
     """To ROLLBACK, to end as `outcome`."""
     return replace(move(progress, Signal.GIVE_UP, now), planned=outcome, ruling=verdict)
 
 
-def heed(progress: Progress, request: Request, spec: RolloutSpec, now: float) -> Progress | None:
+def heed(
+    progress: RolloutProgress, request: Request, spec: RolloutSpec, now: float
+) -> RolloutProgress | None:
     """Where an operator's request leads; None if it has to wait. It is obeyed only once."""
     phase, noted = progress.phase, replace(progress, obeyed=request.seq)
     verdict = Verdict(Action.ROLLBACK, Gate.OPERATOR, request.reason)
     match request.wish:
-        case Wish.ROLLBACK:
+        case OperatorCommand.ROLLBACK:
             return give_up(noted, Outcome.ROLLED_BACK, verdict, now)
-        case Wish.ABORT:
+        case OperatorCommand.ABORT:
             return give_up(noted, Outcome.ABORTED, verdict, now)
-        case Wish.PAUSE if phase is Phase.PENDING:
+        case OperatorCommand.PAUSE if phase is RolloutPhase.PENDING:
             return None
-        case Wish.PAUSE:
+        case OperatorCommand.PAUSE:
             return move(noted, Signal.PAUSE, now) if phase in PAUSABLE else noted
-        case Wish.RESUME:
-            return move(noted, Signal.RESUME, now) if phase is Phase.PAUSED else noted
-        case Wish.FULL:
-            ready = move(noted, Signal.RESUME, now) if phase is Phase.PAUSED else noted
+        case OperatorCommand.RESUME:
+            return move(noted, Signal.RESUME, now) if phase is RolloutPhase.PAUSED else noted
+        case OperatorCommand.FULL:
+            ready = move(noted, Signal.RESUME, now) if phase is RolloutPhase.PAUSED else noted
             skipping = replace(ready, override=True)
-            leaps = ready.phase in (Phase.SHADOW, Phase.SHIFT)
+            leaps = ready.phase in (RolloutPhase.SHADOW, RolloutPhase.SHIFT)
             return _leap(skipping, spec, now) if leaps else skipping
 
 
-def absorb(progress: Progress, look: Look, spec: RolloutSpec, now: float) -> Progress:
+def absorb(progress: RolloutProgress, look: Look, spec: RolloutSpec, now: float) -> RolloutProgress:
     """Fold one look into the progress. Warm-up looks count only towards health."""
     unhealthy = 0 if look.healthy else progress.unhealthy_looks + 1
     progress = _absorb_shadow(replace(progress, unhealthy_looks=unhealthy), look, spec)
@@ -256,20 +262,20 @@ def absorb(progress: Progress, look: Look, spec: RolloutSpec, now: float) -> Pro
         progress, evidence=gates.fold(progress.evidence, look.window, spec), first_bad=first_bad
     )
     # In SHADOW the copies are counted, not what a tester sends.
-    return progress if progress.stage is Phase.SHADOW else _counted(progress, ours.requests)
+    return progress if progress.stage is RolloutPhase.SHADOW else _counted(progress, ours.requests)
 
 
-def _absorb_shadow(progress: Progress, look: Look, spec: RolloutSpec) -> Progress:
+def _absorb_shadow(progress: RolloutProgress, look: Look, spec: RolloutSpec) -> RolloutProgress:
     if look.shadow is None:
         return progress
     evidence = gates.fold_shadow(progress.evidence, look.shadow, spec)
     progress = replace(progress, evidence=evidence)
-    if progress.stage is not Phase.SHADOW:
+    if progress.stage is not RolloutPhase.SHADOW:
         return progress
     return _counted(progress, look.shadow.requests)
 
 
-def _counted(progress: Progress, requests: int) -> Progress:
+def _counted(progress: RolloutProgress, requests: int) -> RolloutProgress:
     return replace(
         progress,
         step_requests=progress.step_requests + requests,
@@ -277,13 +283,13 @@ def _counted(progress: Progress, requests: int) -> Progress:
     )
 
 
-def warming_up(progress: Progress, spec: RolloutSpec, now: float) -> bool:
+def warming_up(progress: RolloutProgress, spec: RolloutSpec, now: float) -> bool:
     """Whether the candidate's first requests, or the first copies, are still excluded."""
-    first = progress.since if progress.stage is Phase.SHADOW else progress.exposed
+    first = progress.since if progress.stage is RolloutPhase.SHADOW else progress.exposed
     return first is not None and now - first < spec.warmup_seconds
 
 
-def judge(progress: Progress, look: Look, spec: RolloutSpec, now: float) -> Verdict:
+def judge(progress: RolloutProgress, look: Look, spec: RolloutSpec, now: float) -> Verdict:
     """The verdict on a watched candidate after `absorb`."""
     if progress.override:
         return _hard(progress, look) or _overridden(progress, spec, now)
@@ -302,7 +308,7 @@ def judge(progress: Progress, look: Look, spec: RolloutSpec, now: float) -> Verd
     )
 
 
-def _hard(progress: Progress, look: Look) -> Verdict | None:
+def _hard(progress: RolloutProgress, look: Look) -> Verdict | None:
     if not look.alive:
         return Verdict(Action.ROLLBACK, Gate.HEALTH, "the candidate's process died")
     looks = progress.unhealthy_looks
@@ -312,23 +318,23 @@ def _hard(progress: Progress, look: Look) -> Verdict | None:
     return Verdict(Action.ROLLBACK, Gate.HEALTH, why, looks, gates.UNHEALTHY_LOOKS)
 
 
-def _overridden(progress: Progress, spec: RolloutSpec, now: float) -> Verdict:
+def _overridden(progress: RolloutProgress, spec: RolloutSpec, now: float) -> Verdict:
     """Only the clock: the old revision stays warm for as long as it would have."""
     n, baked = progress.step_requests, now - progress.since
-    if progress.phase is not Phase.BAKE or baked < spec.bake_seconds:
+    if progress.phase is not RolloutPhase.BAKE or baked < spec.bake_seconds:
         why = "an operator skips the gates; the old revision stays warm"
         return Verdict(Action.HOLD, Gate.OPERATOR, why, baked, spec.bake_seconds, n)
     return Verdict(Action.ADVANCE, Gate.OPERATOR, "an operator skipped the gates: no proof", n=n)
 
 
-def _paused(progress: Progress) -> Verdict | None:
-    if progress.phase is not Phase.PAUSED:
+def _paused(progress: RolloutProgress) -> Verdict | None:
+    if progress.phase is not RolloutPhase.PAUSED:
         return None
     why = f"paused in {progress.stage}; harm would still take the traffic back"
     return Verdict(Action.HOLD, Gate.OPERATOR, why, n=progress.step_requests)
 
 
-def _expired(progress: Progress, spec: RolloutSpec, now: float) -> Verdict | None:
+def _expired(progress: RolloutProgress, spec: RolloutSpec, now: float) -> Verdict | None:
     age = now - progress.started
     if age < spec.deadline_seconds:
         return None
@@ -338,18 +344,18 @@ def _expired(progress: Progress, spec: RolloutSpec, now: float) -> Verdict | Non
     return Verdict(Action.INCONCLUSIVE, Gate.DEADLINE, why, age, spec.deadline_seconds, n)
 
 
-def _held(progress: Progress, spec: RolloutSpec, now: float) -> Verdict | None:
+def _held(progress: RolloutProgress, spec: RolloutSpec, now: float) -> Verdict | None:
     """What is missing; in a shadow that only lacks answers, the end of its patience first."""
     held = _not_yet(progress, spec, now)
     lacks = held is not None and held.gate in (Gate.DATA, Gate.PROOF)
-    if progress.phase is not Phase.SHADOW or not lacks:
+    if progress.phase is not RolloutPhase.SHADOW or not lacks:
         return held
     evidence, waited = progress.evidence, now - progress.since
     copies = evidence.candidate.requests
     return patience.given_up(evidence.shadow, spec, copies, waited) or held
 
 
-def _not_yet(progress: Progress, spec: RolloutSpec, now: float) -> Verdict | None:
+def _not_yet(progress: RolloutProgress, spec: RolloutSpec, now: float) -> Verdict | None:
     n, needed = progress.step_requests, needed_requests(progress.phase, spec)
     if n < needed or progress.step_ticks < gates.MIN_TICKS:
         # Only answers are data: a candidate that hangs must not pass on requests it lost.
@@ -361,7 +367,7 @@ def _not_yet(progress: Progress, spec: RolloutSpec, now: float) -> Verdict | Non
         return Verdict(Action.HOLD, Gate.BAKE_TIME, why, now - progress.since, minimum, n)
     compared = mirrored_share(progress, spec) > 0
     doubt = gates.judge_shadow(progress.evidence, spec) if compared else None
-    if progress.phase is Phase.SHADOW:
+    if progress.phase is RolloutPhase.SHADOW:
         return doubt
     doubt = doubt or gates.doubtful(progress.evidence, spec)
     if doubt is None and _needs_proof(progress, spec):
@@ -369,18 +375,18 @@ def _not_yet(progress: Progress, spec: RolloutSpec, now: float) -> Verdict | Non
     return doubt
 
 
-def needed_requests(phase: Phase, spec: RolloutSpec) -> int:
+def needed_requests(phase: RolloutPhase, spec: RolloutSpec) -> int:
     """How many answers of the candidate a step of `phase` waits for."""
-    return spec.shadow_requests if phase is Phase.SHADOW else spec.min_requests
+    return spec.shadow_requests if phase is RolloutPhase.SHADOW else spec.min_requests
 
 
-def least_seconds(phase: Phase, spec: RolloutSpec) -> float:
+def least_seconds(phase: RolloutPhase, spec: RolloutSpec) -> float:
     """The shortest time at a step of `phase`."""
-    times = {Phase.SHADOW: spec.shadow_seconds, Phase.BAKE: spec.bake_seconds}
+    times = {RolloutPhase.SHADOW: spec.shadow_seconds, RolloutPhase.BAKE: spec.bake_seconds}
     return times.get(phase, spec.step_seconds)
 
 
-def _needs_proof(progress: Progress, spec: RolloutSpec) -> bool:
-    if progress.phase is Phase.SHADOW:
+def _needs_proof(progress: RolloutProgress, spec: RolloutSpec) -> bool:
+    if progress.phase is RolloutPhase.SHADOW:
         return False
-    return progress.phase is Phase.BAKE or next_signal(progress, spec) is Signal.LAST_STEP
+    return progress.phase is RolloutPhase.BAKE or next_signal(progress, spec) is Signal.LAST_STEP

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from bundle.tls import TlsFiles
-from rollout.domain.spec import Ports, Settings
+from rollout.domain.spec import DeploymentSettings, Ports
 
 
-def tls_of(settings: Settings) -> TlsFiles | None:
+def tls_of(settings: DeploymentSettings) -> TlsFiles | None:
     """The files of the proxy's listener, unchecked; None for plain HTTP."""
     return TlsFiles(*map(Path, settings.tls)) if settings.tls else None
 
 
-def url_of(ports: Ports, settings: Settings) -> str:
+def url_of(ports: Ports, settings: DeploymentSettings) -> str:
     """Where callers find the proxy of this machine."""
     host = f"[{ports.host}]" if ":" in ports.host else ports.host
     return f"{'https' if settings.tls else 'http'}://{host}:{ports.listen}"

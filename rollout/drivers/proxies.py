@@ -7,17 +7,19 @@ from pathlib import Path
 from bundle.latency import SERVED_EDGES_MS
 from rollout.domain.counts import LATENCY_EDGES_MS
 from rollout.domain.ports import Proxy
-from rollout.domain.spec import Ports, Settings
+from rollout.domain.spec import DeploymentSettings, Ports
 from rollout.drivers.envoy.proxy import EnvoyFiles
 from rollout.drivers.listener import tls_of
 
 
-def edges_of(settings: Settings) -> tuple[float, ...]:
+def edges_of(settings: DeploymentSettings) -> tuple[float, ...]:
     """The exact latency edges of what `settings` names, in milliseconds."""
     return LATENCY_EDGES_MS if settings.kubernetes is None else SERVED_EDGES_MS
 
 
-def proxy_of(directory: Path, ports: Ports, settings: Settings, epoch: int | None = None) -> Proxy:
+def proxy_of(
+    directory: Path, ports: Ports, settings: DeploymentSettings, epoch: int | None = None
+) -> Proxy:
     """The proxy that `settings` names, with its files under `directory`.
 
     A cluster's is written only by a daemon, with its `epoch`.

@@ -20,7 +20,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.latency import SERVED_EDGES_MS
 from rollout.domain import slo
 from rollout.domain.spec import RolloutSpec
-from rollout.gate_service.service import Answer, GateService
+from rollout.gate_service.service import GateAnswer, GateService
 from rollout.gate_service.session import Result
 from rollout.gate_service.store import Terms
 
@@ -74,7 +74,7 @@ def gate_app(service: GateService) -> Starlette:
     )
 
 
-async def _asked(service: GateService, name: str, given: Mapping[str, str]) -> Answer:
+async def _asked(service: GateService, name: str, given: Mapping[str, str]) -> GateAnswer:
     terms = Terms(_required(given, "blue"), _required(given, "green"), _spec(given))
     weight = None if "weight" not in given else _whole(given, "weight", 100)
     final = _SWITCH.get(given.get("final", "true").lower())
@@ -125,7 +125,7 @@ async def _body(request: Request) -> Mapping[str, Any]:
     return document
 
 
-def _document(name: str, answer: Answer) -> dict[str, Any]:
+def _document(name: str, answer: GateAnswer) -> dict[str, Any]:
     verdict = answer.verdict
     return {
         "id": name,

@@ -14,11 +14,11 @@ from bundle.home import state_dir
 from bundle.packages import install_hint
 from rollout.domain.kubernetes_target import Reach
 from rollout.domain.ports import PlaneUnavailable
-from rollout.drivers.kubernetes.meter import ServiceSource, Source
+from rollout.drivers.kubernetes.meter import PodCounts, ServiceSource
 from rollout.gate_service.app import gate_app
 from rollout.gate_service.service import GateService
 from rollout.gate_service.sources import ServiceName, UrlSource
-from rollout.gate_service.store import Store
+from rollout.gate_service.store import SessionStore
 
 
 def serve(
@@ -34,13 +34,13 @@ def serve(
     with ExitStack() as stack:
         sources = {name: _source(what, pods, stack) for name, what in named.items()}
         path = state_dir("gate") / "sessions.db"
-        store = Store(path, SystemClock(), limit=sessions, expire_seconds=expire_seconds)
+        store = SessionStore(path, SystemClock(), limit=sessions, expire_seconds=expire_seconds)
         stack.callback(store.close)
         app = gate_app(GateService(sources, store))
         uvicorn.run(app, host=host, port=port, log_level="warning", server_header=False)
 
 
-def _source(what: tuple[str, ...] | ServiceName, pods: str, stack: ExitStack) -> Source:
+def _source(what: tuple[str, ...] | ServiceName, pods: str, stack: ExitStack) -> PodCounts:
     if isinstance(what, tuple):
         return UrlSource(what)
     try:

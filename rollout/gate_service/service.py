@@ -10,19 +10,19 @@ from dataclasses import dataclass, field, replace
 from bundle.errors import ErrorCode, MlctlError
 from bundle.latency import SERVED_EDGES_MS
 from rollout.domain.gates import Verdict
-from rollout.domain.observer import Observer
+from rollout.domain.observer import TrafficObserver
 from rollout.domain.ports import PlaneRejected, PlaneUnavailable
-from rollout.domain.spec import Colour
-from rollout.drivers.kubernetes.meter import Source, SourceMeter
+from rollout.domain.spec import Slot
+from rollout.drivers.kubernetes.meter import PodCounts, SourceMeter
 from rollout.gate_service import session as sessions
-from rollout.gate_service.session import Result, Session
-from rollout.gate_service.store import Store, Terms
+from rollout.gate_service.session import GateSession, Result
+from rollout.gate_service.store import SessionStore, Terms
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,199}")
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class GateAnswer:
     """What a question is answered with."""
 
     result: Result
@@ -34,20 +34,20 @@ class Answer:
 class _Open:
     """What is kept of a session in memory; it may be lost."""
 
-    observer: Observer
+    observer: TrafficObserver
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class GateService:
     """The gates over the `sources` that were allowed at the start. Safe to use by many threads."""
 
-    def __init__(self, sources: Mapping[str, Source], store: Store) -> None:
+    def __init__(self, sources: Mapping[str, PodCounts], store: SessionStore) -> None:
         self._sources = dict(sources)
         self._store = store
         self._open: dict[str, _Open] = {}
         self._lock = threading.Lock()
 
-    def ask(self, name: str, terms: Terms, *, weight: int | None, final: bool) -> Answer:
+    def ask(self, name: str, terms: Terms, *, weight: int | None, final: bool) -> GateAnswer:
         """Look once and judge the session `name`; `weight` is the candidate's percent.
 
         INVALID_INPUT, NOT_FOUND for a source that was not allowed, QUEUE_FULL.
@@ -60,13 +60,13 @@ class GateService:
                 try:
                     look, _ = opened.observer.look(alive=True)
                 except (PlaneUnavailable, PlaneRejected):
-                    return Answer(Result.INCONCLUSIVE, None, "the counts could not be read")
+                    return GateAnswer(Result.INCONCLUSIVE, None, "the counts could not be read")
                 session = sessions.absorb(session, look, terms.spec, weight)
             verdict = sessions.judge(session, terms.spec, final=final)
             if sessions.result_of(verdict) is Result.FAILURE:
                 session = replace(session, failed=verdict)
             self._keep(name, terms, session, opened)
-        return Answer(sessions.result_of(verdict), verdict, verdict.why)
+        return GateAnswer(sessions.result_of(verdict), verdict, verdict.why)
 
     def forget(self, name: str) -> None:
         """Drop a session; NOT_FOUND."""
@@ -98,13 +98,13 @@ class GateService:
             self._open = {each: kept for each, kept in self._open.items() if each in known}
             self._store.load(name, terms)  # refuses before anything is opened
             if name not in self._open:
-                pair = {Colour.BLUE: terms.blue, Colour.GREEN: terms.green}
+                pair = {Slot.BLUE: terms.blue, Slot.GREEN: terms.green}
                 meter = SourceMeter({c: self._sources[each] for c, each in pair.items()})
-                observer = Observer(meter, SERVED_EDGES_MS, Colour.GREEN, terms.spec)
+                observer = TrafficObserver(meter, SERVED_EDGES_MS, Slot.GREEN, terms.spec)
                 self._open[name] = _Open(observer)
             return self._open[name]
 
-    def _keep(self, name: str, terms: Terms, session: Session, opened: _Open) -> None:
+    def _keep(self, name: str, terms: Terms, session: GateSession, opened: _Open) -> None:
         """Save what was found, unless the session was forgotten meanwhile."""
         with self._lock:
             if self._open.get(name) is opened:

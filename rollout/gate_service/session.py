@@ -12,7 +12,7 @@ from enum import StrEnum
 from pydantic import TypeAdapter
 
 from rollout.domain import gates
-from rollout.domain.gates import Action, Evidence, Gate, Verdict
+from rollout.domain.gates import Action, Gate, GateEvidence, Verdict
 from rollout.domain.spec import RolloutSpec
 from rollout.domain.state_machine import Look
 
@@ -37,12 +37,12 @@ _RESULTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class GateSession:
     """The evidence on one candidate. `step` is the weight that was told last, and the requests
     and ticks since it was told first; `failed` is the verdict that ended it.
     """
 
-    evidence: Evidence = field(default_factory=Evidence)
+    evidence: GateEvidence = field(default_factory=GateEvidence)
     step: int | None = None
     step_requests: int = 0
     step_ticks: int = 0
@@ -50,15 +50,15 @@ class Session:
     failed: Verdict | None = None
 
 
-_SESSIONS = TypeAdapter(Session)
+_SESSIONS = TypeAdapter(GateSession)
 
 
-def to_json(session: Session) -> str:
+def to_json(session: GateSession) -> str:
     """All of the session as text."""
     return _SESSIONS.dump_json(session).decode()
 
 
-def from_json(text: str) -> Session:
+def from_json(text: str) -> GateSession:
     """Read `to_json`'s form; nothing of the evidence is lost."""
     return _SESSIONS.validate_json(text)
 
@@ -68,7 +68,7 @@ def result_of(verdict: Verdict) -> Result:
     return _RESULTS[verdict.action]
 
 
-def absorb(session: Session, look: Look, spec: RolloutSpec, weight: int | None) -> Session:
+def absorb(session: GateSession, look: Look, spec: RolloutSpec, weight: int | None) -> GateSession:
     """Fold one look in. `weight` is the candidate's percent of the traffic, if it was told."""
     if weight != session.step:
         session = replace(session, step=weight, step_requests=0, step_ticks=0)
@@ -91,7 +91,7 @@ def absorb(session: Session, look: Look, spec: RolloutSpec, weight: int | None) 
     )
 
 
-def judge(session: Session, spec: RolloutSpec, *, final: bool) -> Verdict:
+def judge(session: GateSession, spec: RolloutSpec, *, final: bool) -> Verdict:
     """The verdict after `absorb`: ADVANCE needs data and no doubt, `final` the proof as well."""
     if session.failed is not None:
         return session.failed
@@ -112,7 +112,7 @@ def judge(session: Session, spec: RolloutSpec, *, final: bool) -> Verdict:
     )
 
 
-def _too_little(session: Session, spec: RolloutSpec) -> Verdict | None:
+def _too_little(session: GateSession, spec: RolloutSpec) -> Verdict | None:
     n, ticks = session.step_requests, session.step_ticks
     if n >= spec.min_requests and ticks >= gates.MIN_TICKS:
         return None

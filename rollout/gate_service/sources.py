@@ -11,7 +11,7 @@ import httpx
 
 from bundle.errors import ErrorCode, MlctlError
 from rollout.domain.ports import PlaneUnavailable
-from rollout.drivers.kubernetes.meter import Scrape, Source, totals_of
+from rollout.drivers.kubernetes.meter import PodCounts, Scrape, totals_of
 from rollout.drivers.local.launcher import authorization
 
 _TIMEOUT = 2.0
@@ -67,7 +67,7 @@ def _parsed(entry: str, what: str) -> tuple[str, ...] | ServiceName:
     return (what,)
 
 
-class UrlSource(Source):
+class UrlSource(PodCounts):
     """Servers at fixed addresses. A name with several addresses, as a headless Service has, is
     every one of them.
     """

@@ -10,7 +10,7 @@ from bundle.clock import Clock
 from bundle.errors import ErrorCode, MlctlError
 from rollout.domain.spec import RolloutSpec
 from rollout.gate_service import session as sessions
-from rollout.gate_service.session import Session
+from rollout.gate_service.session import GateSession
 from rollout.journal.schema import open_database, transaction
 
 _VERSION = 1
@@ -35,7 +35,7 @@ class Terms:
     spec: RolloutSpec
 
 
-class Store:
+class SessionStore:
     """At most `limit` sessions, each forgotten after `expire_seconds` without a question."""
 
     def __init__(self, path: Path, clock: Clock, *, limit: int, expire_seconds: float) -> None:
@@ -48,7 +48,7 @@ class Store:
     def close(self) -> None:
         self._db.close()
 
-    def load(self, name: str, terms: Terms) -> Session:
+    def load(self, name: str, terms: Terms) -> GateSession:
         """The session, which is made if there is none.
 
         INVALID_INPUT if it began with other terms, QUEUE_FULL if there are too many.
@@ -60,8 +60,8 @@ class Store:
             ).fetchone()
             if row is None:
                 self._require_room()
-                self._put(name, terms, Session())
-                return Session()
+                self._put(name, terms, GateSession())
+                return GateSession()
         if row[:3] != (terms.blue, terms.green, terms.spec.to_json()):
             raise MlctlError(
                 ErrorCode.INVALID_INPUT,
@@ -70,7 +70,7 @@ class Store:
             )
         return sessions.from_json(row[3])
 
-    def save(self, name: str, terms: Terms, session: Session) -> None:
+    def save(self, name: str, terms: Terms, session: GateSession) -> None:
         """Keep the session as it is now."""
         with self._lock:
             self._put(name, terms, session)
@@ -86,7 +86,7 @@ class Store:
             self._expire()
             return {row[0] for row in self._db.execute("select id from session").fetchall()}
 
-    def _put(self, name: str, terms: Terms, session: Session) -> None:
+    def _put(self, name: str, terms: Terms, session: GateSession) -> None:
         values = (
             *(name, terms.blue, terms.green, terms.spec.to_json()),
             *(sessions.to_json(session), self._clock.wall()),

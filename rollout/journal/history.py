@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from rollout.domain.state_machine import Phase
-from rollout.journal.records import ENDED, Event, Rollout
+from rollout.domain.state_machine import RolloutPhase
+from rollout.journal.records import ENDED, JournalEvent, Rollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Moment:
     candidate: Share | None
 
 
-def intervals(events: Iterable[Event], rollouts: Iterable[Rollout]) -> tuple[Interval, ...]:
+def intervals(events: Iterable[JournalEvent], rollouts: Iterable[Rollout]) -> tuple[Interval, ...]:
     """When each revision was live, oldest first."""
     by_id = {rollout.id: rollout for rollout in rollouts}
     found: list[Interval] = []
@@ -63,31 +63,33 @@ def intervals(events: Iterable[Event], rollouts: Iterable[Rollout]) -> tuple[Int
     return tuple(found)
 
 
-def at(moment: float, events: Iterable[Event], rollouts: Iterable[Rollout]) -> Moment:
+def at(moment: float, events: Iterable[JournalEvent], rollouts: Iterable[Rollout]) -> Moment:
     """What was in production at `moment`, in wall-clock seconds."""
     known, listed = tuple(events), tuple(rollouts)
     live = next((each for each in intervals(known, listed) if each.covers(moment)), None)
     return Moment(live, None if live is None else _share(moment, known, listed))
 
 
-def _begun(event: Event, rollouts: Mapping[int, Rollout]) -> Interval | None:
+def _begun(event: JournalEvent, rollouts: Mapping[int, Rollout]) -> Interval | None:
     if event.kind == "up":
         return Interval(event.body["revision"], event.body["digest"], event.at)
-    proved = event.kind == "phase" and event.body["phase"] == Phase.FINALIZE
+    proved = event.kind == "phase" and event.body["phase"] == RolloutPhase.FINALIZE
     if not proved or event.rollout is None:
         return None
     candidate = rollouts[event.rollout].candidate
     return Interval(candidate.bento, candidate.digest, event.at, rollout=event.rollout)
 
 
-def _share(moment: float, events: Iterable[Event], rollouts: Iterable[Rollout]) -> Share | None:
+def _share(
+    moment: float, events: Iterable[JournalEvent], rollouts: Iterable[Rollout]
+) -> Share | None:
     """The candidate of the rollout that was under way, by the last event that tells its weight."""
     before = [event for event in events if event.rollout is not None and event.at <= moment]
     last = before[-1] if before else None
     if last is None or last.kind == ENDED:
         return None
     told = [each for each in before if each.rollout == last.rollout and "weight" in each.body]
-    if not told or told[-1].body["phase"] in (Phase.FINALIZE, Phase.DONE):
+    if not told or told[-1].body["phase"] in (RolloutPhase.FINALIZE, RolloutPhase.DONE):
         return None
     rollout = next(each for each in rollouts if each.id == last.rollout)
     body, candidate = told[-1].body, rollout.candidate

@@ -17,17 +17,17 @@ from typing import Any, Self
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
 from rollout.domain.gates import Action, Gate, Verdict
-from rollout.domain.operator_commands import Request, Wish, next_request
+from rollout.domain.operator_commands import OperatorCommand, Request, next_request
 from rollout.domain.process_ref import ProcessRef
-from rollout.domain.spec import Colour, Outcome, Ports, Revision, RolloutSpec, Settings
-from rollout.domain.state_machine import ABORTABLE, Phase, Progress
+from rollout.domain.spec import DeploymentSettings, Outcome, Ports, Revision, RolloutSpec, Slot
+from rollout.domain.state_machine import ABORTABLE, RolloutPhase, RolloutProgress
 from rollout.journal import records
 from rollout.journal import rejections as refusals
-from rollout.journal.records import Deployment, Event, Rollout
+from rollout.journal.records import Deployment, JournalEvent, Rollout
 from rollout.journal.schema import connect, transaction
 
 # The kinds of events that a client writes for the daemon.
-_COMMANDS = ("requested", "scaled", "down", *Wish)
+_COMMANDS = ("requested", "scaled", "down", *OperatorCommand)
 
 
 class StaleEpochError(Exception):
@@ -71,7 +71,7 @@ class Journal:
         ).fetchone()
         return 0 if row is None else int(row["seq"])
 
-    def create(self, name: str, ports: Ports, settings: Settings, live: Revision) -> None:
+    def create(self, name: str, ports: Ports, settings: DeploymentSettings, live: Revision) -> None:
         """Record a new deployment with `live` in blue; DEPLOYMENT_EXISTS if it is up."""
         with transaction(self._db):
             row = self._db.execute("select up from deployment where name = ?", (name,)).fetchone()
@@ -79,7 +79,7 @@ class Journal:
                 raise MlctlError(ErrorCode.DEPLOYMENT_EXISTS, f"deployment {name!r} is up")
             values = (
                 *(name, 1, records.dumps(ports), records.dumps(settings)),
-                *(Colour.BLUE, records.dumps(live), None, self._next_epoch(), self._clock.wall()),
+                *(Slot.BLUE, records.dumps(live), None, self._next_epoch(), self._clock.wall()),
             )
             self._db.execute(
                 "insert or replace into deployment values (?, ?, ?, ?, ?, ?, ?, ?, ?)", values
@@ -131,7 +131,11 @@ class Journal:
         return epoch
 
     def resize(
-        self, name: str, change: Callable[[Settings], Settings], why: str, epoch: int | None = None
+        self,
+        name: str,
+        change: Callable[[DeploymentSettings], DeploymentSettings],
+        why: str,
+        epoch: int | None = None,
     ) -> None:
         """Change the settings; recorded if the number of replicas changes. Without `epoch`: a
         client's wish, for a deployment that is up.
@@ -159,7 +163,7 @@ class Journal:
             "select max(rollout.id) from rollout join deployment on name = rollout.deployment"
             " where name = ? and rollout.created >= deployment.created"
             " and (outcome = ? or progress ->> 'phase' = ?)",
-            (name, Outcome.PROMOTED, Phase.FINALIZE),
+            (name, Outcome.PROMOTED, RolloutPhase.FINALIZE),
         )
         return row.fetchone()[0]  # type: ignore[no-any-return]
 
@@ -196,7 +200,7 @@ class Journal:
         """
         spec.require_provable()
         now = self._clock.wall()
-        progress = Progress(started=now, since=now)
+        progress = RolloutProgress(started=now, since=now)
         with transaction(self._db):
             deployment, active = self._candidate_of(name, candidate)
             known = active is None  # else the index refuses it
@@ -259,7 +263,7 @@ class Journal:
         )
         return tuple(map(records.rollout_from, rows.fetchall()))
 
-    def request(self, name: str, wish: Wish, reason: str) -> int:
+    def request(self, name: str, wish: OperatorCommand, reason: str) -> int:
         """Ask the daemon for something about the active rollout; the rollout's id.
 
         NOT_FOUND if there is none that could still obey.
@@ -267,17 +271,17 @@ class Journal:
         with transaction(self._db):
             self.deployment(name)
             active = self.active(name)
-            open_phases = {*ABORTABLE, Phase.ROLLBACK} if wish.final else ABORTABLE
+            open_phases = {*ABORTABLE, RolloutPhase.ROLLBACK} if wish.final else ABORTABLE
             if active is None or active.progress.phase not in open_phases:
                 raise refusals.nothing_under_way(name, active, self.rollouts(name))
-            if wish is Wish.RESUME and not self._pausing(active):
+            if wish is OperatorCommand.RESUME and not self._pausing(active):
                 raise refusals.not_paused(name, active)
             self._append(name, active.id, wish, {"reason": reason})
         return active.id
 
     def requests(self, rollout: int) -> tuple[Request, ...]:
         """Everything operators have asked of this rollout, oldest first."""
-        kinds = tuple(Wish)
+        kinds = tuple(OperatorCommand)
         rows = self._db.execute(
             "select * from event where rollout = ?1 and kind <> 'tick'"  # noqa: S608 - only question marks
             " and deployment = (select deployment from rollout where id = ?1)"
@@ -288,10 +292,15 @@ class Journal:
 
     def _pausing(self, active: Rollout) -> bool:
         waiting = (r.wish for r in self.requests(active.id) if r.seq > active.progress.obeyed)
-        return active.progress.phase is Phase.PAUSED or Wish.PAUSE in waiting
+        return active.progress.phase is RolloutPhase.PAUSED or OperatorCommand.PAUSE in waiting
 
     def save(
-        self, rollout: Rollout, progress: Progress, kind: str, body: dict[str, Any], epoch: int
+        self,
+        rollout: Rollout,
+        progress: RolloutProgress,
+        kind: str,
+        body: dict[str, Any],
+        epoch: int,
     ) -> None:
         """Record a look or a move: the new position and its event, together.
 
@@ -301,7 +310,8 @@ class Journal:
         with transaction(self._db):
             self._check(rollout.deployment, epoch)
             promoted = (
-                progress.phase is Phase.FINALIZE and rollout.progress.phase is not Phase.FINALIZE
+                progress.phase is RolloutPhase.FINALIZE
+                and rollout.progress.phase is not RolloutPhase.FINALIZE
             )
             if promoted and next_request(self.requests(rollout.id), progress.obeyed) is not None:
                 raise RequestWaitsError
@@ -311,7 +321,7 @@ class Journal:
                     "update deployment set colour = ?, live = ? where name = ?",
                     (rollout.colour, records.dumps(rollout.candidate), rollout.deployment),
                 )
-            if progress.phase is Phase.DONE and progress.planned is not None:
+            if progress.phase is RolloutPhase.DONE and progress.planned is not None:
                 self._finish(rollout.id, progress.planned)
             self._append(rollout.deployment, rollout.id, kind, body)
 
@@ -331,7 +341,7 @@ class Journal:
         *,
         ticks: bool = True,
         limit: int | None = None,
-    ) -> tuple[Event, ...]:
+    ) -> tuple[JournalEvent, ...]:
         """Events with a higher `seq` than `after`, oldest first; of one rollout if given.
 
         Most are ticks: leave them out where they are not needed, or read `limit` at a time.
@@ -345,7 +355,7 @@ class Journal:
         )
         return tuple(map(records.event_from, rows.fetchall()))
 
-    def last_event(self, name: str) -> Event | None:
+    def last_event(self, name: str) -> JournalEvent | None:
         """The newest event of the deployment."""
         row = self._db.execute(
             "select * from event where deployment = ? order by seq desc limit 1", (name,)
@@ -360,7 +370,7 @@ class Journal:
             (name, rollout, self._clock.wall(), epoch, kind, records.dumps(body)),
         )
 
-    def _put_progress(self, rollout: int, progress: Progress) -> None:
+    def _put_progress(self, rollout: int, progress: RolloutProgress) -> None:
         self._db.execute(
             "update rollout set progress = ? where id = ? and outcome is null",
             (records.dumps(progress), rollout),

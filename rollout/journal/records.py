@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
-from rollout.domain.operator_commands import Request, Wish
-from rollout.domain.ports import Served
+from rollout.domain.operator_commands import OperatorCommand, Request
+from rollout.domain.ports import RunningRevision
 from rollout.domain.process_ref import ProcessRef
-from rollout.domain.spec import Colour, Outcome, Ports, Revision, RolloutSpec, Settings
-from rollout.domain.state_machine import Progress
+from rollout.domain.spec import DeploymentSettings, Outcome, Ports, Revision, RolloutSpec, Slot
+from rollout.domain.state_machine import RolloutProgress
 from rollout.domain.verdict import Verdict
 
 T = TypeVar("T")
@@ -34,8 +34,8 @@ class Deployment:
     name: str
     up: bool
     ports: Ports
-    settings: Settings
-    colour: Colour
+    settings: DeploymentSettings
+    colour: Slot
     live: Revision
     champion: str | None
     epoch: int
@@ -48,17 +48,17 @@ class Rollout:
 
     id: int
     deployment: str
-    colour: Colour
+    colour: Slot
     live: Revision
     candidate: Revision
     spec: RolloutSpec
-    progress: Progress
+    progress: RolloutProgress
     outcome: Outcome | None
     created: float
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class JournalEvent:
     """One line of the record; `seq` rises over the whole journal."""
 
     seq: int
@@ -91,8 +91,8 @@ def deployment_from(row: sqlite3.Row) -> Deployment:
         name=row["name"],
         up=bool(row["up"]),
         ports=value_from(Ports, json.loads(row["ports"])),
-        settings=value_from(Settings, json.loads(row["settings"])),
-        colour=Colour(row["colour"]),
+        settings=value_from(DeploymentSettings, json.loads(row["settings"])),
+        colour=Slot(row["colour"]),
         live=value_from(Revision, json.loads(row["live"])),
         champion=row["champion"],
         epoch=row["epoch"],
@@ -102,11 +102,11 @@ def deployment_from(row: sqlite3.Row) -> Deployment:
 
 def rollout_from(row: sqlite3.Row) -> Rollout:
     """A row of `rollout`."""
-    progress = value_from(Progress, json.loads(row["progress"]))
+    progress = value_from(RolloutProgress, json.loads(row["progress"]))
     return Rollout(
         id=row["id"],
         deployment=row["deployment"],
-        colour=Colour(row["colour"]),
+        colour=Slot(row["colour"]),
         live=value_from(Revision, json.loads(row["live"])),
         candidate=value_from(Revision, json.loads(row["candidate"])),
         spec=value_from(RolloutSpec, json.loads(row["spec"])),
@@ -118,12 +118,12 @@ def rollout_from(row: sqlite3.Row) -> Rollout:
 
 def request_from(row: sqlite3.Row) -> Request:
     """A row of `event` that holds an operator's request."""
-    return Request(row["seq"], Wish(row["kind"]), json.loads(row["body"])["reason"])
+    return Request(row["seq"], OperatorCommand(row["kind"]), json.loads(row["body"])["reason"])
 
 
-def event_from(row: sqlite3.Row) -> Event:
+def event_from(row: sqlite3.Row) -> JournalEvent:
     """A row of `event`."""
-    return Event(
+    return JournalEvent(
         seq=row["seq"],
         deployment=row["deployment"],
         rollout=row["rollout"],
@@ -133,7 +133,7 @@ def event_from(row: sqlite3.Row) -> Event:
     )
 
 
-def served_body(served: Served) -> dict[str, Any]:
+def served_body(served: RunningRevision) -> dict[str, Any]:
     """What the process table keeps of a served revision beside the process itself."""
     return {
         "revision": asdict(served.revision),
@@ -142,9 +142,9 @@ def served_body(served: Served) -> dict[str, Any]:
     }
 
 
-def served_from(process: ProcessRef, body: Mapping[str, Any]) -> Served:
+def served_from(process: ProcessRef, body: Mapping[str, Any]) -> RunningRevision:
     """The inverse of `served_body`."""
-    return value_from(Served, {**body, "process": process})
+    return value_from(RunningRevision, {**body, "process": process})
 
 
 def ended_body(

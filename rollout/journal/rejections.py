@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from bundle import interface
 from bundle.errors import ErrorCode, MlctlError
 from rollout.domain.spec import Outcome, Revision, RolloutSpec
-from rollout.domain.state_machine import Phase
+from rollout.domain.state_machine import RolloutPhase
 from rollout.journal.records import Deployment, Rollout
 from rollout.scores import clearly_worse
 
@@ -72,7 +72,7 @@ def check_scores(deployment: Deployment, candidate: Revision) -> None:
 def under_way(name: str, active: Rollout | None) -> MlctlError:
     """Another rollout is active."""
     to = active.candidate.bento if active else "another Bento"
-    if active is not None and active.progress.phase is Phase.FINALIZE:
+    if active is not None and active.progress.phase is RolloutPhase.FINALIZE:
         return MlctlError(
             ErrorCode.ROLLOUT_ACTIVE,
             f"the rollout of {name!r} to {to} was proved and is being finished",
@@ -90,7 +90,7 @@ def nothing_under_way(name: str, active: Rollout | None, rollouts: Iterable[Roll
     promoted = (rollout for rollout in rollouts if rollout.outcome is Outcome.PROMOTED)
     former = active or next(promoted, None)
     what = f"no rollout of {name!r} is under way"
-    if active is not None and active.progress.phase is Phase.FINALIZE:
+    if active is not None and active.progress.phase is RolloutPhase.FINALIZE:
         what = f"{active.candidate.bento} was proved: rollout {active.id} is over"
     elif active is not None:
         what = f"rollout {active.id} of {name!r} is being taken back"

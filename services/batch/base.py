@@ -102,7 +102,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
+class BatchTotals:
     """Counts of what is committed: units, rows with an answer, bad rows, filtered rows."""
 
     units: int = 0
@@ -117,11 +117,11 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class JobProgress:
     """Progress of a job: its committed units, and whether it is complete."""
 
     done: frozenset[str] = frozenset()
-    totals: Totals = Totals()
+    totals: BatchTotals = BatchTotals()
     finished: bool = False
 
 
@@ -180,7 +180,7 @@ class Sink(Protocol):
 
     def __exit__(self, *exc_info: object) -> None: ...
 
-    def begin(self, job: Job, *, restart: bool = False) -> Progress:
+    def begin(self, job: Job, *, restart: bool = False) -> JobProgress:
         """Begin or resume `job`, remove what a killed run left, and return the progress.
 
         JOB_CHANGED, with what changed, if the sink holds another job's answers; `restart` removes
@@ -212,7 +212,7 @@ class QuarantineSink(Sink, Protocol):
         """
         ...
 
-    def stored(self) -> tuple[Job, Progress]:
+    def stored(self) -> tuple[Job, JobProgress]:
         """Return the job and its progress; NOT_FOUND if there is none."""
         ...
 

@@ -16,12 +16,12 @@ from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import NO_SPACE
 from services.batch.base import (
+    BatchTotals,
     Chunk,
-    Progress,
+    JobProgress,
     Sink,
     Source,
     SplittableSource,
-    Totals,
     Unit,
     UnitResult,
 )
@@ -35,7 +35,7 @@ _PASSING = frozenset({ErrorCode.SINK_UNAVAILABLE, ErrorCode.DISK_FULL})
 _LONGEST_WAIT = 30.0
 
 
-class Phase(StrEnum):
+class BatchPhase(StrEnum):
     """Kind of an event."""
 
     STARTED = "started"
@@ -45,14 +45,14 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class BatchEvent:
     """Progress of a job: `totals` over all its runs, `rows` of this run, after `seconds`.
 
     `total` rows are to be dealt with, None if that is not known; `detail` is a sentence.
     """
 
-    phase: Phase
-    totals: Totals
+    phase: BatchPhase
+    totals: BatchTotals
     rows: int
     total: int | None
     seconds: float
@@ -88,14 +88,14 @@ class Run:
     """
 
     sink: Sink
-    progress: Progress
+    progress: JobProgress
     total: int | None
     limit: ErrorLimit
-    watch: Callable[[Event], None]
+    watch: Callable[[BatchEvent], None]
     stop: threading.Event = field(default_factory=threading.Event)
     patience: float = 300.0
     clock: Clock = field(default_factory=SystemClock)
-    totals: Totals = field(init=False)
+    totals: BatchTotals = field(init=False)
     _since: float = field(init=False)
     _reason: str | None = field(init=False, default=None)
 
@@ -103,7 +103,7 @@ class Run:
         self.totals = self.progress.totals
         self._since = self.clock.monotonic()
 
-    def go(self, work: Iterator[Work], executor: Executor[Work]) -> Totals:
+    def go(self, work: Iterator[Work], executor: Executor[Work]) -> BatchTotals:
         """Score and commit all `work`.
 
         TOO_MANY_BAD_ROWS, INTERRUPTED, DISK_FULL, SINK_UNAVAILABLE and SOURCE_UNAVAILABLE leave
@@ -113,7 +113,9 @@ class Run:
         self._score(work, executor)
         return self._end()
 
-    def read(self, source: Source, columns: Sequence[str], executor: Executor[Chunk]) -> Totals:
+    def read(
+        self, source: Source, columns: Sequence[str], executor: Executor[Chunk]
+    ) -> BatchTotals:
         """Score and commit the units of `source` that are not done.
 
         If it is away, all that came is committed; then it is waited for, and read on from there.
@@ -131,10 +133,10 @@ class Run:
         return self._end()
 
     def _begin(self) -> None:
-        self._tell(Phase.STARTED)
+        self._tell(BatchPhase.STARTED)
         self._check()
 
-    def _end(self) -> Totals:
+    def _end(self) -> BatchTotals:
         self.total = self.totals.seen if self.total is None else self.total
         self._check()
         return self.totals
@@ -167,7 +169,7 @@ class Run:
     def finish(self, summary: Mapping[str, object]) -> None:
         """Mark the job as complete; waits for the sink as a commit does."""
         self._patiently(lambda: self.sink.finish(summary))
-        self._tell(Phase.FINISHED)
+        self._tell(BatchPhase.FINISHED)
 
     @property
     def seconds(self) -> float:
@@ -185,7 +187,7 @@ class Run:
         )
         reasons = [bad.reason for result in group for bad in result.bad]
         self._reason = reasons[-1] if reasons else self._reason
-        self._tell(Phase.COMMITTED)
+        self._tell(BatchPhase.COMMITTED)
         self._check()
 
     def _check(self) -> None:
@@ -211,11 +213,11 @@ class Run:
         )
 
     def _paused(self, detail: str) -> None:
-        self._tell(Phase.PAUSED, detail)
+        self._tell(BatchPhase.PAUSED, detail)
 
-    def _tell(self, phase: Phase, detail: str = "") -> None:
+    def _tell(self, phase: BatchPhase, detail: str = "") -> None:
         rows = self.totals.seen - self.progress.totals.seen
-        self.watch(Event(phase, self.totals, rows, self.total, self.seconds, detail))
+        self.watch(BatchEvent(phase, self.totals, rows, self.total, self.seconds, detail))
 
 
 def grouped(results: Iterable[UnitResult], rows: int, clock: Clock) -> Iterator[list[UnitResult]]:

@@ -16,9 +16,9 @@ from typing import Any
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.base import Chunk, SinkRequest, Source, SplittableSource
 from services.batch.job import (
-    Control,
+    BatchConfig,
+    RunControl,
     Scoring,
-    Wanted,
     executor_of,
     make_job,
     make_recipe,
@@ -36,7 +36,7 @@ _MIN_UNITS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class CostEstimate:
     """The sample, its pace, and what follows from it for a million rows and for the whole input.
 
     `spread` is True if the units came from all over the input, and False if from its beginning.
@@ -64,12 +64,12 @@ class Estimate:
 def estimate(
     model: Scorable,
     source: Source,
-    wanted: Wanted,
+    wanted: BatchConfig,
     cpu_hour: float | None,
     seconds: float,
     threads: int | None = None,
     batch_rows: int | None = None,
-) -> Estimate:
+) -> CostEstimate:
     """Score units of `source` for about `seconds`; `cpu_hour` is the price of a core for an hour.
 
     INVALID_INPUT if the source has no rows.
@@ -84,7 +84,7 @@ def estimate(
         tempfile.TemporaryDirectory(prefix="mlctl-estimate-") as folder,
         open_sink(SinkRequest(folder, {"format": wanted.format})) as sink,
     ):
-        run = start(sink, sink.begin(job), None, Control(limit=ErrorLimit(share=1.0)))
+        run = start(sink, sink.begin(job), None, RunControl(limit=ErrorLimit(share=1.0)))
         sample = _sample(source, recipe.columns, seconds, max(_MIN_UNITS, 2 * cores))
         totals = run.go(sample, executor_of(scorer, threads))
         took = run.seconds
@@ -93,7 +93,7 @@ def estimate(
     pace = totals.seen / took
     total = source.total_rows()
     million = None if cpu_hour is None else cpu_hour * cores * _MILLION / pace / _HOUR
-    return Estimate(
+    return CostEstimate(
         threads=cores,
         units=totals.units,
         rows=totals.seen,

@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Self
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import fsync_directory, write_atomic
-from services.batch.base import Job, Progress, Quarantined, UnitResult
+from services.batch.base import Job, JobProgress, Quarantined, UnitResult
 from services.batch.ledger import Ledger
 from services.batch.locks import lock_job
 from services.batch.partitions import partitioned
@@ -65,7 +65,7 @@ class FolderSink:
         if self._lock is not None:
             os.close(self._lock)
 
-    def begin(self, job: Job, *, restart: bool = False) -> Progress:
+    def begin(self, job: Job, *, restart: bool = False) -> JobProgress:
         if not self._path().exists():
             self._refuse_foreign()
         elif restart:
@@ -105,7 +105,7 @@ class FolderSink:
         if not self._path().exists():
             raise self._no_job()
 
-    def stored(self) -> tuple[Job, Progress]:
+    def stored(self) -> tuple[Job, JobProgress]:
         job = self._open().stored() if self._path().exists() else None
         if job is None:
             raise self._no_job()

@@ -13,19 +13,19 @@ from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.answers import result_schema
 from services.batch.base import (
+    BatchTotals,
     Chunk,
     Job,
-    Progress,
+    JobProgress,
     Sink,
     Source,
     SplittableSource,
     TextSink,
-    Totals,
 )
-from services.batch.engine import Event, Executor, ReadingExecutor, Run
+from services.batch.engine import BatchEvent, Executor, ReadingExecutor, Run
 from services.batch.filters import Filter
 from services.batch.limits import ErrorLimit
-from services.batch.scoring import Recipe, UnitScorer
+from services.batch.scoring import ScoringPlan, UnitScorer
 from services.runtime.scorable import Scorable, check_batched, open_scorable
 from services.runtime.tabular.input_columns import find_feeds, parse_map
 
@@ -37,7 +37,7 @@ MakeExecutor = Callable[["Scoring"], Executor[Chunk]]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class BatchConfig:
     """What decides the answers, as the user wrote it."""
 
     map: tuple[str, ...] = ()
@@ -54,7 +54,7 @@ class Wanted:
         return json.dumps({name: getattr(self, name) for name in self.__slots__})
 
     @classmethod
-    def from_text(cls, text: str) -> Wanted:
+    def from_text(cls, text: str) -> BatchConfig:
         """What `as_text` wrote."""
         document = json.loads(text)
         for name in ("map", "keep", "partition_by"):
@@ -63,12 +63,12 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Control:
+class RunControl:
     """What does not decide the answers: limits, patience in seconds, who watches, who stops it."""
 
     limit: ErrorLimit = field(default_factory=lambda: ErrorLimit(share=0.01))
     patience: float = 300.0
-    watch: Callable[[Event], None] = lambda _event: None
+    watch: Callable[[BatchEvent], None] = lambda _event: None
     stop: threading.Event = field(default_factory=threading.Event)
     restart: bool = False
     clock: Clock = field(default_factory=SystemClock)
@@ -79,7 +79,7 @@ class Scoring:
     """Everything that an executor needs to score; other processes can be sent all of it."""
 
     model: Scorable
-    recipe: Recipe
+    recipe: ScoringPlan
     schema: pa.Schema
     most_bad: int | None = None
     batch_rows: int | None = None
@@ -91,10 +91,10 @@ class Scoring:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class BatchReport:
     """How a run ended: `totals` over all runs, `rows` and `seconds` of this one."""
 
-    totals: Totals
+    totals: BatchTotals
     rows: int
     seconds: float
     digest: str
@@ -112,7 +112,7 @@ class Report:
         }
 
 
-def make_recipe(model: Scorable, schema: pa.Schema, wanted: Wanted) -> Recipe:
+def make_recipe(model: Scorable, schema: pa.Schema, wanted: BatchConfig) -> ScoringPlan:
     """How the columns of `schema` become answers; INVALID_INPUT for columns that do not fit."""
     check_batched(model)
     condition = Filter(wanted.filter) if wanted.filter else None
@@ -124,15 +124,17 @@ def make_recipe(model: Scorable, schema: pa.Schema, wanted: Wanted) -> Recipe:
             )
     feeds = find_feeds(schema, model.signature, parse_map(wanted.map))
     keep = tuple(dict.fromkeys((*wanted.keep, *wanted.partition_by)))
-    return Recipe(feeds, keep, condition, wanted.forbid_nan, wanted.finite_outputs)
+    return ScoringPlan(feeds, keep, condition, wanted.forbid_nan, wanted.finite_outputs)
 
 
-def fitted(recipe: Recipe, sink: Sink) -> Recipe:
+def fitted(recipe: ScoringPlan, sink: Sink) -> ScoringPlan:
     """The recipe with what `sink` has no place for."""
     return replace(recipe, forbid_nul=isinstance(sink, TextSink) and sink.forbids_nul)
 
 
-def make_job(model: Scorable, source: Source, recipe: Recipe, wanted: Wanted, bento: str) -> Job:
+def make_job(
+    model: Scorable, source: Source, recipe: ScoringPlan, wanted: BatchConfig, bento: str
+) -> Job:
     """What the sink is told; `bento` is how the model can be found again."""
     fingerprint = {f"input {name}": value for name, value in source.identity().items()}
     fingerprint["model digest"] = model.digest
@@ -151,24 +153,24 @@ def run_job(
     bento: str,
     source: Source,
     sink: Sink,
-    wanted: Wanted,
+    wanted: BatchConfig,
     make_executor: MakeExecutor,
-    control: Control,
+    control: RunControl,
     batch_rows: int | None = None,
-) -> Report:
+) -> BatchReport:
     """Score what is not committed yet, and finish the job; at once if it was finished before."""
     recipe = make_recipe(model, source.schema, wanted)
     job = make_job(model, source, recipe, wanted, bento)
     with sink:
         progress = sink.begin(job, restart=control.restart)
         if progress.finished:
-            return Report(progress.totals, 0, 0.0, model.digest)
+            return BatchReport(progress.totals, 0, 0.0, model.digest)
         total = source.total_rows()
         most = None if total is None else control.limit.most(total, 0)
         scoring = Scoring(model, fitted(recipe, sink), job.schema, most, batch_rows)
         run = start(sink, progress, total, control)
         _go(run, source, recipe.columns, make_executor(scoring))
-        report = Report(
+        report = BatchReport(
             run.totals, run.totals.seen - progress.totals.seen, run.seconds, model.digest
         )
         run.finish(report.as_dict())
@@ -186,7 +188,7 @@ def _go(run: Run, source: Source, columns: Sequence[str], executor: Executor[Chu
         run.read(source, columns, executor)
 
 
-def start(sink: Sink, progress: Progress, total: int | None, control: Control) -> Run:
+def start(sink: Sink, progress: JobProgress, total: int | None, control: RunControl) -> Run:
     """A run with the control's limits."""
     return Run(
         sink,

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Self
 
 from bundle.errors import ErrorCode, MlctlError
-from services.batch.base import BadRow, Job, Progress, Quarantined, Totals, UnitResult
+from services.batch.base import BadRow, BatchTotals, Job, JobProgress, Quarantined, UnitResult
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS facts (kind TEXT, name TEXT, value TEXT, PRIMARY KEY (kind, name));
@@ -55,7 +55,7 @@ class Ledger:
     def __exit__(self, *_exc_info: object) -> None:
         self._db.close()
 
-    def begin(self, job: Job) -> Progress:
+    def begin(self, job: Job) -> JobProgress:
         """Record a new job, or return the progress of the same one; JOB_CHANGED if it differs."""
         known = self._facts(_FINGERPRINT)
         if known:
@@ -67,23 +67,23 @@ class Ledger:
             self._write(_FACT, {**job.facts, **schemas_as_text(job)})
         return self.progress()
 
-    def progress(self) -> Progress:
+    def progress(self) -> JobProgress:
         """Return what is committed, and whether the job is complete."""
         done = frozenset(row[0] for row in self._db.execute("SELECT id FROM units"))
-        return Progress(done, self.totals(), "finished" in self._facts(_STATE))
+        return JobProgress(done, self.totals(), "finished" in self._facts(_STATE))
 
     def stored(self) -> Job | None:
         """Return the recorded job, or None."""
         fingerprint, facts = self._facts(_FINGERPRINT), self._facts(_FACT)
         return job_from_text(fingerprint, facts) if fingerprint else None
 
-    def totals(self) -> Totals:
+    def totals(self) -> BatchTotals:
         """Return the counts of committed rows; rows that left the quarantine are not bad."""
         units, rows, skipped = self._db.execute(
             "SELECT count(*), coalesce(sum(rows), 0), coalesce(sum(skipped), 0) FROM units"
         ).fetchone()
         (bad,) = self._db.execute("SELECT count(*) FROM quarantine").fetchone()
-        return Totals(units, rows, bad, skipped)
+        return BatchTotals(units, rows, bad, skipped)
 
     def job_id(self) -> str:
         """Return the random id of the job that began here."""

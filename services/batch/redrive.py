@@ -14,11 +14,11 @@ from services.batch.answers import result_schema
 from services.batch.base import BadRow, Chunk, Quarantined, QuarantineSink, Sink, Unit, UnitResult
 from services.batch.engine import Executor
 from services.batch.job import (
-    Control,
+    BatchConfig,
+    BatchReport,
     MakeExecutor,
-    Report,
+    RunControl,
     Scoring,
-    Wanted,
     fitted,
     make_recipe,
     start,
@@ -39,7 +39,7 @@ class Redriven:
 
     passed: int
     left: int
-    report: Report
+    report: BatchReport
 
 
 def redrive(
@@ -47,7 +47,7 @@ def redrive(
     find: Callable[[str], Scorable],
     bento: str | None,
     make_executor: MakeExecutor,
-    control: Control,
+    control: RunControl,
 ) -> Redriven:
     """Score the quarantine of `sink` again, with the job's own model or the one of `bento`.
 
@@ -61,7 +61,7 @@ def redrive(
     with sink:
         job, progress = sink.stored()
         model = find(bento or job.facts["bento"])
-        wanted = Wanted.from_text(job.facts["wanted"])
+        wanted = BatchConfig.from_text(job.facts["wanted"])
         # The filter let these rows pass, or else they would not be here.
         recipe = replace(make_recipe(model, job.input_schema, wanted), filter=None)
         if result_schema(model.signature, job.input_schema, recipe.keep) != job.schema:
@@ -79,7 +79,7 @@ def redrive(
             chunks = _chunks(rows, job.input_schema, int(control.clock.wall() * 1e6), keys)
             run.go(chunks, _Resolving(make_executor(scoring), keys))
         passed = progress.totals.bad - run.totals.bad
-        report = Report(run.totals, passed, run.seconds, model.digest)
+        report = BatchReport(run.totals, passed, run.seconds, model.digest)
         if progress.finished:
             run.finish(report.as_dict())
         return Redriven(passed, run.totals.bad, report)

@@ -17,7 +17,7 @@ from services.batch.answers import NUL, numbers, output_column, text_column, unu
 from services.batch.base import BadRow, Chunk, UnitResult
 from services.batch.filters import Filter
 from services.runtime.bisect import Arrays, Scored, score_rows
-from services.runtime.tabular.input_columns import Feed
+from services.runtime.tabular.input_columns import InputColumns
 from services.runtime.tabular.tensors import Reasons, Tensors, to_tensors
 from services.runtime.tabular.values import row_as_json, with_nul
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class ScoringPlan:
     """How rows become answers: everything of a job but the model, the input and the output."""
 
-    feeds: tuple[Feed, ...]
+    feeds: tuple[InputColumns, ...]
     keep: tuple[str, ...] = ()
     filter: Filter | None = None
     forbid_nan: bool = False
@@ -48,7 +48,7 @@ class Recipe:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedUnit:
     """A unit's tensors: of the `picked` rows, if there is a filter.
 
     `unfit` are the rows of the table for which there is no place, with the column at fault.
@@ -66,7 +66,7 @@ class Prepared:
 class Ran:
     """What the model made of each group."""
 
-    prepared: Prepared
+    prepared: PreparedUnit
     pieces: list[Scored]
 
 
@@ -91,7 +91,7 @@ class UnitScorer:
     """
 
     scorer: Scorer | PipelineScorer
-    recipe: Recipe
+    recipe: ScoringPlan
     schema: pa.Schema
     most_bad: int | None = None
     clock: Clock = field(default_factory=SystemClock)
@@ -100,7 +100,7 @@ class UnitScorer:
         """The unit's answers in the order of its rows, and its bad rows in theirs."""
         return self.finish(self.run(self.prepare(chunk)))
 
-    def prepare(self, chunk: Chunk) -> Prepared:
+    def prepare(self, chunk: Chunk) -> PreparedUnit:
         """The unit's tensors."""
         table = chunk.table
         picked = None if self.recipe.filter is None else self.recipe.filter.keep(table)
@@ -108,9 +108,9 @@ class UnitScorer:
             table = table.take(picked)
         groups, reasons = to_tensors(table, self.recipe.feeds, forbid_nan=self.recipe.forbid_nan)
         unfit = with_nul(table.select(self.recipe.keep)) if self.recipe.forbid_nul else {}
-        return Prepared(chunk, table, picked, groups, reasons, unfit)
+        return PreparedUnit(chunk, table, picked, groups, reasons, unfit)
 
-    def run(self, prepared: Prepared) -> Ran:
+    def run(self, prepared: PreparedUnit) -> Ran:
         """Have the model answer: the only step that asks it."""
         call = partial(run_checked, self.scorer)
         pieces = [score_rows(call, group.arrays, self.most_bad) for group in prepared.groups]

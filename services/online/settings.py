@@ -17,7 +17,7 @@ from services.runtime.settings import PREFIX, RuntimeSettings, read_environment
 _Port = Annotated[int, Field(ge=1, le=65535)]
 
 
-class Settings(RuntimeSettings, ObserveSettings, SecureSettings, HybridSettings):
+class ServerSettings(RuntimeSettings, ObserveSettings, SecureSettings, HybridSettings):
     """How to serve one bundle. `grpc_port` unset means no gRPC; times are in their name's unit.
 
     `max_wait_ms` is how long a
@@ -61,6 +61,6 @@ class Settings(RuntimeSettings, ObserveSettings, SecureSettings, HybridSettings)
         return {} if self.grpc_port is None else {"grpc": (self.grpc_host, self.grpc_port)}
 
 
-def load_settings() -> Settings:
+def load_settings() -> ServerSettings:
     """Return the settings of this process's environment; INVALID_INPUT names a wrong variable."""
-    return read_environment(Settings)
+    return read_environment(ServerSettings)

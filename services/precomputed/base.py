@@ -21,7 +21,7 @@ LEASE_SECONDS = 60.0
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
 
-class Row(NamedTuple):
+class PrecomputedRow(NamedTuple):
     """An entity's answer: `at` is its wall time in seconds, `payload` is RowCodec's encoding."""
 
     key: str
@@ -48,13 +48,13 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class GenerationCommit:
     """What a job stores in one step: rows, and the records of the units that they complete.
 
     `units` and `bad` map ids to records in JSON; `resolved` are ids of bad rows to remove.
     """
 
-    rows: Sequence[Row]
+    rows: Sequence[PrecomputedRow]
     units: Mapping[str, str] = field(default_factory=dict)
     bad: Mapping[str, str] = field(default_factory=dict)
     resolved: Sequence[str] = ()
@@ -74,22 +74,22 @@ class JobRecord:
     intact: bool
 
 
-class Reader(Protocol):
+class GenerationReader(Protocol):
     """Reads the live generation of one digest; a `quick` reader may be used on an event loop."""
 
     quick: bool
 
-    def get(self, keys: Sequence[str]) -> list[Row | None]:
+    def get(self, keys: Sequence[str]) -> list[PrecomputedRow | None]:
         """Return the row of each key or None, all of one generation; StoreError on failure."""
         ...
 
     def close(self) -> None: ...
 
 
-class Store(Protocol):
+class PrecomputedStore(Protocol):
     """Stores generations. Every method raises StoreError if the store is unavailable or broken."""
 
-    def reader(self, digest: str, timeout: float) -> Reader:
+    def reader(self, digest: str, timeout: float) -> GenerationReader:
         """Return a reader whose lookups time out after `timeout` seconds; opens nothing yet."""
         ...
 
@@ -108,7 +108,7 @@ class Store(Protocol):
         """End the lease if `owner` has it."""
         ...
 
-    def commit(self, generation: int, owner: str, commit: Commit, units: int = 0) -> None:
+    def commit(self, generation: int, owner: str, commit: GenerationCommit, units: int = 0) -> None:
         """Add rows, or replace those of the same keys, and record their units.
 
         A unit is recorded only after all its rows. JOB_RUNNING if `owner` no longer owns the
@@ -125,7 +125,7 @@ class Store(Protocol):
         """Return the records of the generation's bad rows by their ids."""
         ...
 
-    def upsert(self, digest: str, rows: Sequence[Row]) -> None:
+    def upsert(self, digest: str, rows: Sequence[PrecomputedRow]) -> None:
         """Put `rows` into the live generation of `digest`; create one if there is none."""
         ...
 

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from bundle.clock import Clock
-from services.precomputed.base import Reader, Row, StoreError
+from services.precomputed.base import GenerationReader, PrecomputedRow, StoreError
 
 _THREADS = 4
 # How long a store is not asked after a failure, or after so many timeouts in a row.
@@ -25,17 +25,17 @@ _ABSENT_KEYS = 65_536
 logger = logging.getLogger("mlctl.hybrid")
 
 
-class Found(NamedTuple):
+class FoundRows(NamedTuple):
     """The row of each key or None; `down` if the store was unavailable."""
 
-    rows: list[Row | None]
+    rows: list[PrecomputedRow | None]
     down: bool = False
 
 
 class Finder:
     """Looks keys up with one reader, for one event loop; `timeout` is in seconds."""
 
-    def __init__(self, reader: Reader, timeout: float, clock: Clock) -> None:
+    def __init__(self, reader: GenerationReader, timeout: float, clock: Clock) -> None:
         self.quick = reader.quick
         self._reader = reader
         self._timeout = timeout
@@ -46,7 +46,7 @@ class Finder:
         self._paused_until = 0.0
         self._is_down = False
 
-    def find(self, keys: Sequence[str]) -> Found:
+    def find(self, keys: Sequence[str]) -> FoundRows:
         """Look keys up with a quick reader."""
         if self._is_down and self._clock.monotonic() < self._paused_until:
             return _nothing(keys)
@@ -57,9 +57,9 @@ class Finder:
             return _nothing(keys)
         if self._is_down:
             self._recovered()
-        return Found(rows)
+        return FoundRows(rows)
 
-    async def find_on_thread(self, keys: Sequence[str]) -> Found:
+    async def find_on_thread(self, keys: Sequence[str]) -> FoundRows:
         """Look keys up on a thread."""
         now = self._clock.monotonic()
         if now < self._paused_until:
@@ -67,7 +67,7 @@ class Finder:
         absent = self._absent
         wanted = [key for key in keys if absent.get(key, 0.0) <= now]
         if not wanted:
-            return Found([None] * len(keys))
+            return FoundRows([None] * len(keys))
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._timeout):
@@ -85,7 +85,7 @@ class Finder:
             self._recovered()
         found = dict(zip(wanted, rows, strict=True))
         self._remember_absent([key for key, row in found.items() if row is None])
-        return Found([found.get(key) for key in keys])
+        return FoundRows([found.get(key) for key in keys])
 
     def close(self) -> None:
         """Stop the threads and close the reader."""
@@ -111,5 +111,5 @@ class Finder:
         logger.info("precomputed answers are available again")
 
 
-def _nothing(keys: Sequence[str]) -> Found:
-    return Found([None] * len(keys), down=True)
+def _nothing(keys: Sequence[str]) -> FoundRows:
+    return FoundRows([None] * len(keys), down=True)

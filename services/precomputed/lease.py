@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 
-from services.precomputed.base import LEASE_SECONDS, Store, StoreError
+from services.precomputed.base import LEASE_SECONDS, PrecomputedStore, StoreError
 
 logger = logging.getLogger("mlctl.hybrid")
 
@@ -14,7 +14,7 @@ class Lease:
     """Renews the lease of `owner` on `generation` in a thread, until it is closed."""
 
     def __init__(
-        self, store: Store, generation: int, owner: str, every: float = LEASE_SECONDS / 4
+        self, store: PrecomputedStore, generation: int, owner: str, every: float = LEASE_SECONDS / 4
     ) -> None:
         self._store = store
         self._generation = generation

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from bundle.errors import ErrorCode, MlctlError
-from services.precomputed.base import Generation, Store, StoreError
+from services.precomputed.base import Generation, PrecomputedStore, StoreError
 from services.precomputed.settings import load_place
 from services.precomputed.store_urls import list_names, open_store
 
@@ -29,7 +29,7 @@ def generations(name: str) -> list[Generation]:
 def flip(name: str, generation: int, at: float) -> Generation:
     """Make `generation` the live one of its digest, at wall time `at`; NOT_FOUND, NOT_READY."""
 
-    def act(store: Store, _found: Sequence[Generation]) -> Generation:
+    def act(store: PrecomputedStore, _found: Sequence[Generation]) -> Generation:
         store.flip(generation, at)
         return next(each for each in store.generations() if each.number == generation)
 
@@ -42,7 +42,7 @@ def rollback(name: str, digest: str | None, at: float) -> Generation:
     Without `digest` there must be only one; INVALID_INPUT if there are several.
     """
 
-    def act(store: Store, found: Sequence[Generation]) -> Generation:
+    def act(store: PrecomputedStore, found: Sequence[Generation]) -> Generation:
         candidates = [
             each for each in found if each.previous and each.digest.startswith(digest or "")
         ]
@@ -65,7 +65,7 @@ def rollback(name: str, digest: str | None, at: float) -> Generation:
     return _with_store(name, act)
 
 
-def _with_store(name: str, act: Callable[[Store, list[Generation]], T]) -> T:
+def _with_store(name: str, act: Callable[[PrecomputedStore, list[Generation]], T]) -> T:
     store = open_store(name, load_place())
     try:
         found = store.generations()

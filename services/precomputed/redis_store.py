@@ -17,10 +17,10 @@ import redis
 from bundle.errors import ErrorCode, MlctlError
 from services.precomputed.base import (
     LEASE_SECONDS,
-    Commit,
     Generation,
+    GenerationCommit,
     JobRecord,
-    Row,
+    PrecomputedRow,
     StoreError,
     incomplete,
     require_sealed,
@@ -113,7 +113,7 @@ class RedisStore:
         with _translate_errors():
             self._db.eval(_RELEASE, 1, self._lease(generation), owner)
 
-    def commit(self, generation: int, owner: str, commit: Commit, units: int = 0) -> None:
+    def commit(self, generation: int, owner: str, commit: GenerationCommit, units: int = 0) -> None:
         with _translate_errors():
             count = self._check(generation, owner, units)
             values = [(row.key, _AT.pack(row.at) + row.payload) for row in commit.rows]
@@ -144,7 +144,7 @@ class RedisStore:
         with _translate_errors():
             return _texts(self._db.hgetall(self._bad(generation)))
 
-    def upsert(self, digest: str, rows: Sequence[Row]) -> None:
+    def upsert(self, digest: str, rows: Sequence[PrecomputedRow]) -> None:
         with _translate_errors():
             live = self._db.hget(f"{self._prefix}:live", digest)
             if live is None:
@@ -269,13 +269,15 @@ class RedisReader:
         self._pointers = (f"{prefix}:live", f"{prefix}:rows:")
         self._digest = digest
 
-    def get(self, keys: Sequence[str]) -> list[Row | None]:
+    def get(self, keys: Sequence[str]) -> list[PrecomputedRow | None]:
         with _translate_errors():
             found = self._script(keys=self._pointers, args=(self._digest, *keys))
         if not found:
             return [None] * len(keys)
         return [
-            None if value is None else Row(key, _AT.unpack_from(value)[0], value[_AT.size :])
+            None
+            if value is None
+            else PrecomputedRow(key, _AT.unpack_from(value)[0], value[_AT.size :])
             for key, value in zip(keys, found, strict=True)
         ]
 

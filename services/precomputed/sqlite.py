@@ -12,10 +12,10 @@ from pathlib import Path
 from bundle.errors import ErrorCode, MlctlError
 from services.precomputed.base import (
     LEASE_SECONDS,
-    Commit,
     Generation,
+    GenerationCommit,
     JobRecord,
-    Row,
+    PrecomputedRow,
     StoreError,
     require_sealed,
     rows_lost,
@@ -85,7 +85,7 @@ class SqliteStore:
             values = (generation, owner)
             db.execute("UPDATE jobs SET lease_until = 0 WHERE generation = ? AND owner = ?", values)
 
-    def commit(self, generation: int, owner: str, commit: Commit, units: int = 0) -> None:
+    def commit(self, generation: int, owner: str, commit: GenerationCommit, units: int = 0) -> None:
         with self._transaction() as db:
             _require_owned(db, generation, owner, units)
             _put(db, generation, commit.rows)
@@ -118,7 +118,7 @@ class SqliteStore:
                 db.execute("SELECT id, record FROM bad WHERE generation = ?", (generation,))
             )
 
-    def upsert(self, digest: str, rows: Sequence[Row]) -> None:
+    def upsert(self, digest: str, rows: Sequence[PrecomputedRow]) -> None:
         with self._transaction() as db:
             found = db.execute("SELECT generation FROM live WHERE digest = ?", (digest,)).fetchone()
             if found is None:
@@ -197,9 +197,9 @@ class SqliteReader:
         self._db: sqlite3.Connection | None = None
         self._version = -1
         self._query: str | None = None
-        self._cache: dict[str, Row | None] = {}
+        self._cache: dict[str, PrecomputedRow | None] = {}
 
-    def get(self, keys: Sequence[str]) -> list[Row | None]:
+    def get(self, keys: Sequence[str]) -> list[PrecomputedRow | None]:
         try:
             db = self._db
             if db is None:
@@ -228,14 +228,14 @@ class SqliteReader:
             self._reload(db)
             self._version = version
 
-    def _one(self, db: sqlite3.Connection, key: str) -> Row | None:
+    def _one(self, db: sqlite3.Connection, key: str) -> PrecomputedRow | None:
         cache = self._cache
         if key in cache:
             return cache[key]
         row = None
         if self._query is not None:
             found = db.execute(self._query, (key,)).fetchone()
-            row = None if found is None else Row(key, *found)
+            row = None if found is None else PrecomputedRow(key, *found)
         if len(cache) >= _CACHED_ROWS:
             cache.clear()
         cache[key] = row
@@ -292,7 +292,7 @@ def _create(db: sqlite3.Connection, digest: str, made_at: float, *, sealed: bool
     return number
 
 
-def _put(db: sqlite3.Connection, generation: int, rows: Sequence[Row]) -> None:
+def _put(db: sqlite3.Connection, generation: int, rows: Sequence[PrecomputedRow]) -> None:
     # In order of their keys, whose neighbours share pages.
     insert = f"INSERT OR REPLACE INTO {_table(generation)} VALUES (?, ?, ?)"  # noqa: S608
     db.executemany(insert, sorted(rows))

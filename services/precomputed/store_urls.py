@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from bundle.errors import ErrorCode, MlctlError
 from bundle.home import state_dir
 from bundle.packages import install_hint
-from services.precomputed.base import Store, check_name
+from services.precomputed.base import PrecomputedStore, check_name
 from services.precomputed.sqlite import SqliteStore
 
 _REDIS_SCHEMES = ("redis", "rediss")
@@ -48,7 +48,7 @@ def _host_of(url: str) -> str:
     return f"{parts.hostname or ''}{port}"
 
 
-def open_store(name: str, place: str | None = None) -> Store:
+def open_store(name: str, place: str | None = None) -> PrecomputedStore:
     """Return the store of the answers called `name` at `place`; creates and reaches nothing yet.
 
     RUNTIME_MISSING names the extra that the store needs.
@@ -56,7 +56,7 @@ def open_store(name: str, place: str | None = None) -> Store:
     check_name(name)
     if place is None or "://" not in place:
         return SqliteStore(_folder(place) / f"{name}.db")
-    store: Store = _redis_module().RedisStore(name, place)
+    store: PrecomputedStore = _redis_module().RedisStore(name, place)
     return store
 
 

@@ -29,7 +29,7 @@ MAX_MODELS = 64
 _MAX_BYTES = 64 << 10
 
 
-class Together(BaseModel):
+class BentoManifest(BaseModel):
     """Several models that are one Bento: its name, the default model, and each one's digest.
 
     With a `pipeline` they are its stages, and the Bento's name is that of the whole.
@@ -62,11 +62,11 @@ class Together(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class BentoContents:
     """The verified bundles of one Bento, the default first; `together` if there are several."""
 
     bundles: tuple[VerifiedBundle, ...]
-    together: Together | None = None
+    together: BentoManifest | None = None
 
     @property
     def name(self) -> str:
@@ -93,7 +93,7 @@ class Packed:
 
 def pack(
     bundles: Iterable[VerifiedBundle], name: str | None = None, maps: Sequence[str] | None = None
-) -> Packed:
+) -> BentoContents:
     """Bundles as one Bento named `name`, which several need and one may not have.
 
     With `maps`, which may be empty, they are the stages of a pipeline, see `pipeline.plan`,
@@ -106,7 +106,7 @@ def pack(
     if len(found) == 1:
         if name not in (None, names[0]):
             raise _invalid(f"the Bento of one model has its name: {names[0]}", "Leave --name out.")
-        return Packed(found)
+        return BentoContents(found)
     if maps is not None and name is None:
         name = "-".join(names)
     if name is None:
@@ -122,17 +122,17 @@ def pack(
     signatures = {bundle.manifest.name: bundle.manifest.signature for bundle in found}
     pipeline = None if maps is None else plan(signatures, maps)
     try:
-        together = Together(name=name, default=names[0], models=digests, pipeline=pipeline)
+        together = BentoManifest(name=name, default=names[0], models=digests, pipeline=pipeline)
     except ValidationError as error:
         raise _invalid(
             f"these models cannot be one Bento: {_problem(error)}",
             "A name has small letters, digits, '.', '_' and '-', at most 63 of them.",
         ) from error
     ordered = sorted(found, key=lambda each: together.names.index(each.manifest.name))
-    return Packed(tuple(ordered), together)
+    return BentoContents(tuple(ordered), together)
 
 
-def unpack(source: Path) -> Packed:
+def unpack(source: Path) -> BentoContents:
     """Verify all bundles of the Bento whose sources are in the folder `source`.
 
     MANIFEST_INVALID if there are none, DIGEST_MISMATCH if one is not what the Bento names.
@@ -140,7 +140,7 @@ def unpack(source: Path) -> Packed:
     together = read_together(source)
     if together is None:
         root = source / MODEL_FOLDER
-        return Packed((verify(root, _noted_digest(root)),))
+        return BentoContents((verify(root, _noted_digest(root)),))
     folders = source / MODELS_FOLDER
     present = {path.name for path in folders.iterdir()} if folders.is_dir() else set[str]()
     if unlisted := sorted(present - together.models.keys()):
@@ -153,10 +153,10 @@ def unpack(source: Path) -> Packed:
         bundles.append(bundle)
     if together.pipeline is not None:
         _check_pipeline(together.pipeline, bundles)
-    return Packed(tuple(bundles), together)
+    return BentoContents(tuple(bundles), together)
 
 
-def read_together(source: Path) -> Together | None:
+def read_together(source: Path) -> BentoManifest | None:
     """What `models.json` in the folder `source` says; None if there is none."""
     path = source / MODELS_FILE
     if not path.is_file():
@@ -164,7 +164,7 @@ def read_together(source: Path) -> Together | None:
     with path.open("rb") as file:
         content = file.read(_MAX_BYTES + 1)
     try:
-        found = Together.model_validate_json(content[:_MAX_BYTES])
+        found = BentoManifest.model_validate_json(content[:_MAX_BYTES])
     except ValidationError as error:
         raise _damaged(_problem(error)) from error
     if found.canonical() != content:

@@ -34,7 +34,7 @@ class InputRejectedError(RunError):
     """The runtime rejects the values or sizes of its inputs, in words that a caller may read."""
 
 
-class ModelError(MlctlError):
+class ModelRunError(MlctlError):
     """The model, its runtime or its transform failed on these inputs: INTERNAL, without its text.
 
     A defect of mlctl is INTERNAL as well, but never this class, so no row is blamed for it.
@@ -63,7 +63,7 @@ def run_error(error: Exception) -> RunError:
 
 def is_of_inputs(error: MlctlError) -> bool:
     """Return whether the inputs caused it; any other error is the machine's or mlctl's."""
-    return error.code is ErrorCode.INVALID_INPUT or isinstance(error, ModelError)
+    return error.code is ErrorCode.INVALID_INPUT or isinstance(error, ModelRunError)
 
 
 def lacks_memory(error: BaseException) -> bool:

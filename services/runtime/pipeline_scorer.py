@@ -19,7 +19,7 @@ from services.runtime.forms import check_inputs
 from services.runtime.pipeline import Arrays, Pipeline, join, of_stage
 
 if TYPE_CHECKING:
-    from services.runtime.bento_layout import Packed
+    from services.runtime.bento_layout import BentoContents
     from services.runtime.scorer import Scorer
 
 
@@ -34,7 +34,7 @@ class WholePipeline:
     stages: tuple[VerifiedBundle, ...]
 
     @classmethod
-    def of(cls, packed: Packed) -> WholePipeline | None:
+    def of(cls, packed: BentoContents) -> WholePipeline | None:
         """The pipeline of a Bento; None if its models are none."""
         pipeline = None if packed.together is None else packed.together.pipeline
         if pipeline is None:

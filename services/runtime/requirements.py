@@ -34,7 +34,7 @@ _TENSORRT = ("tensorrt-cu13", "10.16.1.11")
 Installed = Callable[[str], str | None]
 
 
-class Flavour(StrEnum):
+class RuntimeFlavor(StrEnum):
     """For which processors a Bento's packages are."""
 
     CPU = "cpu"
@@ -44,7 +44,7 @@ class Flavour(StrEnum):
 
 def pinned(
     bundles: Sequence[VerifiedBundle] = (),
-    flavour: Flavour | None = None,
+    flavour: RuntimeFlavor | None = None,
     installed: Installed = installed_version,
 ) -> list[str]:
     """`package==version` for all that a Bento of `bundles` needs, sorted.
@@ -114,7 +114,7 @@ def check_installed(lines: Iterable[str], installed: Installed = installed_versi
             )
 
 
-def _runtime(flavour: Flavour | None, installed: Installed) -> list[tuple[str, str]]:
+def _runtime(flavour: RuntimeFlavor | None, installed: Installed) -> list[tuple[str, str]]:
     if flavour is None:
         require_onnxruntime(lambda name: installed(name) is not None)
         here = next(name for name in RUNTIMES if installed(name) is not None)
@@ -123,10 +123,10 @@ def _runtime(flavour: Flavour | None, installed: Installed) -> list[tuple[str, s
     if not versions:
         require_onnxruntime(lambda name: installed(name) is not None)
     cpu, gpu = RUNTIMES
-    if flavour is Flavour.CPU:
+    if flavour is RuntimeFlavor.CPU:
         return [(cpu, f"{cpu}=={versions[0]}")]
     pins = [(gpu, f"{gpu}[cuda,cudnn]=={versions[0]}")]
-    if flavour is Flavour.TRT:
+    if flavour is RuntimeFlavor.TRT:
         name, known = _TENSORRT
         pins.append((name, f"{name}=={installed(name) or known}"))
     return pins

@@ -19,7 +19,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import GOLDEN_NAME, MODEL_NAME, InputConstraints, Manifest
 from bundle.tensors import Datatype, TensorSpec
 from bundle.verify import VerifiedBundle
-from services.runtime.faults import InputRejectedError, ModelError, RunError, lacks_memory
+from services.runtime.faults import InputRejectedError, ModelRunError, RunError, lacks_memory
 from services.runtime.forms import check_inputs, check_lengths, check_ranges
 from services.runtime.golden import load_golden
 from services.runtime.graphs import open_graphed
@@ -193,9 +193,9 @@ class Scorer:
         except TransformError as error:
             raise self._failed("the transform of ", error) from error
 
-    def _failed(self, part: str, error: Exception) -> ModelError:
+    def _failed(self, part: str, error: Exception) -> ModelRunError:
         how = "ran out of memory" if lacks_memory(error) else "failed"
-        return ModelError(f"{part}model {self.name!r} {how} on these inputs")
+        return ModelRunError(f"{part}model {self.name!r} {how} on these inputs")
 
     def _blame(self, error: RunError) -> MlctlError:
         """INVALID_INPUT if the inputs are at fault, else a ModelError.
@@ -254,7 +254,7 @@ class Scorer:
         if array is None or not fits or (rows is not None and array.shape[0] != rows):
             shape = "nothing" if array is None else f"shape {list(array.shape)}"
             logger.error("output %s: the model gave %s for %s rows", spec.name, shape, rows)
-            raise ModelError(
+            raise ModelRunError(
                 f"model {self.name!r} gave an output {spec.name!r} that is not "
                 "of its signature's shape"
             )

@@ -10,19 +10,19 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from bundle.errors import ErrorCode, MlctlError
 from services.runtime.tensorrt.options import EngineOptions
-from services.runtime.tensorrt.profile import Range
+from services.runtime.tensorrt.profile import SizeRange
 
 PREFIX = "MLCTL_"
 S = TypeVar("S", bound=BaseSettings)
 
 
-def parse_lengths(text: str) -> Range:
+def parse_lengths(text: str) -> SizeRange:
     """Parse a range written as LEAST:USUAL:GREATEST; ValueError if it is not one."""
     try:
         least, usual, greatest = map(int, text.split(":"))
     except ValueError:
         raise ValueError("write it as LEAST:USUAL:GREATEST, such as 1:128:512") from None
-    return Range(least, usual, greatest)
+    return SizeRange(least, usual, greatest)
 
 
 def _check_lengths(text: str) -> str:

@@ -102,7 +102,7 @@ class Spent:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TransformStep:
     """One of the two functions; `specs` is what it returns, `batched` whether first come rows.
 
     `yields` if it makes its result in pieces: it is a generator function. `spent` is its own.
@@ -254,14 +254,14 @@ class Transform:
 
 def _step(
     module: ModuleType, name: str, specs: tuple[TensorSpec, ...], batched: bool
-) -> Step | None:
+) -> TransformStep | None:
     function = getattr(module, name, None)
     if function is None:
         return None
     if not callable(function):
         raise TransformError(f"{name} is not a function")
     yields = inspect.isgeneratorfunction(function)
-    return Step(name, function, Path(str(module.__file__)), specs, batched, yields)
+    return TransformStep(name, function, Path(str(module.__file__)), specs, batched, yields)
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:

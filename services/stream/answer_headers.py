@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from services.stream.base import Headers, Message, Outgoing, Place
+from services.stream.base import Headers, Message, Outgoing, StreamUrl
 from services.stream.scoring import Answers, Fault
 
 SOURCE, DIGEST, MODEL, STAGES = "mlctl-source", "mlctl-digest", "mlctl-model", "mlctl-stages"
@@ -13,10 +13,10 @@ OURS = "mlctl-"
 _REASON_BYTES = 2000
 
 
-class Stamp:
+class AnswerHeaders:
     """Makes the messages that go out, for one source and one model."""
 
-    def __init__(self, source: Place, model: str, digest: str) -> None:
+    def __init__(self, source: StreamUrl, model: str, digest: str) -> None:
         name = source.topic or source.address.rpartition("/")[2]
         self._name = f"{source.scheme}:{name}"
         self._model: Headers = ((DIGEST, digest.encode()), (MODEL, model.encode()))

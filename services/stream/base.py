@@ -29,7 +29,7 @@ class Guarantee(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StreamUrl:
     """A stream's address: `scheme://address?options#topic`, or `-` for the standard streams."""
 
     scheme: str
@@ -38,7 +38,7 @@ class Place:
     options: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def parse(cls, text: str) -> Place:
+    def parse(cls, text: str) -> StreamUrl:
         """The place that a user wrote; a plain path is a file of JSON lines.
 
         INVALID_INPUT for what may be a password with a # or a ? in it: it would be cut there, and
@@ -63,9 +63,9 @@ class Place:
             topic = topic.replace("%40", "@")
         return cls(scheme, address, topic, dict(parse_qsl(query, keep_blank_values=True)))
 
-    def named(self, topic: str) -> Place:
+    def named(self, topic: str) -> StreamUrl:
         """The place of another topic at the same address."""
-        return Place(self.scheme, self.address, topic, self.options)
+        return StreamUrl(self.scheme, self.address, topic, self.options)
 
     def shown(self) -> str:
         """For messages and headers: without passwords, tokens and the options."""
@@ -147,7 +147,7 @@ class RefusedAnswersError(MlctlError):
         self.refused = refused
 
 
-class Link(Protocol):
+class StreamConnection(Protocol):
     """One consumer of a group, with the places that its answers and dead letters go to.
 
     BROKER_UNAVAILABLE from any method is worth another try; other errors end the run.
@@ -279,10 +279,10 @@ class LinkRequest:
     messages of one key keep their order across retries and consumers.
     """
 
-    source: Place
+    source: StreamUrl
     group: str
-    answers: Place | None = None
-    dead: Place | None = None
+    answers: StreamUrl | None = None
+    dead: StreamUrl | None = None
     start: str = "earliest"
     exactly_once: bool = False
     ordered: bool = False
@@ -320,28 +320,28 @@ def group_in_use(group: str) -> MlctlError:
 class Transport(Protocol):
     """One kind of broker."""
 
-    def open_link(self, request: LinkRequest) -> Link:
+    def open_link(self, request: LinkRequest) -> StreamConnection:
         """A link whose answers and dead letters live at the same address as the source."""
         ...
 
     def open_consumer(self, request: LinkRequest) -> Consumer: ...
 
-    def open_producer(self, place: Place) -> Producer: ...
+    def open_producer(self, place: StreamUrl) -> Producer: ...
 
 
 @runtime_checkable
 class Browsable(Protocol):
     """A transport whose streams can be looked at without taking part."""
 
-    def browse(self, place: Place, *, last: int | None = None) -> Iterator[Message]:
+    def browse(self, place: StreamUrl, *, last: int | None = None) -> Iterator[Message]:
         """The messages that are there now, oldest first: all, or only the `last` ones."""
         ...
 
-    def follow(self, place: Place, wait_s: float) -> Iterator[Message | None]:
+    def follow(self, place: StreamUrl, wait_s: float) -> Iterator[Message | None]:
         """Messages from now on, and None whenever `wait_s` seconds brought none."""
         ...
 
-    def examine(self, place: Place, group: str) -> Examined:
+    def examine(self, place: StreamUrl, group: str) -> Examined:
         """What the broker says of `place`; BROKER_UNAVAILABLE, NOT_FOUND."""
         ...
 
@@ -350,7 +350,7 @@ class Browsable(Protocol):
 class Forgetting(Protocol):
     """A transport that keeps messages for a group until it is told to forget that group."""
 
-    def forget(self, place: Place, group: str) -> None:
+    def forget(self, place: StreamUrl, group: str) -> None:
         """Delete the position of `group`: nothing is kept for it any more.
 
         NOT_FOUND if there is no such group; JOB_RUNNING if it has a member.

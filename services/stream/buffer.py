@@ -8,7 +8,7 @@ from itertools import accumulate
 from operator import itemgetter
 
 from services.stream.base import Message
-from services.stream.window import Window
+from services.stream.window import BatchingWindow
 
 _VALUE = itemgetter(2)
 
@@ -16,7 +16,7 @@ _VALUE = itemgetter(2)
 class Buffer:
     """In the order of their polls; `since` is when the oldest came."""
 
-    def __init__(self, window: Window) -> None:
+    def __init__(self, window: BatchingWindow) -> None:
         self.full = False
         self._window = window
         self._waiting: list[Message] = []

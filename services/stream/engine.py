@@ -14,22 +14,22 @@ from typing import TypeVar
 
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
-from services.stream.answer_headers import Stamp
+from services.stream.answer_headers import AnswerHeaders
 from services.stream.base import (
     Ending,
-    Link,
     LostPartitionsError,
     Message,
     Pausable,
     Rebalancing,
     RefusedAnswersError,
+    StreamConnection,
     TakingOver,
 )
 from services.stream.buffer import Buffer
-from services.stream.events import Batch, Event, Phase, Totals
-from services.stream.in_flight import Flight, ModelThread
+from services.stream.events import Batch, StreamEvent, StreamPhase, StreamTotals
+from services.stream.in_flight import InFlightBatch, ScoringThread
 from services.stream.scoring import PASSING, MessageScorer
-from services.stream.window import DeadRate, Goals, Window
+from services.stream.window import BatchGoals, BatchingWindow, DeadRate
 
 _T = TypeVar("_T")
 _IDLE_WAIT = 0.25
@@ -50,7 +50,7 @@ class RunSettings:
     another consumer waits for. With `until_empty` a run ends when the group's lag is 0.
     """
 
-    goals: Goals = field(default_factory=Goals)
+    goals: BatchGoals = field(default_factory=BatchGoals)
     dead_share: float = 0.1
     patience: float = 300.0
     revoke_s: float = 10.0
@@ -59,10 +59,10 @@ class RunSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class StreamReport:
     """How a run ended: `complete` if there was an end to reach, and it was reached."""
 
-    totals: Totals
+    totals: StreamTotals
     seconds: float
     complete: bool
 
@@ -71,19 +71,19 @@ class Report:
 class Pump:
     """One run over an opened `link`; `watch` is told of it, `stop` ends it after a commit."""
 
-    link: Link
+    link: StreamConnection
     scorer: MessageScorer
-    stamp: Stamp
+    stamp: AnswerHeaders
     settings: RunSettings
-    watch: Callable[[Event], None]
+    watch: Callable[[StreamEvent], None]
     stop: threading.Event = field(default_factory=threading.Event)
     clock: Clock = field(default_factory=SystemClock)
-    totals: Totals = field(init=False, default=Totals())
-    _window: Window = field(init=False)
+    totals: StreamTotals = field(init=False, default=StreamTotals())
+    _window: BatchingWindow = field(init=False)
     _rate: DeadRate = field(init=False)
     _buffer: Buffer = field(init=False)
-    _model: ModelThread = field(init=False)
-    _flight: Flight | None = field(init=False, default=None)
+    _model: ScoringThread = field(init=False)
+    _flight: InFlightBatch | None = field(init=False, default=None)
     _began: float = field(init=False)
     _heard: float = field(init=False)
     _lag: Mapping[str, int] | None = field(init=False, default=None)
@@ -94,12 +94,12 @@ class Pump:
     _paused: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
-        self._window = Window(self.settings.goals)
+        self._window = BatchingWindow(self.settings.goals)
         self._rate = DeadRate(self.settings.dead_share)
         self._buffer = Buffer(self._window)
         self._began = self._heard = self.clock.monotonic()
 
-    def run(self) -> Report:
+    def run(self) -> StreamReport:
         """Score until there is an end, or `stop` is set; all that was begun is committed.
 
         TOO_MANY_DEAD_LETTERS before the batch that would cross the limit is committed; what the
@@ -107,24 +107,24 @@ class Pump:
         """
         if isinstance(self.link, Rebalancing):
             self.link.listen(self)
-        self._model = ModelThread(
+        self._model = ScoringThread(
             self.scorer, self.stamp, self.stop, self.settings.patience, self.clock
         )
         try:
-            self._tell(Phase.STARTED)
+            self._tell(StreamPhase.STARTED)
             while not self.stop.is_set() and not self._at_end():
                 self._step()
             stopped = self.stop.is_set() and not self._at_end()
             if stopped:
-                self._tell(Phase.STOPPING)
+                self._tell(StreamPhase.STOPPING)
             while self._flight is not None:
                 self._flight.done.wait(_IDLE_WAIT)
                 self._collect(launch=False)
                 self._patiently(lambda: self.link.poll(0, 0.0))
         finally:
             self._model.close()
-        self._tell(Phase.FINISHED)
-        return Report(self.totals, self._seconds, not stopped)
+        self._tell(StreamPhase.FINISHED)
+        return StreamReport(self.totals, self._seconds, not stopped)
 
     def revoked(self, partitions: Sequence[str]) -> None:
         """Commit the batch that is on its way if it can be done in time; forget the rest."""
@@ -175,7 +175,7 @@ class Pump:
             self._heard = now
             self._buffer.add(messages, now)
         elif waited and self._refresh_lag():
-            self._tell(Phase.IDLE)
+            self._tell(StreamPhase.IDLE)
 
     def _launch(self) -> None:
         """Give the model its next batch, once that is large or old enough."""
@@ -184,7 +184,7 @@ class Pump:
         if not self._last_ones and self._left_to_linger() > 0:
             return
         messages, since = self._buffer.take()
-        flight = Flight(messages, since, self._rate.room(len(messages)))
+        flight = InFlightBatch(messages, since, self._rate.room(len(messages)))
         self._flight = flight
         self._model.submit(flight)
 
@@ -198,7 +198,7 @@ class Pump:
         if flight is None:
             return
         if flight.note:
-            self._tell(Phase.PAUSED, flight.note)
+            self._tell(StreamPhase.PAUSED, flight.note)
             flight.note = ""
         if not flight.done.is_set():
             return
@@ -210,16 +210,16 @@ class Pump:
             self._launch()
         self._commit(flight)
 
-    def _judge(self, flight: Flight) -> None:
+    def _judge(self, flight: InFlightBatch) -> None:
         """Refuse a batch that has too many dead letters, before anything of it is committed."""
         if self._crosses(flight):
             raise flight.too_many()
         self._rate.observe(len(flight.messages), flight.faults)
 
-    def _crosses(self, flight: Flight) -> bool:
+    def _crosses(self, flight: InFlightBatch) -> bool:
         return flight.faults > self._rate.room(len(flight.messages))
 
-    def _commit(self, flight: Flight) -> None:
+    def _commit(self, flight: InFlightBatch) -> None:
         if flight.dropped:
             flight.stamp(self.stamp)
         if not flight.messages:
@@ -238,7 +238,7 @@ class Pump:
         count, dead = len(flight.messages), len(flight.dead)
         work = found.decode_s + found.score_s + found.encode_s
         self._window.observe(count, work + seconds)
-        self.totals = Totals(self.totals.answers + count - dead, self.totals.dead + dead)
+        self.totals = StreamTotals(self.totals.answers + count - dead, self.totals.dead + dead)
         batch = Batch(
             messages=count,
             rows=found.rows,
@@ -252,9 +252,9 @@ class Pump:
             reasons=Counter(fault.code.value for fault in found.faults.values()),
         )
         self._refresh_lag()
-        self._tell(Phase.COMMITTED, batch=batch)
+        self._tell(StreamPhase.COMMITTED, batch=batch)
 
-    def _refuse(self, flight: Flight, refused: Mapping[int, str]) -> None:
+    def _refuse(self, flight: InFlightBatch, refused: Mapping[int, str]) -> None:
         """Commit it with dead letters in place of these answers, unless they are too many."""
         crosses = len(refused) > self._rate.room(0)
         flight.refuse(refused, self.stamp)
@@ -268,7 +268,9 @@ class Pump:
         self._buffer.clear()
         if self._flight is not None:
             self._flight.dropped |= {each.partition for each in self._flight.messages}
-        self._tell(Phase.REBALANCED, "a commit was refused: partitions are another consumer's")
+        self._tell(
+            StreamPhase.REBALANCED, "a commit was refused: partitions are another consumer's"
+        )
 
     def _leave(self, partitions: Collection[str], how: str) -> None:
         self._buffer.drop(partitions)
@@ -276,7 +278,7 @@ class Pump:
             self._flight.dropped |= set(partitions)
         self._rebalances += 1
         self._heard = self.clock.monotonic()
-        self._tell(Phase.REBALANCED, f"partitions {', '.join(sorted(partitions))} were {how}")
+        self._tell(StreamPhase.REBALANCED, f"partitions {', '.join(sorted(partitions))} were {how}")
 
     def _patiently(self, act: Callable[[], _T]) -> _T:
         """Wait and try again while the broker is away, until patience or the run ends."""
@@ -289,7 +291,7 @@ class Pump:
                 if error.code not in PASSING or left <= 0 or self.stop.is_set():
                     raise
                 wait = min(wait, left)
-                self._tell(Phase.PAUSED, f"{error.message}; trying again in {wait:.1f} s")
+                self._tell(StreamPhase.PAUSED, f"{error.message}; trying again in {wait:.1f} s")
                 self.stop.wait(wait)
                 wait = min(2 * wait, _LONGEST_WAIT)
                 # While the broker was away nothing could come.
@@ -370,6 +372,6 @@ class Pump:
     def _seconds(self) -> float:
         return self.clock.monotonic() - self._began
 
-    def _tell(self, phase: Phase, detail: str = "", batch: Batch | None = None) -> None:
+    def _tell(self, phase: StreamPhase, detail: str = "", batch: Batch | None = None) -> None:
         lag, rebalances = self._lag, self._rebalances
-        self.watch(Event(phase, self.totals, self._seconds, lag, batch, rebalances, detail))
+        self.watch(StreamEvent(phase, self.totals, self._seconds, lag, batch, rebalances, detail))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 
-class Phase(StrEnum):
+class StreamPhase(StrEnum):
     """What an event tells of."""
 
     STARTED = "started"
@@ -23,7 +23,7 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
+class StreamTotals:
     """Messages that this run committed: those with an answer and those that are dead letters."""
 
     answers: int = 0
@@ -56,15 +56,15 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class StreamEvent:
     """Where a run stands after `seconds`.
 
     `lag` is by partition of this consumer, at most about a second old; None if it is not known
     yet. `batch` is there when `phase` is COMMITTED.
     """
 
-    phase: Phase
-    totals: Totals
+    phase: StreamPhase
+    totals: StreamTotals
     seconds: float
     lag: Mapping[str, int] | None = None
     batch: Batch | None = None

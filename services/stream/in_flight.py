@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
 from services.runtime.bisect import TooManyError
-from services.stream.answer_headers import Stamp
+from services.stream.answer_headers import AnswerHeaders
 from services.stream.base import Commit, Message, Outgoing
 from services.stream.scoring import PASSING, Answers, Fault, MessageScorer, NoMemoryError
 
@@ -18,7 +18,7 @@ _FIRST_WAIT, _LONGEST_WAIT = 0.1, 10.0
 
 
 @dataclass(slots=True, eq=False)
-class Flight:
+class InFlightBatch:
     """Messages of one batch; after `done` is set it has `found`, or else an `error`.
 
     `since` is when the oldest came, on the monotonic clock. At most `most` may be dead letters.
@@ -59,7 +59,7 @@ class Flight:
         """What is to be made durable; nothing of partitions that were dropped."""
         return Commit(self.messages, self.answers, self.dead)
 
-    def stamp(self, stamp: Stamp) -> None:
+    def stamp(self, stamp: AnswerHeaders) -> None:
         """Make the messages that go out, without those of dropped partitions."""
         assert self.found is not None
         if self.dropped:
@@ -67,7 +67,7 @@ class Flight:
         self.answers = stamp.answers(self.messages, self.found)
         self.dead = stamp.dead(self.messages, self.found.faults) if self.found.faults else ()
 
-    def refuse(self, refused: Mapping[int, str], stamp: Stamp) -> None:
+    def refuse(self, refused: Mapping[int, str], stamp: AnswerHeaders) -> None:
         """Make dead letters of the messages whose answers, by index, the broker never takes."""
         assert self.found is not None
         answered = [i for i, value in enumerate(self.found.values) if value is not None]
@@ -88,7 +88,7 @@ class Flight:
         )
 
 
-class ModelThread:
+class ScoringThread:
     """Answers one flight after the other, and tries again what may pass by itself.
 
     It does so for `patience` seconds, or until `stop` is set. It is a daemon: a model that
@@ -98,7 +98,7 @@ class ModelThread:
     def __init__(
         self,
         scorer: MessageScorer,
-        stamp: Stamp,
+        stamp: AnswerHeaders,
         stop: threading.Event,
         patience: float,
         clock: Clock | None = None,
@@ -108,10 +108,10 @@ class ModelThread:
         self._stop = stop
         self._patience = patience
         self._clock = clock or SystemClock()
-        self._queue: queue.SimpleQueue[Flight | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[InFlightBatch | None] = queue.SimpleQueue()
         threading.Thread(target=self._serve, name="mlctl-stream-model", daemon=True).start()
 
-    def submit(self, flight: Flight) -> None:
+    def submit(self, flight: InFlightBatch) -> None:
         """Answer `flight`; its `done` tells when."""
         self._queue.put(flight)
 
@@ -127,7 +127,7 @@ class ModelThread:
                 flight.error = error
             flight.done.set()
 
-    def _answer(self, flight: Flight) -> None:
+    def _answer(self, flight: InFlightBatch) -> None:
         values = [message.value for message in flight.messages]
         wait, deadline = _FIRST_WAIT, self._clock.monotonic() + self._patience
         flight.began = self._clock.monotonic()

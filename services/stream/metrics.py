@@ -16,9 +16,9 @@ from prometheus_client import (
 
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
-from services.stream.events import Batch, Event, Phase
+from services.stream.events import Batch, StreamEvent, StreamPhase
 
-Watch = Callable[[Event], None]
+Watch = Callable[[StreamEvent], None]
 _HOST = "127.0.0.1"
 _SECONDS = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025,
@@ -66,13 +66,13 @@ class StreamMetrics:
             "last_commit_timestamp_seconds", "When the newest batch was committed."
         ).labels(model)
 
-    def watch(self, event: Event) -> None:
+    def watch(self, event: StreamEvent) -> None:
         """Count `event`."""
         if event.lag is not None:
             self._tell_lag(event.lag)
         self._rebalances.inc(max(0, event.rebalances - self._rebalanced))
         self._rebalanced = event.rebalances
-        self._paused.set(event.phase is Phase.PAUSED)
+        self._paused.set(event.phase is StreamPhase.PAUSED)
         if event.batch is not None:
             self._tell_batch(event.batch)
 
@@ -114,7 +114,7 @@ def counting(
     ProcessCollector(registry=registry)
     metrics = StreamMetrics(model, registry)
 
-    def both(event: Event) -> None:
+    def both(event: StreamEvent) -> None:
         metrics.watch(event)
         watch(event)
 

@@ -10,7 +10,7 @@ import orjson
 
 from bundle.errors import ErrorCode, MlctlError
 from services.stream.answer_headers import DIGEST, SOURCE
-from services.stream.base import Message, Place
+from services.stream.base import Message, StreamUrl
 from services.stream.tools import browsable
 
 Answer = Mapping[str, np.ndarray]
@@ -24,7 +24,7 @@ class Answered:
     digests: set[str] = field(default_factory=set)
 
 
-def read_answered(answers: Place, dead: Place | None, last: int) -> Answered:
+def read_answered(answers: StreamUrl, dead: StreamUrl | None, last: int) -> Answered:
     """The `last` answers at a place, and the dead letters beside them if there are any.
 
     INVALID_INPUT for answers that are no JSON objects, or that no run of a stream has written.
@@ -39,7 +39,7 @@ def read_answered(answers: Place, dead: Place | None, last: int) -> Answered:
     return found
 
 
-def _letters(dead: Place, last: int) -> list[Message]:
+def _letters(dead: StreamUrl, last: int) -> list[Message]:
     try:
         return [*browsable(dead).browse(dead, last=last)]
     except MlctlError as error:

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Signature
 from services.runtime.scorable import Scorable, check_batched, open_scorable
-from services.stream.answer_headers import Stamp
-from services.stream.base import Guarantee, Link, LinkRequest, Payload, Place
-from services.stream.engine import Pump, Report, RunSettings
-from services.stream.events import Event
+from services.stream.answer_headers import AnswerHeaders
+from services.stream.base import Guarantee, LinkRequest, Payload, StreamConnection, StreamUrl
+from services.stream.engine import Pump, RunSettings, StreamReport
+from services.stream.events import StreamEvent
 from services.stream.payloads import PayloadRequest, open_payload
 from services.stream.scoring import MessageScorer
 from services.stream.transports.bridge import connect
@@ -29,7 +29,7 @@ _YOUNG_OBJECTS = 200_000
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class StreamConfig:
     """What a user asked for: where from, where to, in which form."""
 
     link: LinkRequest
@@ -37,12 +37,12 @@ class Wanted:
     settings: RunSettings = field(default_factory=RunSettings)
 
 
-def dead_place(source: Place) -> Place:
+def dead_place(source: StreamUrl) -> StreamUrl:
     """Where dead letters go unless it is said: beside the source."""
     if source.topic:
         return source.named(f"{source.topic}.dead")
     if source.scheme == "file":
-        return Place("file", f"{source.address}.dead")
+        return StreamUrl("file", f"{source.address}.dead")
     raise MlctlError(
         ErrorCode.INVALID_INPUT,
         "messages that cannot be answered need a place",
@@ -58,14 +58,14 @@ def shadow_of(request: LinkRequest) -> LinkRequest:
     return replace(request, group=f"{request.group}.shadow", dead=dead)
 
 
-def promise(link: Link, source: Place) -> str:
+def promise(link: StreamConnection, source: StreamUrl) -> str:
     """What the run guarantees, as a sentence."""
     if source.scheme == "-":
         return "A pipe is read once: what was read and not answered yet is lost with this process"
     return f"{link.guarantee.value.capitalize()}: {_SENTENCES[link.guarantee]}"
 
 
-def _payload(wanted: Wanted, signature: Signature) -> Payload:
+def _payload(wanted: StreamConfig, signature: Signature) -> Payload:
     answers = wanted.link.answers
     if answers is None or answers.scheme != "hybrid":
         return open_payload(wanted.payload, signature)
@@ -94,11 +94,11 @@ def seldom_collected() -> Iterator[None]:
 
 def run_stream(
     model: Scorable,
-    wanted: Wanted,
-    watch: Callable[[Event], None],
+    wanted: StreamConfig,
+    watch: Callable[[StreamEvent], None],
     stop: threading.Event,
-    begin: Callable[[Link], None] = lambda _link: None,
-) -> Report:
+    begin: Callable[[StreamConnection], None] = lambda _link: None,
+) -> StreamReport:
     """Run until there is an end or `stop` is set; `begin` is called once all is ready to start.
 
     See Pump.run for how it fails. Signals reach the thread that calls it: it owns the link.
@@ -107,7 +107,7 @@ def run_stream(
     payload = _payload(wanted, model.signature)
     link = connect(wanted.link)
     scorer = MessageScorer(open_scorable(model), payload)
-    stamp = Stamp(wanted.link.source, model.name, model.digest)
+    stamp = AnswerHeaders(wanted.link.source, model.name, model.digest)
     with link, seldom_collected():
         begin(link)
         return Pump(link, scorer, stamp, wanted.settings, watch, stop).run()

@@ -30,7 +30,7 @@ PASSING = frozenset(
 )
 
 
-class Model(Protocol):
+class StreamScorer(Protocol):
     """What is asked of services.runtime.scorer.Scorer."""
 
     joinable: bool
@@ -70,7 +70,7 @@ class Answers:
 class MessageScorer:
     """Answers messages of one payload with one model; for one thread at a time."""
 
-    def __init__(self, model: Model, payload: Payload, clock: Clock | None = None) -> None:
+    def __init__(self, model: StreamScorer, payload: Payload, clock: Clock | None = None) -> None:
         self._model = model
         self._payload = payload
         self._clock = clock or SystemClock()
@@ -157,7 +157,7 @@ class MessageScorer:
 class _Run:
     """Calls the model for consecutive messages of a group; `codes` of those that failed alone."""
 
-    def __init__(self, model: Model, group: Decoded) -> None:
+    def __init__(self, model: StreamScorer, group: Decoded) -> None:
         self.codes: list[ErrorCode] = []
         self._model = model
         self._inputs = group.inputs

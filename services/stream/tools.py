@@ -22,7 +22,7 @@ from services.stream.base import (
     LinkRequest,
     Message,
     Outgoing,
-    Place,
+    StreamUrl,
 )
 from services.stream.transports import transport_of
 from services.stream.transports.bridge import connect
@@ -39,7 +39,7 @@ _SHOWN_BYTES = 2000
 Told = Callable[[int], None]
 
 
-def browsable(place: Place) -> Browsable:
+def browsable(place: StreamUrl) -> Browsable:
     """The transport of `place`; INVALID_INPUT if its streams cannot be looked at."""
     transport = transport_of(place)
     if not isinstance(transport, Browsable):
@@ -50,7 +50,7 @@ def browsable(place: Place) -> Browsable:
 
 
 def send(
-    place: Place,
+    place: StreamUrl,
     source: Path | None,
     stop: threading.Event,
     *,
@@ -69,7 +69,7 @@ def send(
     most = _BATCH if rate is None else max(1, min(_BATCH, int(rate / _STEPS)))
     file = 0 if source is None else _opened(source)
     try:
-        lines = LineReader(Place("-"), file)
+        lines = LineReader(StreamUrl("-"), file)
         with transport_of(place).open_producer(place) as producer:
             while not lines.ended and not stop.is_set():
                 found = lines.lines(most, _WAIT_SECONDS)
@@ -89,7 +89,7 @@ def send(
     return sent
 
 
-def redrive(letters: Place, target: Place, stop: threading.Event, told: Told) -> int:
+def redrive(letters: StreamUrl, target: StreamUrl, stop: threading.Event, told: Told) -> int:
     """Send the dead letters that are there to `target`, each once where the brokers can.
 
     Their own key, value and headers; of ours only the count of attempts. What dies again
@@ -110,7 +110,7 @@ def redrive(letters: Place, target: Place, stop: threading.Event, told: Told) ->
     return sent
 
 
-def forget(place: Place, group: str) -> None:
+def forget(place: StreamUrl, group: str) -> None:
     """Delete the position of `group`, so that retention no longer keeps messages for it.
 
     INVALID_INPUT where the broker keeps nothing for a group, as Kafka.

@@ -20,7 +20,7 @@ _WAITING, _WORKING = 0.25, 0.4
 
 
 @dataclass(frozen=True, slots=True)
-class Goals:
+class BatchGoals:
     """`latency_s` from a message's arrival here to its commit; a batch's most messages, bytes."""
 
     latency_s: float = 0.1
@@ -28,10 +28,10 @@ class Goals:
     size: int = 16 << 20
 
 
-class Window:
+class BatchingWindow:
     """The policy; `costs` are seconds of whole batches by messages."""
 
-    def __init__(self, goals: Goals, costs: BatchCosts | None = None) -> None:
+    def __init__(self, goals: BatchGoals, costs: BatchCosts | None = None) -> None:
         self.goals = goals
         self._costs = costs or BatchCosts()
         self._largest = 0

@@ -10,7 +10,7 @@ import pytest
 from bento.interface import interface_of
 from bundle.interface import PREDICT
 from bundle.verify import VerifiedBundle
-from services.runtime.bento_layout import Packed, pack
+from services.runtime.bento_layout import BentoContents, pack
 from tests.support.bundles import make_bundle
 
 
@@ -22,7 +22,7 @@ def pair(tmp_path: Path) -> list[VerifiedBundle]:
     ]
 
 
-def lay_out(packed: Packed, source: Path) -> Path:
+def lay_out(packed: BentoContents, source: Path) -> Path:
     for folder, bundle in packed.folders():
         shutil.copytree(bundle.root, source / folder)
     for name, text in packed.notes().items():

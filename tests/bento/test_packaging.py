@@ -11,9 +11,9 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.home import bento_home
 from bundle.verify import VerifiedBundle, verify
 from services.online.server.service_bundle import find_bundles
-from services.online.settings import Settings
+from services.online.settings import ServerSettings
 from services.runtime.bento_store import find_bento
-from services.runtime.requirements import Flavour
+from services.runtime.requirements import RuntimeFlavor
 from tests.support.serving import launch, stop
 from tests.support.wait import PATIENCE_SECONDS
 
@@ -85,7 +85,7 @@ def files_of(root: Path) -> dict[str, bytes]:
 
 
 def test_a_flavour_is_told_in_the_tag(shared_bundle: VerifiedBundle, built: BuiltBento) -> None:
-    assert bento_tag(shared_bundle, Flavour.GPU) == f"{built.tag}-gpu"
+    assert bento_tag(shared_bundle, RuntimeFlavor.GPU) == f"{built.tag}-gpu"
 
 
 def test_a_build_that_fails_leaves_what_was_there(
@@ -128,7 +128,7 @@ def test_no_byte_of_the_manifest_can_be_changed(built: BuiltBento) -> None:
 
 def accepts(model: Path) -> bool:
     try:
-        find_bundles(Settings(bundle=None), model.parent)
+        find_bundles(ServerSettings(bundle=None), model.parent)
     except MlctlError:
         return False
     return True

@@ -20,7 +20,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import EVIDENCE_NAME
 from bundle.verify import VerifiedBundle
 from services.online.server.service_bundle import find_trusted_bundles
-from services.online.settings import Settings
+from services.online.settings import ServerSettings
 from services.runtime.bento_store import BentoInfo, find_bento
 from services.runtime.signing import check, sign, signature_beside, signature_in
 from tests.support.bundles import make_bundle
@@ -114,7 +114,7 @@ def test_a_file_that_is_no_key_is_told(
 def test_a_server_of_a_bundle_loads_only_what_is_signed(
     bundle: VerifiedBundle, keys: tuple[Path, Path]
 ) -> None:
-    settings = Settings(bundle=bundle.root, require_signature=keys[1])
+    settings = ServerSettings(bundle=bundle.root, require_signature=keys[1])
     assert code_of(lambda: find_trusted_bundles(settings)) is ErrorCode.SIGNATURE_INVALID
     sign(bundle, keys[0], signature_beside(bundle.root))
     assert find_trusted_bundles(settings).digest == bundle.digest
@@ -146,7 +146,7 @@ def test_a_bento_carries_its_signatures_and_what_proves_them(
     assert signature_in(bento.source, "tiny").is_file()
     names = {line.partition("==")[0] for line in requirements_of(bento)[len(plain) :]}
     assert names == {"model-signing", "pyopenssl"}
-    settings = Settings(require_signature=keys[1])
+    settings = ServerSettings(require_signature=keys[1])
     assert find_trusted_bundles(settings, bento.source).digest == bento.labels["mlctl.digest"]
 
 

@@ -12,7 +12,7 @@ from tests.support.wait import PATIENCE_SECONDS
 _SCRIPT = """
 import signal, sys
 from cli.batches import stopping
-from cli.output import Output
+from cli.output import CommandOutput
 
 class Interrupt:  # the signal comes in the middle of an import, when half of rich is there
     def find_spec(self, name, path=None, target=None):
@@ -20,7 +20,7 @@ class Interrupt:  # the signal comes in the middle of an import, when half of ri
             sys.meta_path.remove(self)
             signal.raise_signal(signal.SIGINT)
 
-output = Output(as_json="--json" in sys.argv)
+output = CommandOutput(as_json="--json" in sys.argv)
 with stopping(output) as stop:
     sys.meta_path.insert(0, Interrupt())
     assert not stop.is_set()

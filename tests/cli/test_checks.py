@@ -16,7 +16,7 @@ from cli.checks import (
     check_tensorrt,
     run_checks,
 )
-from services.precomputed.base import Commit, Row
+from services.precomputed.base import GenerationCommit, PrecomputedRow
 from services.precomputed.store_urls import open_store
 from services.runtime.tensorrt import devices
 from services.runtime.tensorrt import installed as tensorrt
@@ -125,7 +125,7 @@ def test_the_store_of_precomputed_answers_is_asked_where_there_is_one(
     )
     store = open_store("scores", str(tmp_path))
     number = store.create("d" * 64, 0.0, "me")
-    store.commit(number, "me", Commit([Row("a", 0.0, b"1")]))
+    store.commit(number, "me", GenerationCommit([PrecomputedRow("a", 0.0, b"1")]))
     store.seal(number, "me")
     store.flip(number, 1.0)
     store.close()

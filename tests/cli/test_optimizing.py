@@ -6,21 +6,21 @@ from rich.console import Console
 
 from bundle.clock import ManualClock
 from cli.optimizing import Board, Lines, Piecework, duration, only_results_on_stdout, watching
-from cli.output import Output
+from cli.output import CommandOutput
 from cli.variants import COLUMNS, NUMBERS, filled, models_table, number_cells, variants_table
 from optimize.choice import choose
-from optimize.events import Event, Stage, Status
+from optimize.events import Stage, StepEvent, StepStatus
 from optimize.evidence import variant_record
 from optimize.goals import Goals
 from tests.optimize.builders import failed, variant
 
 
-def told(stage: Stage, status: Status, recipe: str | None = None) -> Event:
-    return Event(stage, status, recipe)
+def told(stage: Stage, status: StepStatus, recipe: str | None = None) -> StepEvent:
+    return StepEvent(stage, status, recipe)
 
 
-def step(done: int, total: int, what: str = "sensitivity") -> Event:
-    return Event(Stage.VARIANT, Status.WORKING, "int8-cpu", what, done, total)
+def step(done: int, total: int, what: str = "sensitivity") -> StepEvent:
+    return StepEvent(Stage.VARIANT, StepStatus.WORKING, "int8-cpu", what, done, total)
 
 
 def state(board: Board, name: str) -> str:
@@ -32,7 +32,7 @@ def test_the_board_follows_a_recipe_from_waiting_to_measured() -> None:
     board = Board(["fp32", "int8-cpu"], clock)
     assert [row[0] for row in board.cells()] == ["resolve", "export", "fp32", "int8-cpu", "publish"]
     assert state(board, "int8-cpu") == "waiting"
-    board.event(told(Stage.VARIANT, Status.STARTED, "int8-cpu"))
+    board.event(told(Stage.VARIANT, StepStatus.STARTED, "int8-cpu"))
     assert state(board, "int8-cpu") == "building"
     board.event(step(0, 36))
     assert state(board, "int8-cpu") == "sensitivity 0/36"
@@ -41,7 +41,7 @@ def test_the_board_follows_a_recipe_from_waiting_to_measured() -> None:
     assert state(board, "int8-cpu") == "sensitivity 12/36, 0:42 left"
     clock.advance(44)
     found = variant("int8-cpu", ms=0.25)
-    board.event(Event(Stage.VARIANT, Status.FINISHED, "int8-cpu", variant=found))
+    board.event(StepEvent(Stage.VARIANT, StepStatus.FINISHED, "int8-cpu", variant=found))
     clock.advance(100)
     row = next(row for row in board.cells() if row[0] == "int8-cpu")
     assert row[1] == "measured"
@@ -63,8 +63,10 @@ def test_a_new_phase_starts_its_own_count() -> None:
 
 def test_failures_and_cached_steps_say_so() -> None:
     board = Board(["int4"], ManualClock())
-    board.event(told(Stage.EXPORT, Status.CACHED))
-    board.event(Event(Stage.VARIANT, Status.FAILED, "int4", "no kernel", variant=failed("int4")))
+    board.event(told(Stage.EXPORT, StepStatus.CACHED))
+    board.event(
+        StepEvent(Stage.VARIANT, StepStatus.FAILED, "int4", "no kernel", variant=failed("int4"))
+    )
     assert (state(board, "export"), state(board, "int4")) == ("cached", "failed")
 
 
@@ -82,7 +84,7 @@ def test_durations_are_shown_as_a_clock_does(seconds: float, text: str) -> None:
 
 def test_the_board_is_drawn_without_columns_that_say_nothing() -> None:
     board = Board(["fp32"], ManualClock())
-    board.event(told(Stage.RESOLVE, Status.STARTED))
+    board.event(told(Stage.RESOLVE, StepStatus.STARTED))
     file = io.StringIO()
     Console(file=file, width=100).print(board)
     assert file.getvalue().split()[:3] == ["Step", "State", "Time"]
@@ -90,26 +92,26 @@ def test_the_board_is_drawn_without_columns_that_say_nothing() -> None:
 
 
 def test_a_pipe_gets_one_line_for_each_finished_step(capsys: pytest.CaptureFixture[str]) -> None:
-    with watching(Output(as_json=False), ["fp32"]) as progress:
+    with watching(CommandOutput(as_json=False), ["fp32"]) as progress:
         assert isinstance(progress, Lines)
-        progress.event(told(Stage.VARIANT, Status.STARTED, "fp32"))
+        progress.event(told(Stage.VARIANT, StepStatus.STARTED, "fp32"))
         progress.event(step(1, 2))
-        progress.event(told(Stage.VARIANT, Status.FINISHED, "fp32"))
-    with watching(Output(as_json=True), ["fp32"]) as progress:
-        progress.event(told(Stage.VARIANT, Status.FINISHED, "fp32"))
+        progress.event(told(Stage.VARIANT, StepStatus.FINISHED, "fp32"))
+    with watching(CommandOutput(as_json=True), ["fp32"]) as progress:
+        progress.event(told(Stage.VARIANT, StepStatus.FINISHED, "fp32"))
     assert capsys.readouterr() == ("", "  fp32 finished\n")
 
 
 def test_a_table_shows_numbers_and_reasons(capsys: pytest.CaptureFixture[str]) -> None:
     variants = [variant("fp32"), variant("int8-cpu", drop=0.02, bound=0.004), failed("int4")]
     records = [variant_record(item) for item in choose(variants, Goals())]
-    variants_table(Output(as_json=False), records)
+    variants_table(CommandOutput(as_json=False), records)
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].split()[:3] == ["Variant", "Verdict", "Score"]
     assert printed[2].split()[:5] == ["int8-cpu", "refused", "0.8800", "+0.0200", "+0.0240"]
     assert printed[3].split()[:3] == ["int4", "failed", "-"]
     assert printed[-1] == "  int4: failed: no kernel"
-    models_table(Output(as_json=False), {"small": records})
+    models_table(CommandOutput(as_json=False), {"small": records})
     assert "small" in capsys.readouterr().out
 
 

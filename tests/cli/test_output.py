@@ -7,13 +7,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bundle.errors import ErrorCode, MlctlError
-from cli.output import DEBUG_VARIABLE, Output, counted, printable, reporting
+from cli.output import DEBUG_VARIABLE, CommandOutput, counted, printable, reporting
 
 
 def run(error: BaseException | None, *args: str) -> Result:
     @click.command()
     @reporting
-    def command(output: Output) -> None:
+    def command(output: CommandOutput) -> None:
         if error is not None:
             raise error
         if output.as_json:
@@ -101,7 +101,7 @@ def test_control_characters_do_not_reach_the_terminal() -> None:
 
 def test_a_table_in_a_pipe_is_not_cut(capsys: pytest.CaptureFixture[str]) -> None:
     cells = [str(number) * 30 for number in range(6)]
-    Output(as_json=False).table([f"column {number}" for number in range(6)], [cells])
+    CommandOutput(as_json=False).table([f"column {number}" for number in range(6)], [cells])
     printed = capsys.readouterr().out
     assert [cell for cell in cells if cell not in printed] == []
 

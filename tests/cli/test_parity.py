@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from bento.packaging import build_bento
 from bundle.home import HOME_VARIABLE
 from cli.main import cli
-from loadtest.parity.compare import Finding, Verdict
-from loadtest.parity.run import Parity
+from loadtest.parity.compare import PathComparison, PathVerdict
+from loadtest.parity.run import ParityReport
 from tests.support.bundles import make_bundle
 from tests.support.pairs import make_pair_pipeline
 
@@ -76,11 +76,13 @@ def test_a_pipeline_answers_the_same_in_every_way(
 def test_a_difference_is_shown_and_is_an_error(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     as_user(home, monkeypatch)
     findings = (
-        Finding("HTTP", "golden", 1, Verdict.SAME, 8),
-        Finding("gRPC", "golden", 8, Verdict.DIFFERS, 8, 3, 0.5, None, "y"),
-        Finding("/predict", "golden", 8, Verdict.LEFT_OUT, detail="JSON has no word for it"),
+        PathComparison("HTTP", "golden", 1, PathVerdict.SAME, 8),
+        PathComparison("gRPC", "golden", 8, PathVerdict.DIFFERS, 8, 3, 0.5, None, "y"),
+        PathComparison(
+            "/predict", "golden", 8, PathVerdict.LEFT_OUT, detail="JSON has no word for it"
+        ),
     )
-    told = Parity("d" * 64, exact=True, findings=findings)
+    told = ParityReport("d" * 64, exact=True, findings=findings)
     monkeypatch.setattr("loadtest.parity.run.run_parity", lambda *_arguments: told)
     shown = CliRunner().invoke(cli, ["parity", "tiny/tiny"])
     assert shown.exit_code == 5

@@ -14,13 +14,13 @@ from bundle.errors import MlctlError
 from bundle.verify import VerifiedBundle
 from cli.commands.promote import _follow
 from cli.main import cli
-from cli.output import Output
+from cli.output import CommandOutput
 from cli.revisions import find_revision
 from cli.rollouts import event_line, verdict_text
 from rollout.client.traffic import broken_by
 from rollout.domain.planner import Today, plan
-from rollout.domain.spec import Outcome, Ports, RolloutSpec, Settings
-from rollout.domain.state_machine import Phase
+from rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec
+from rollout.domain.state_machine import RolloutPhase
 from rollout.domain.verdict import Action, Gate, Verdict
 from rollout.journal import paths as places
 from rollout.journal import records
@@ -54,7 +54,7 @@ def put(store: Path, version: str, *bundles: VerifiedBundle) -> str:
 def serve(tag: str) -> None:
     """A deployment of that name which is up by the record; no process runs."""
     with Journal(places.journal()) as journal:
-        journal.create("shop", Ports(1, 2), Settings(), find_revision(tag))
+        journal.create("shop", Ports(1, 2), DeploymentSettings(), find_revision(tag))
 
 
 def refused(*arguments: str) -> str:
@@ -116,14 +116,17 @@ def test_promote__candidate_does_not_start__its_log_is_quoted_once(
         rollout = journal.rollout(journal.begin("shop", other, RolloutSpec()))
         epoch = journal.take_over("shop")
         back = replace(
-            rollout.progress, phase=Phase.ROLLBACK, planned=Outcome.ROLLED_BACK, ruling=verdict
+            rollout.progress,
+            phase=RolloutPhase.ROLLBACK,
+            planned=Outcome.ROLLED_BACK,
+            ruling=verdict,
         )
         moved = {"phase": "rollback", "weight": 0, "verdict": asdict(verdict)}
         journal.save(rollout, back, "phase", moved, epoch)
         ended = records.ended_body(rollout, Outcome.ROLLED_BACK, verdict, 1.0)
-        journal.save(rollout, replace(back, phase=Phase.DONE), records.ENDED, ended, epoch)
+        journal.save(rollout, replace(back, phase=RolloutPhase.DONE), records.ENDED, ended, epoch)
     with pytest.raises(MlctlError) as caught:
-        _follow(Output(as_json=False), "shop", rollout.id)
+        _follow(CommandOutput(as_json=False), "shop", rollout.id)
     shown = capsys.readouterr().out
     assert "ended before it was ready" in shown
     assert (shown + caught.value.message).count("file_altered: model.onnx") == 1

@@ -9,9 +9,9 @@ import pytest
 
 from bundle.clock import ManualClock
 from bundle.errors import ErrorCode, MlctlError
-from cli.provenance import Known, chain, full_digest
-from rollout.domain.operator_commands import Wish
-from rollout.domain.spec import Ports, RolloutSpec, Settings
+from cli.provenance import ProvenanceSources, chain, full_digest
+from rollout.domain.operator_commands import OperatorCommand
+from rollout.domain.spec import DeploymentSettings, Ports, RolloutSpec
 from rollout.journal.journal import Journal
 from services.runtime.bento_layout import pack
 from services.runtime.bento_store import DIGEST_LABEL, MODELS_LABEL, BentoInfo
@@ -23,16 +23,16 @@ LIVE, CANDIDATE = revision("tiny:aaaaaa01"), revision("tiny:aaaaaa02")
 
 
 @pytest.fixture
-def known(tmp_path: Path) -> Known:
+def known(tmp_path: Path) -> ProvenanceSources:
     """A rollout under way, its Bentos and registry gone."""
     with Journal(tmp_path / "journal.db", ManualClock(1000.0)) as journal:
-        journal.create("shop", Ports(1, 2), Settings(), LIVE)
+        journal.create("shop", Ports(1, 2), DeploymentSettings(), LIVE)
         journal.begin("shop", CANDIDATE, RolloutSpec())
-        journal.request("shop", Wish.PAUSE, "by hand")
-        return Known((), (), journal.rollouts(), journal.deployments())
+        journal.request("shop", OperatorCommand.PAUSE, "by hand")
+        return ProvenanceSources((), (), journal.rollouts(), journal.deployments())
 
 
-def test_the_links_that_are_left_are_told(known: Known) -> None:
+def test_the_links_that_are_left_are_told(known: ProvenanceSources) -> None:
     told = chain(full_digest("aaaaaa02", known.digests()), known)
     assert [rollout["candidate"]["bento"] for rollout in told["rollouts"]] == ["tiny:aaaaaa02"]
     assert told["rollouts"][0]["deployment"] == "shop"
@@ -40,7 +40,7 @@ def test_the_links_that_are_left_are_told(known: Known) -> None:
     assert chain(LIVE.digest, known)["serves"] == ["shop"]
 
 
-def test_of_several_models_each_is_told(tmp_path: Path, known: Known) -> None:
+def test_of_several_models_each_is_told(tmp_path: Path, known: ProvenanceSources) -> None:
     packed = pack(
         [make_bundle(tmp_path / name, name=name) for name in ("double", "triple")],
         "both",
@@ -60,7 +60,9 @@ def test_of_several_models_each_is_told(tmp_path: Path, known: Known) -> None:
     assert (one["bentos"], one["models"], one["variant"]["recipe"]) == (["both:1"], [], "fp32")
 
 
-def test_all_bentos_with_a_digest_are_named_its_own_first(tmp_path: Path, known: Known) -> None:
+def test_all_bentos_with_a_digest_are_named_its_own_first(
+    tmp_path: Path, known: ProvenanceSources
+) -> None:
     bundles = [make_bundle(tmp_path / name, name=name) for name in ("double", "triple")]
     joined = pack(bundles, "both", ["triple.x=double.y"])
     assert joined.together is not None
@@ -77,7 +79,7 @@ def test_all_bentos_with_a_digest_are_named_its_own_first(tmp_path: Path, known:
     assert (told["models"], told["variant"]["recipe"]) == ([], "fp32")
 
 
-def test_the_alias_is_on_each_of_several_models(known: Known) -> None:
+def test_the_alias_is_on_each_of_several_models(known: ProvenanceSources) -> None:
     (shop,) = known.deployments
     live = replace(LIVE, models=("c" * 64, "d" * 64))
     held = replace(known, deployments=[replace(shop, live=live, champion=live.digest)])
@@ -96,7 +98,7 @@ def test_the_alias_is_on_each_of_several_models(known: Known) -> None:
     ],
 )
 def test_what_is_no_single_digest_is_refused(
-    known: Known, text: str, code: ErrorCode, message: str
+    known: ProvenanceSources, text: str, code: ErrorCode, message: str
 ) -> None:
     with pytest.raises(MlctlError, match=message) as refused:
         full_digest(text, known.digests())

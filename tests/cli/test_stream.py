@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cli.main import cli
-from services.stream.base import Outgoing, Place
+from services.stream.base import Outgoing, StreamUrl
 from services.stream.transports.sqlite import transport
 from tests.services.stream.contract import read, send
 from tests.support.bundles import make_bundle
@@ -28,8 +28,8 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def place(home: Path, topic: str) -> Place:
-    return Place.parse(f"sqlite://{home / 'events.db'}#{topic}")
+def place(home: Path, topic: str) -> StreamUrl:
+    return StreamUrl.parse(f"sqlite://{home / 'events.db'}#{topic}")
 
 
 def arguments(home: Path, *options: str) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cli.main import cli
-from services.stream.base import Outgoing, Place
+from services.stream.base import Outgoing, StreamUrl
 from tests.services.stream.contract import read, send
 from tests.support.bundles import make_bundle
 
@@ -22,7 +22,7 @@ def home(tmp_path: Path) -> Path:
     make_bundle(tmp_path / "same", name="same")
     make_bundle(tmp_path / "green", scale=-3.0)
     rows = [b'{"id": %d, "x": [%d, %d, 0, 0]}' % (n, n % 13, n % 7) for n in range(MESSAGES)]
-    send(Place.parse(place(tmp_path, "in")), [Outgoing(row) for row in (*rows, b"nonsense")])
+    send(StreamUrl.parse(place(tmp_path, "in")), [Outgoing(row) for row in (*rows, b"nonsense")])
     assert invoke(*run(tmp_path, "blue", "out", "--keep", "id")).exit_code == 0
     return tmp_path
 
@@ -43,10 +43,10 @@ def invoke(*words: str) -> Result:
 @pytest.mark.parametrize(("model", "code"), [("same", 0), ("green", 10)])
 def test_a_shadow_is_compared_with_the_live_run(home: Path, model: str, code: int) -> None:
     assert invoke(*run(home, model, "shadow", "--shadow")).exit_code == 0
-    assert len(read(Place.parse(place(home, "shadow")))) == MESSAGES
+    assert len(read(StreamUrl.parse(place(home, "shadow")))) == MESSAGES
     # The live run's dead letters are its own.
-    assert len(read(Place.parse(place(home, "in.dead")))) == 1
-    assert len(read(Place.parse(place(home, "shadow.dead")))) == 1
+    assert len(read(StreamUrl.parse(place(home, "in.dead")))) == 1
+    assert len(read(StreamUrl.parse(place(home, "shadow.dead")))) == 1
     result = invoke("stream", "compare", place(home, "out"), place(home, "shadow"), "--json")
     assert result.exit_code == code, result.output
     found = json.loads(result.stdout)

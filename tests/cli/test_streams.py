@@ -6,19 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from cli.output import Output
+from cli.output import CommandOutput
 from cli.streams import watching
-from services.stream.events import Event, Phase, Totals
+from services.stream.events import StreamEvent, StreamPhase, StreamTotals
 
 
 def test_an_idle_run_says_so_once(capsys: pytest.CaptureFixture[str]) -> None:
-    idle = Event(Phase.IDLE, Totals(3, 1), 1.0, {"0": 0})
-    with watching(Output(as_json=False)) as shown:
+    idle = StreamEvent(StreamPhase.IDLE, StreamTotals(3, 1), 1.0, {"0": 0})
+    with watching(CommandOutput(as_json=False)) as shown:
         for minute in range(5):
             shown(replace(idle, seconds=60.0 * minute + 1))
         shown(replace(idle, seconds=400.0, lag={"0": 7}))
         shown(replace(idle, seconds=500.0, lag={"0": 0}))
-        shown(Event(Phase.FINISHED, Totals(3, 1), 600.0, {"0": 0}))
+        shown(StreamEvent(StreamPhase.FINISHED, StreamTotals(3, 1), 600.0, {"0": 0}))
     told = capsys.readouterr().err.splitlines()
     assert [line.split(", ")[2] for line in told] == [
         "0 behind",

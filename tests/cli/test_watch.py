@@ -27,10 +27,10 @@ from cli.main import cli
 from cli.watch import picture
 from rollout.client import deployments
 from rollout.client.view import ScreenState, Snapshot, screen
-from rollout.domain.spec import Colour, Outcome, Ports, RolloutSpec, Settings
-from rollout.domain.state_machine import Phase, Progress
+from rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec, Slot
+from rollout.domain.state_machine import RolloutPhase, RolloutProgress
 from rollout.drivers.local.launcher import free_ports
-from rollout.journal.records import Deployment, Event, Rollout
+from rollout.journal.records import Deployment, JournalEvent, Rollout
 from tests.support.mlctl import Mlctl
 from tests.support.receiver import receiving
 from tests.support.rollouts import Load, quick_settings, quick_spec, revision
@@ -53,20 +53,22 @@ def state(candidate: str = CANDIDATE.bento) -> ScreenState:
     """Step 3 of 5, with 33 of 50 requests."""
     spec = RolloutSpec(max_p99_ms=50)
     deployment = Deployment(
-        "shop", True, Ports(8000, 1), Settings(), Colour.BLUE, LIVE, None, 1, 900.0
+        "shop", True, Ports(8000, 1), DeploymentSettings(), Slot.BLUE, LIVE, None, 1, 900.0
     )
-    progress = Progress(phase=Phase.SHIFT, step=2, started=900, since=996, step_requests=33)
+    progress = RolloutProgress(
+        phase=RolloutPhase.SHIFT, step=2, started=900, since=996, step_requests=33
+    )
     to = replace(CANDIDATE, bento=candidate)
-    rollout = Rollout(3, "shop", Colour.GREEN, LIVE, to, spec, progress, None, 900.0)
+    rollout = Rollout(3, "shop", Slot.GREEN, LIVE, to, spec, progress, None, 900.0)
     return screen(
         Snapshot(
             now=1000.0,
             deployment=deployment,
-            weights={Colour.BLUE: 75, Colour.GREEN: 25},
-            healthy=dict.fromkeys(Colour, True),
-            replicas=dict.fromkeys(Colour, 2),
+            weights={Slot.BLUE: 75, Slot.GREEN: 25},
+            healthy=dict.fromkeys(Slot, True),
+            replicas=dict.fromkeys(Slot, 2),
             rollout=rollout,
-            tick=Event(9, "shop", 3, 999.5, "tick", BODY),
+            tick=JournalEvent(9, "shop", 3, 999.5, "tick", BODY),
         )
     )
 
@@ -173,7 +175,7 @@ class Terminal:
 
 
 @contextmanager
-def up(home: Path, settings: Settings, port: int) -> Iterator[Mlctl]:
+def up(home: Path, settings: DeploymentSettings, port: int) -> Iterator[Mlctl]:
     mlctl = Mlctl(home)
     deployments.up("shop", revision("tiny:aa"), port, settings=settings)
     try:

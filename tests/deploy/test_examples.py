@@ -18,15 +18,15 @@ from starlette.testclient import TestClient
 from bundle.clock import ManualClock
 from bundle.errors import ErrorCode
 from cli.main import cli
-from rollout.domain.kubernetes_target import Target
-from rollout.domain.spec import Colour
+from rollout.domain.kubernetes_target import KubernetesTarget
+from rollout.domain.spec import Slot
 from rollout.drivers.kubernetes import route as routes
 from rollout.drivers.kubernetes.meter import Scrape
 from rollout.drivers.kubernetes.scrape import NOTHING
 from rollout.gate_service.app import gate_app
 from rollout.gate_service.service import GateService
 from rollout.gate_service.sources import ServiceName, parse_sources
-from rollout.gate_service.store import Store
+from rollout.gate_service.store import SessionStore
 from tests.support.schemas import faults, kinds
 
 EXAMPLES = Path(__file__).parents[2] / "deploy/examples"
@@ -47,7 +47,7 @@ def documents(name: str) -> dict[str, Any]:
 
 @pytest.fixture
 def client(tmp_path: Path) -> TestClient:
-    store = Store(tmp_path / "s.db", ManualClock(1.0), limit=9, expire_seconds=9.0)
+    store = SessionStore(tmp_path / "s.db", ManualClock(1.0), limit=9, expire_seconds=9.0)
     return TestClient(gate_app(GateService({"stable": Quiet(), "canary": Quiet()}, store)))
 
 
@@ -70,8 +70,8 @@ def test_the_route_can_carry_a_rollout() -> None:
     made = documents("httproute.yaml")
     route = made["HTTPRoute/shop"]
     route["metadata"]["resourceVersion"] = "1"
-    target = Target("shop", "shop", "shop-blue", "shop-green")
-    assert routes.weights_of(route, target) == {Colour.BLUE: 100, Colour.GREEN: 0}
+    target = KubernetesTarget("shop", "shop", "shop-blue", "shop-green")
+    assert routes.weights_of(route, target) == {Slot.BLUE: 100, Slot.GREEN: 0}
     for service in target.services.values():
         assert made[f"Service/{service}"]["spec"]["ports"][0]["name"] == "http"
 

@@ -13,7 +13,7 @@ from pyarrow import parquet
 
 from bundle.verify import verify
 from services.batch.base import SinkRequest
-from services.batch.job import Wanted
+from services.batch.job import BatchConfig
 from services.batch.sinks import open_sink as open_any_sink
 from services.batch.sinks.parquet import open_sink
 from tests.support import tables
@@ -42,7 +42,7 @@ def run_parquet(folder: Path) -> None:
     """The job of these tests; small commits, so that there are many moments to be killed at."""
     sink = open_sink(SinkRequest(str(folder / "out")))
     sink.commit_rows = UNIT
-    wanted = Wanted(keep=("id",), unit_rows=UNIT)
+    wanted = BatchConfig(keep=("id",), unit_rows=UNIT)
     tables.score(
         verify(folder / "bundle"),
         folder / "in.parquet",
@@ -56,7 +56,7 @@ def run_postgres(folder: Path) -> None:
     """The same job into a table, whose location is in a file of the folder."""
     sink = open_any_sink(SinkRequest((folder / "place").read_text()))
     sink.commit_rows = UNIT
-    wanted = Wanted(keep=("id",), unit_rows=UNIT)
+    wanted = BatchConfig(keep=("id",), unit_rows=UNIT)
     tables.score(
         verify(folder / "bundle"),
         folder / "in.parquet",

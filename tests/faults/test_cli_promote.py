@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from bento.packaging import build_bento
-from rollout.domain.state_machine import Phase
+from rollout.domain.state_machine import RolloutPhase
 from rollout.drivers.local.launcher import free_ports
 from rollout.journal.journal import Journal
 from tests.support.bundles import make_bundle
@@ -60,7 +60,7 @@ class Tiny:
         """Read from the journal, because a command for each look would take all of the machine."""
         with Journal(self.mlctl.home / "deployments" / "journal.db") as journal:
             rollout = journal.active("tiny")
-        return rollout is not None and rollout.progress.phase is Phase.SHIFT
+        return rollout is not None and rollout.progress.phase is RolloutPhase.SHIFT
 
     def roll_back(self) -> dict[str, Any]:
         taken_back: dict[str, Any] = self.mlctl.json("rollback", "tiny")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bundle.verify import verify
-from services.batch.job import Wanted
+from services.batch.job import BatchConfig
 from services.batch.sinks.precomputed import HybridSink
 from services.precomputed.store_urls import lock_path, open_store
 from tests.support import tables
@@ -22,7 +22,7 @@ def run_job(folder: Path) -> None:
     place = str(folder / "store")
     sink = HybridSink(NAME, open_store(NAME, place), lock_path(NAME, place))
     sink.commit_rows = UNIT
-    wanted = Wanted(keep=("id",), unit_rows=UNIT)
+    wanted = BatchConfig(keep=("id",), unit_rows=UNIT)
     tables.score(verify(folder / "bundle"), folder / "in.parquet", sink, wanted=wanted)
 
 

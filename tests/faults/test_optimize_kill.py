@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bundle.home import HOME_VARIABLE
-from optimize.events import Event, Stage, Status
+from optimize.events import Stage, StepEvent, StepStatus
 from optimize.goals import Goals, Prefer
 from optimize.pipeline import optimize
 from optimize.recipes.base import Target
@@ -52,9 +52,9 @@ optimize("dense", home / "rows.npz", catalog=catalog, goals=GOALS, recipes=recip
 
 @dataclass
 class Recorder:
-    events: list[Event] = field(default_factory=list)
+    events: list[StepEvent] = field(default_factory=list)
 
-    def event(self, event: Event) -> None:
+    def event(self, event: StepEvent) -> None:
         self.events.append(event)
 
 
@@ -64,7 +64,7 @@ def prepare(home: Path) -> None:
     save_rows(home / "rows.npz", {"x": rows})
 
 
-def run(home: Path, patch: pytest.MonkeyPatch) -> tuple[str, list[Event]]:
+def run(home: Path, patch: pytest.MonkeyPatch) -> tuple[str, list[StepEvent]]:
     patch.setenv(HOME_VARIABLE, str(home))
     recorder = Recorder()
     result = optimize(
@@ -84,7 +84,7 @@ def test_a_run_killed_at_any_point_goes_on_and_gives_the_same_digest(
 ) -> None:
     prepare(tmp_path / "whole")
     digest, events = run(tmp_path / "whole", monkeypatch)
-    searched = [event for event in events if event.status is Status.WORKING]
+    searched = [event for event in events if event.status is StepStatus.WORKING]
     assert {event.detail for event in searched} >= {"sensitivity"}
     points = sorted({3, 5, events.index(searched[-2]) + 1, len(events) - 1})
     for point in points:
@@ -98,7 +98,7 @@ def test_a_run_killed_at_any_point_goes_on_and_gives_the_same_digest(
         assert not list(home.glob("cache/optimize/.scratch-*"))
         ended = {event.recipe or event.stage: event.status for event in resumed}
         if point > 3:
-            assert ended[Stage.EXPORT] is Status.CACHED
+            assert ended[Stage.EXPORT] is StepStatus.CACHED
         if events[point - 1] is searched[-2]:
-            assert (ended["fp32"], ended["fp16"]) == (Status.CACHED, Status.CACHED)
-            assert sum(event.status is Status.WORKING for event in resumed) < len(searched)
+            assert (ended["fp32"], ended["fp16"]) == (StepStatus.CACHED, StepStatus.CACHED)
+            assert sum(event.status is StepStatus.WORKING for event in resumed) < len(searched)

@@ -15,8 +15,8 @@ import pytest
 
 from rollout.client import deployments
 from rollout.domain.gates import Gate
-from rollout.domain.spec import Colour, Outcome
-from rollout.domain.state_machine import Phase
+from rollout.domain.spec import Outcome, Slot
+from rollout.domain.state_machine import RolloutPhase
 from rollout.drivers.local import processes
 from rollout.drivers.local.launcher import free_ports
 from rollout.journal import paths as places
@@ -46,7 +46,7 @@ def shop(tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator
     deployments.down("shop")
 
 
-def wait_for_phase(rollout: int, phase: Phase) -> None:
+def wait_for_phase(rollout: int, phase: RolloutPhase) -> None:
     wait_for_event("shop", rollout, lambda event: event.body.get("phase") == phase)
 
 
@@ -54,7 +54,7 @@ def wait_for_phase(rollout: int, phase: Phase) -> None:
 def test_a_real_daemon_killed_at_two_phases(shop: str, port: int) -> None:
     with Load(port) as load:
         rollout = deployments.promote(shop, revision("tiny:bb"), quick_spec(step_seconds=0.3))
-        for phase in (Phase.WARM, Phase.BAKE):
+        for phase in (RolloutPhase.WARM, RolloutPhase.BAKE):
             wait_for_phase(rollout, phase)
             kill_daemon(shop)
             deployments.status()
@@ -68,7 +68,7 @@ def test_nobody_watched_for_too_long(shop: str, port: int) -> None:
     with Load(port) as load:
         spec = quick_spec(steps=(50, 100), step_seconds=60.0)
         rollout = deployments.promote(shop, revision("tiny:bb"), spec)
-        wait_for_phase(rollout, Phase.SHIFT)
+        wait_for_phase(rollout, RolloutPhase.SHIFT)
         kill_daemon(shop)
         old = time.time() - 60.0
         os.utime(places.heartbeat(shop), (old, old))
@@ -95,7 +95,7 @@ def test_a_stopped_daemon_that_goes_on_moves_no_traffic(shop: str, port: int) ->
     """It stands still while it could write; whoever takes over kills it before it can go on."""
     with Load(port) as load:
         rollout = deployments.promote(shop, revision("tiny:bb"), quick_spec(step_seconds=0.3))
-        wait_for_phase(rollout, Phase.SHIFT)
+        wait_for_phase(rollout, RolloutPhase.SHIFT)
         former = daemon_of(shop)
         os.kill(former.pid, signal.SIGSTOP)
         old = time.time() - 20.0  # stuck, but watched within what the settings allow
@@ -104,7 +104,7 @@ def test_a_stopped_daemon_that_goes_on_moves_no_traffic(shop: str, port: int) ->
     assert not processes.alive(former)
     assert events[-1].body["outcome"] == Outcome.PROMOTED, story(events)
     (status,) = deployments.status(shop)
-    assert status.weights == {Colour.BLUE: 0, Colour.GREEN: 100}
+    assert status.weights == {Slot.BLUE: 0, Slot.GREEN: 100}
     assert load.failed == 0, load.answers
 
 

@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 
 from rollout.daemon.controller import Controller, Watch, World
-from rollout.domain.operator_commands import Wish
-from rollout.domain.spec import Colour, Outcome, Ports, RolloutSpec, Settings
-from rollout.domain.state_machine import Phase
+from rollout.domain.operator_commands import OperatorCommand
+from rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec, Slot
+from rollout.domain.state_machine import RolloutPhase
 from rollout.journal.journal import Journal
 from tests.support.disk_world import EDGES, DiskWorld, Fragile, Points
 from tests.support.rollouts import revision
@@ -44,15 +44,23 @@ class Story:
     outcome: Outcome
     errors: int = 0
     spec: RolloutSpec = SPEC
-    wishes: Mapping[Phase, Wish] = field(default_factory=dict)
+    wishes: Mapping[RolloutPhase, OperatorCommand] = field(default_factory=dict)
 
 
 STORIES = {
     "good": Story(Outcome.PROMOTED),
     "bad": Story(Outcome.ROLLED_BACK, errors=80),
-    "paused": Story(Outcome.PROMOTED, wishes={Phase.SHIFT: Wish.PAUSE, Phase.PAUSED: Wish.RESUME}),
-    "aborted": Story(Outcome.ABORTED, wishes={Phase.BAKE: Wish.ABORT}),
-    "full": Story(Outcome.PROMOTED, spec=NO_COPIES_YET, wishes={Phase.SHADOW: Wish.FULL}),
+    "paused": Story(
+        Outcome.PROMOTED,
+        wishes={
+            RolloutPhase.SHIFT: OperatorCommand.PAUSE,
+            RolloutPhase.PAUSED: OperatorCommand.RESUME,
+        },
+    ),
+    "aborted": Story(Outcome.ABORTED, wishes={RolloutPhase.BAKE: OperatorCommand.ABORT}),
+    "full": Story(
+        Outcome.PROMOTED, spec=NO_COPIES_YET, wishes={RolloutPhase.SHADOW: OperatorCommand.FULL}
+    ),
 }
 
 
@@ -61,8 +69,8 @@ class End:
     """What matters after a rollout."""
 
     outcome: Outcome | None
-    weights: Mapping[Colour, int]
-    live: Colour
+    weights: Mapping[Slot, int]
+    live: Slot
     terminal_events: int
     started: int
 
@@ -78,7 +86,7 @@ class Machine:
         self.folder.mkdir()
         world = self._world()
         with self._journal(world) as journal:
-            journal.create("shop", Ports(1, 2), Settings(), revision("tiny:aa"))
+            journal.create("shop", Ports(1, 2), DeploymentSettings(), revision("tiny:aa"))
             journal.begin("shop", revision("tiny:bb"), self.story.spec)
         world.write()
 
@@ -102,10 +110,10 @@ class Machine:
                 return 0
             around = World(plane, plane, launcher, world, EDGES)
             controller = Controller(active, around, journal, watch)  # type: ignore[arg-type]
-            if active.progress.phase is not Phase.PENDING:
+            if active.progress.phase is not RolloutPhase.PENDING:
                 controller.resume(1.0)
             for _ in range(200):
-                if controller.tick().phase is Phase.DONE:
+                if controller.tick().phase is RolloutPhase.DONE:
                     return 0
                 self._ask(journal, controller.progress.phase)
                 self._traffic(world)
@@ -120,7 +128,7 @@ class Machine:
         started = len(world.launcher.started)
         return End(rollout.outcome, world.plane.weights, live, len(ends), min(started, 1))
 
-    def _ask(self, journal: Fragile, phase: Phase) -> None:
+    def _ask(self, journal: Fragile, phase: RolloutPhase) -> None:
         wish = self.story.wishes.get(phase)
         (rollout,) = journal.rollouts("shop")
         if wish is not None and wish not in {r.wish for r in journal.requests(rollout.id)}:
@@ -129,7 +137,7 @@ class Machine:
     def _traffic(self, world: DiskWorld) -> None:
         world.now += 1.0
         for colour, weight in world.plane.weights.items():
-            bad = colour is Colour.GREEN and weight > 0
+            bad = colour is Slot.GREEN and weight > 0
             world.plane.serve(colour, 2 * weight, errors=self.story.errors * bad)
         world.write()
 

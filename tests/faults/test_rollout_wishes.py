@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from cli.main import cli
 from rollout.client import deployments
 from rollout.domain.gates import Gate
-from rollout.domain.spec import Colour, Outcome
-from rollout.domain.state_machine import Phase
+from rollout.domain.spec import Outcome, Slot
+from rollout.domain.state_machine import RolloutPhase
 from rollout.drivers.local.launcher import free_ports
 from tests.support.rollouts import (
     Load,
@@ -55,24 +55,24 @@ def mlctl(*arguments: str, code: int = 0) -> dict[str, Any]:
 def weight_of_green() -> int:
     (status,) = deployments.status("shop")
     assert status.weights is not None
-    return status.weights[Colour.GREEN]
+    return status.weights[Slot.GREEN]
 
 
 def begin(tag: str) -> int:
     """A rollout that stays at 50 %."""
     rollout = deployments.promote("shop", revision(tag), HALF)
-    wait_for_event("shop", rollout, lambda event: event.body.get("phase") == Phase.SHIFT)
+    wait_for_event("shop", rollout, lambda event: event.body.get("phase") == RolloutPhase.SHIFT)
     return rollout
 
 
 def test_pause_takeover_resume_full_and_what_history_tells(shop: str, port: int) -> None:
     with Load(port) as load:
         rollout = begin("tiny:bb")
-        assert mlctl("pause", shop)["phase"] == Phase.PAUSED
+        assert mlctl("pause", shop)["phase"] == RolloutPhase.PAUSED
         paused = time.time()
         kill_daemon(shop)
         assert weight_of_green() == 50
-        assert mlctl("resume", shop)["phase"] == Phase.SHIFT
+        assert mlctl("resume", shop)["phase"] == RolloutPhase.SHIFT
         assert "not paused" in mlctl("resume", shop, code=3)["error"]["message"]
         assert mlctl("promote", shop, "--full", "--detach")["rollout"] == rollout
         events = list(deployments.follow(shop, rollout))

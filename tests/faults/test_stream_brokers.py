@@ -15,7 +15,7 @@ import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from rollout.drivers.local.launcher import free_ports
-from services.stream.base import LinkRequest, LostPartitionsError, Place
+from services.stream.base import LinkRequest, LostPartitionsError, StreamUrl
 from services.stream.transports import transport_of
 from tests.services.precomputed.servers import redis_server
 from tests.services.stream.contract import numbered, numbers, read, send
@@ -29,7 +29,7 @@ _ROUNDS = 3
 _SENT = 60
 
 
-def request_of(place: Callable[[str], Place]) -> LinkRequest:
+def request_of(place: Callable[[str], StreamUrl]) -> LinkRequest:
     return LinkRequest(place("in"), "g", place("out"), place("dead"))
 
 
@@ -64,7 +64,7 @@ def harass(request: LinkRequest, install: Install, steps: tuple[str, ...]) -> in
 
 def test_kills_on_redis_lose_and_double_nothing(tmp_path: Path) -> None:
     with redis_server(tmp_path) as server:
-        request = request_of(lambda name: Place.parse(f"{server.url}?idle_s=0.1#{name}"))
+        request = request_of(lambda name: StreamUrl.parse(f"{server.url}?idle_s=0.1#{name}"))
         assert harass(request, install_redis, REDIS_STEPS) >= 30
 
 
@@ -99,7 +99,7 @@ def restarted(tmp_path: Path) -> Iterator[tuple[Restarted, LinkRequest]]:
     broker = Restarted(lambda: start_redis(tmp_path, port))
     address = f"redis://127.0.0.1:{port}/0?idle_s=1"
     try:
-        yield broker, request_of(lambda name: Place.parse(f"{address}#{name}"))
+        yield broker, request_of(lambda name: StreamUrl.parse(f"{address}#{name}"))
     finally:
         broker.close()
 

@@ -19,12 +19,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.stream.answer_headers import Stamp
-from services.stream.base import Guarantee, LinkRequest, Outgoing, Place
+from services.stream.answer_headers import AnswerHeaders
+from services.stream.base import Guarantee, LinkRequest, Outgoing, StreamUrl
 from services.stream.engine import Pump, RunSettings
 from services.stream.scoring import MessageScorer
 from services.stream.transports.sqlite import SqliteLink, SqliteTransport, transport
-from services.stream.window import Goals
+from services.stream.window import BatchGoals
 from tests.services.stream.test_scoring import Doubling, Numbers
 
 MESSAGES = 40
@@ -63,16 +63,16 @@ class EndingLink(SqliteLink):
         return bool(lag) and not sum(lag.values())
 
 
-def place_of(folder: Path) -> Place:
+def place_of(folder: Path) -> StreamUrl:
     # Whoever was killed cannot leave: its lease has to run out.
-    return Place.parse(f"sqlite://{folder / 'events.db'}?lease=0.05#in")
+    return StreamUrl.parse(f"sqlite://{folder / 'events.db'}?lease=0.05#in")
 
 
 def run(folder: Path, points: Points) -> None:
     source = place_of(folder)
     link = EndingLink(LinkRequest(source, "g", source.named("out"), source.named("dead")))
-    stamp = Stamp(source, "tiny", "d" * 64)
-    settings = RunSettings(Goals(messages=BATCH), dead_share=1.0)
+    stamp = AnswerHeaders(source, "tiny", "d" * 64)
+    settings = RunSettings(BatchGoals(messages=BATCH), dead_share=1.0)
     with link:
         link._log.db.set_trace_callback(points)
         scorer = MessageScorer(Doubling(), Numbers())

@@ -20,9 +20,9 @@ from prometheus_client import CollectorRegistry
 from services.online.grpc.server import GrpcServer
 from services.online.http.app import V2App
 from services.online.http.connection.protocol import lean_protocol
-from services.online.http.inference import Inference
-from services.online.models.served_model import ModelHost
-from services.online.settings import Settings
+from services.online.http.inference import InferHandler
+from services.online.models.served_model import ServedModel
+from services.online.settings import ServerSettings
 from tests.fuzz.documents import BINARY, BINARY_DOCUMENT, V2_DOCUMENT, altered
 from tests.fuzz.target import Feed, FindingError, Target
 from tests.services.online.grpc.http2.conftest import EMPTY, LIVE, framed, head, infer_message
@@ -43,7 +43,7 @@ class _Server:
     """A server with a model; `alive` is whether it still answers a good request."""
 
     port: int
-    host: ModelHost
+    host: ServedModel
     alive: Callable[[], Coroutine[None, None, bool]]
 
 
@@ -86,11 +86,11 @@ async def _soon(reader: asyncio.StreamReader, seconds: float) -> bytes:
 
 
 @asynccontextmanager
-async def _model() -> AsyncIterator[ModelHost]:
+async def _model() -> AsyncIterator[ServedModel]:
     with tempfile.TemporaryDirectory(prefix="mlctl-fuzz-door-") as folder:
         bundle = make_bundle(Path(folder) / "bundle")
-        settings = Settings(max_body_bytes=100_000)
-        host = ModelHost(bundle, settings, registry=CollectorRegistry())
+        settings = ServerSettings(max_body_bytes=100_000)
+        host = ServedModel(bundle, settings, registry=CollectorRegistry())
         await host.start()
         try:
             yield host
@@ -101,7 +101,7 @@ async def _model() -> AsyncIterator[ModelHost]:
 @asynccontextmanager
 async def _http_server() -> AsyncIterator[_Server]:
     async with _model() as host:
-        inference = Inference(host)
+        inference = InferHandler(host)
         app = V2App(host, inference)
         async with listening(app, lean_protocol(inference)) as server:
 
@@ -160,7 +160,7 @@ def _door(opened: Opened, told: Callable[[bytes], str]) -> Iterator[Feed]:
         logging.getLogger().removeHandler(records)
 
 
-async def _settled(host: ModelHost) -> None:
+async def _settled(host: ServedModel) -> None:
     """A request may end a moment after its connection."""
     try:
         await until(lambda: not host.inflight.used)

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.figures import Record, ServerUse, summarize
+from loadtest.figures import LatencyRecord, ServerUse, summarize
 
 
 def test_percentiles_rates_and_stages() -> None:
-    record = Record()
+    record = LatencyRecord()
     for milliseconds in range(1, 1001):
         record.add(milliseconds / 1e3, "ok", b"queue;dur=2.0, infer;dur=0.5")
     record.add(0.001, "ok")  # this one's server told nothing
@@ -27,7 +27,7 @@ def test_percentiles_rates_and_stages() -> None:
 
 
 def test_a_run_without_an_answer_has_no_percentiles() -> None:
-    record = Record()
+    record = LatencyRecord()
     record.add(1.0, "connection_lost")
     figures = summarize(record, 1.0, rate=10.0)
     assert (figures.answered, figures.per_second, figures.failed) == (0, 0.0, 1)

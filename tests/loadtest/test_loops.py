@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from loadtest import loops
-from loadtest.figures import UNANSWERED, Record
-from loadtest.loops import Done, OpenLoop, Sender, closed_loop
+from loadtest.figures import UNANSWERED, LatencyRecord
+from loadtest.loops import Done, OpenLoop, RequestSender, closed_loop
 
 
 class After:
@@ -38,7 +38,7 @@ class After:
 
 def test_a_client_asks_again_only_when_it_is_answered() -> None:
     senders = [After(0.01), After(0.01)]
-    record = Record()
+    record = LatencyRecord()
     seconds = asyncio.run(closed_loop(senders, 0.2, record))
     assert 0.2 <= seconds < 2
     assert all(sender.most == 1 for sender in senders)
@@ -48,7 +48,7 @@ def test_a_client_asks_again_only_when_it_is_answered() -> None:
 
 def test_who_is_never_answered_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loops, "GRACE_SECONDS", 0.05)
-    record = Record()
+    record = LatencyRecord()
     silent = After(None)
     asyncio.run(closed_loop([silent, After(0.01, "500 internal")], 0.05, record))
     assert silent.closed
@@ -57,15 +57,17 @@ def test_who_is_never_answered_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not record.latencies
 
 
-def keep(rate: float, make: Callable[[], Sender], most: int = 64) -> tuple[Record, list[Sender]]:
-    opened: list[Sender] = []
+def keep(
+    rate: float, make: Callable[[], RequestSender], most: int = 64
+) -> tuple[LatencyRecord, list[RequestSender]]:
+    opened: list[RequestSender] = []
 
-    async def connect() -> Sender:
+    async def connect() -> RequestSender:
         opened.append(make())
         return opened[-1]
 
-    async def main() -> Record:
-        record = Record()
+    async def main() -> LatencyRecord:
+        record = LatencyRecord()
         loop = OpenLoop(connect, rate, most=most)
         await loop.run(0.4, record)
         loop.close()
@@ -99,14 +101,14 @@ def test_what_is_not_answered_in_an_open_loop_counts(monkeypatch: pytest.MonkeyP
 
 
 def test_who_cannot_connect_fails() -> None:
-    async def refuse() -> Sender:
+    async def refuse() -> RequestSender:
         raise ConnectionRefusedError
 
-    async def main() -> Record:
-        record = Record()
+    async def main() -> LatencyRecord:
+        record = LatencyRecord()
         loop = OpenLoop(refuse, 200.0)
         await loop.run(0.2, record)
         return record
 
-    found: Coroutine[Any, Any, Record] = main()
+    found: Coroutine[Any, Any, LatencyRecord] = main()
     assert asyncio.run(found).errors["ConnectionRefusedError"] > 10

@@ -9,7 +9,7 @@ import pytest
 from bento.packaging import BuiltBento
 from bundle.errors import ErrorCode, MlctlError
 from loadtest.figures import Figures
-from loadtest.runs import Asking, Load, Protocols, Served, bench
+from loadtest.runs import LoadProfile, MeasuredServer, Protocols, RequestShape, bench
 from loadtest.server import cpu_seconds
 from loadtest.target import Address, batches_so_far, parse_url
 from rollout.drivers.local.launcher import free_ports
@@ -25,10 +25,10 @@ def http_of(server: Server) -> Address:
 @pytest.mark.parametrize("binary", [True, False])
 def test_http_in_closed_loops(server: Server, built: BuiltBento, binary: bool) -> None:
     address = http_of(server)
-    served = Served(address, address, lambda: cpu_seconds(server.process.pid))
+    served = MeasuredServer(address, address, lambda: cpu_seconds(server.process.pid))
     told: list[Figures] = []
-    asking = Asking(binary=binary, rows=3, data=built.path / "src" / "model" / "golden.npz")
-    model, found = bench(served, asking, Load(SHORT, clients=(1, 4)), told.append)
+    asking = RequestShape(binary=binary, rows=3, data=built.path / "src" / "model" / "golden.npz")
+    model, found = bench(served, asking, LoadProfile(SHORT, clients=(1, 4)), told.append)
     assert (model.name, model.version) == ("tiny", built.digest)
     assert told == found
     assert [figures.clients for figures in found] == [1, 4]
@@ -44,8 +44,8 @@ def test_http_in_closed_loops(server: Server, built: BuiltBento, binary: bool) -
 
 def test_grpc_at_a_rate(server: Server) -> None:
     address = Address("127.0.0.1", server.grpc_port, tls=False, headers={})
-    asking = Asking(protocol=Protocols.GRPC, model="tiny")
-    _, (figures,) = bench(Served(address), asking, Load(SHORT, rate=100.0))
+    asking = RequestShape(protocol=Protocols.GRPC, model="tiny")
+    _, (figures,) = bench(MeasuredServer(address), asking, LoadProfile(SHORT, rate=100.0))
     assert (figures.rate, figures.clients, figures.failed) == (100.0, None, 0)
     assert figures.answered > 5
     assert figures.per_cpu_second is figures.rows_per_batch is None
@@ -54,7 +54,9 @@ def test_grpc_at_a_rate(server: Server) -> None:
 def test_grpc_in_closed_loops_over_several_connections(server: Server) -> None:
     address = Address("127.0.0.1", server.grpc_port, tls=False, headers={})
     _, (figures,) = bench(
-        Served(address), Asking(protocol=Protocols.GRPC), Load(SHORT, clients=(20,))
+        MeasuredServer(address),
+        RequestShape(protocol=Protocols.GRPC),
+        LoadProfile(SHORT, clients=(20,)),
     )
     assert figures.answered >= 20
     assert not figures.failed
@@ -64,8 +66,8 @@ def test_grpc_in_closed_loops_over_several_connections(server: Server) -> None:
 def test_refusals_count_by_their_code(server: Server, protocol: Protocols) -> None:
     grpc = protocol is Protocols.GRPC
     address = Address("127.0.0.1", server.grpc_port if grpc else server.port, False, {})
-    asking = Asking(protocol=protocol, rows=10_000)  # above the server's limit of bytes
-    _, (figures,) = bench(Served(address), asking, Load(0.2, clients=(1,)))
+    asking = RequestShape(protocol=protocol, rows=10_000)  # above the server's limit of bytes
+    _, (figures,) = bench(MeasuredServer(address), asking, LoadProfile(0.2, clients=(1,)))
     assert not figures.answered
     (code,) = figures.errors
     assert code.startswith("RESOURCE_EXHAUSTED" if grpc else "413 payload_too_large")
@@ -76,7 +78,11 @@ def test_a_model_that_is_not_there(server: Server, protocol: Protocols) -> None:
     grpc = protocol is Protocols.GRPC
     address = Address("127.0.0.1", server.grpc_port if grpc else server.port, False, {})
     with pytest.raises(MlctlError, match="NOT_FOUND" if grpc else "404 no model 'other'") as caught:
-        bench(Served(address), Asking(protocol=protocol, model="other"), Load(SHORT))
+        bench(
+            MeasuredServer(address),
+            RequestShape(protocol=protocol, model="other"),
+            LoadProfile(SHORT),
+        )
     assert caught.value.code is ErrorCode.UNAVAILABLE
 
 
@@ -84,7 +90,11 @@ def test_nobody_listens() -> None:
     (port,) = free_ports(1)
     for protocol in Protocols:
         with pytest.raises(MlctlError, match="does not answer"):
-            bench(Served(Address("127.0.0.1", port, False, {})), Asking(protocol), Load(SHORT))
+            bench(
+                MeasuredServer(Address("127.0.0.1", port, False, {})),
+                RequestShape(protocol),
+                LoadProfile(SHORT),
+            )
     assert asyncio.run(batches_so_far(Address("127.0.0.1", port, False, {}))) is None
 
 

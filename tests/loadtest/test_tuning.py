@@ -9,18 +9,18 @@ import pytest
 
 from bento.packaging import BuiltBento
 from bundle.errors import ErrorCode, MlctlError
-from loadtest.figures import Record, summarize
-from loadtest.runs import Asking, Load, Protocols
+from loadtest.figures import LatencyRecord, summarize
+from loadtest.runs import LoadProfile, Protocols, RequestShape
 from loadtest.server import serving
 from loadtest.tuning import Goal, Tuned, Tuning, environment_of, judge
 from rollout.drivers.local.launcher import free_ports
 from services.runtime.bento_store import BentoInfo, find_bento
 
-LOAD = Load(0.3, clients=(1, 4))
+LOAD = LoadProfile(0.3, clients=(1, 4))
 
 
-def figures(rate: float, p99: float, failed: int = 0) -> Record:
-    record = Record(latencies=[p99 / 1e3] * int(rate))
+def figures(rate: float, p99: float, failed: int = 0) -> LatencyRecord:
+    record = LatencyRecord(latencies=[p99 / 1e3] * int(rate))
     record.errors.update({"503 queue_full": failed} if failed else {})
     return record
 
@@ -44,7 +44,7 @@ def test_at_a_rate_what_costs_least_cpu_counts() -> None:
 
 
 def test_nothing_answered_does_not_fit() -> None:
-    _, score = judge((summarize(Record(), 1.0, clients=1),), 10.0)
+    _, score = judge((summarize(LatencyRecord(), 1.0, clients=1),), 10.0)
     assert not score.fits
 
 
@@ -70,7 +70,9 @@ def bento(
 
 def tune(bento: BentoInfo, ports: list[tuple[int, int]], told: list[str]) -> Tuned:
     # No time for more than the first trial, which is always made.
-    return Tuning(bento, Asking(), LOAD, Goal(5000.0, 0.0), ports.pop, told.append, cores=1).run()
+    return Tuning(
+        bento, RequestShape(), LOAD, Goal(5000.0, 0.0), ports.pop, told.append, cores=1
+    ).run()
 
 
 def test_a_search_goes_on_where_it_stood(bento: BentoInfo) -> None:

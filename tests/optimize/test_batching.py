@@ -15,14 +15,14 @@ from prometheus_client import CollectorRegistry
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle
-from optimize.batching import DEFAULT, Joining, read_joining
+from optimize.batching import DEFAULT, BatchingOptions, read_joining
 from optimize.pipeline import optimize
 from optimize.prepare import Options
 from optimize.recipes.base import Target
 from optimize.recipes.discovery import select
 from registry.catalog import SourceModel
-from services.online.models.served_model import ModelHost
-from services.online.settings import Settings
+from services.online.models.served_model import ServedModel
+from services.online.settings import ServerSettings
 from tests.support.bundles import expected
 from tests.support.memory_catalog import MemoryCatalog
 from tests.support.sources import onnx_source, save_rows
@@ -36,21 +36,21 @@ def test_buckets_follow_row_independence() -> None:
 
 
 def test_sizes_double_up_to_the_most_rows() -> None:
-    assert Joining(max_rows=48).sizes == (1, 2, 4, 8, 16, 32, 48)
-    assert Joining(max_rows=1).sizes == (1,)
-    assert Joining(buckets=(1, 3, 9)).batching(row_independent=True).max_rows == 9
+    assert BatchingOptions(max_rows=48).sizes == (1, 2, 4, 8, 16, 32, 48)
+    assert BatchingOptions(max_rows=1).sizes == (1,)
+    assert BatchingOptions(buckets=(1, 3, 9)).batching(row_independent=True).max_rows == 9
 
 
 def test_rows_that_influence_each_other_keep_only_what_is_of_the_queue() -> None:
-    wanted = Joining(max_rows=64, pad={"x": 0}, max_queue_rows=7, max_queue_ms=2.5)
+    wanted = BatchingOptions(max_rows=64, pad={"x": 0}, max_queue_rows=7, max_queue_ms=2.5)
     batching = wanted.batching(row_independent=False)
     assert (batching.max_rows, batching.buckets, batching.pad) == (1, (1,), None)
     assert (batching.max_queue_rows, batching.max_queue_ms) == (7, 2.5)
 
 
 def test_numbers_are_kept_by_the_sizes_that_they_were_measured_with() -> None:
-    assert DEFAULT.key == Joining(max_rows=32, max_wait_ms=3).key == {}
-    assert Joining(max_rows=4).key == {"batches": "1,2,4"}
+    assert DEFAULT.key == BatchingOptions(max_rows=32, max_wait_ms=3).key == {}
+    assert BatchingOptions(max_rows=4).key == {"batches": "1,2,4"}
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_it_is_in_the_bundle_and_served(home: Path) -> None:
     assert (batching.max_rows, batching.buckets) == (6, (1, 2, 4, 6))
 
     async def main() -> None:
-        host = ModelHost(bundle, Settings(), registry=CollectorRegistry())
+        host = ServedModel(bundle, ServerSettings(), registry=CollectorRegistry())
         await host.start()
         limits = host.limits
         assert limits is not None
@@ -147,10 +147,10 @@ def test_padding_with_what_the_datatype_has_not_is_refused_at_once(
     spec = TensorSpec(name="x", dtype=dtype, shape=(DYNAMIC, DYNAMIC))
     signature = Signature(inputs=(spec,), outputs=(spec,))
     for value in fitting:
-        Joining(pad={"x": value}).check(signature)
+        BatchingOptions(pad={"x": value}).check(signature)
     for value in others:
         with pytest.raises(MlctlError, match=f"pad: 'x' is of {dtype}, which") as caught:
-            Joining(pad={"x": value}).check(signature)
+            BatchingOptions(pad={"x": value}).check(signature)
         assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
@@ -162,6 +162,6 @@ def test_padding_of_what_has_no_length_is_refused_at_once(
             "tiny",
             tmp_path / "never read",
             catalog=onnx_catalog,
-            options=Options(joining=Joining(pad={"x": 0})),
+            options=Options(joining=BatchingOptions(pad={"x": 0})),
         )
     assert caught.value.code is ErrorCode.INVALID_INPUT

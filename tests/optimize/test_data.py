@@ -11,8 +11,8 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Datatype
 from optimize.data import (
     LabelKind,
+    RowLimits,
     Rows,
-    Sampling,
     Tensors,
     load_data,
     read_rows,
@@ -52,15 +52,15 @@ def test_the_sample_is_the_same_each_time_and_the_digest_tells_content(tmp_path:
     ]
     for arrays in others:
         digests.add(load_data(save_rows(tmp_path / "e.npz", arrays), SIGNATURE).sha256)
-    digests.add(load_data(path, SIGNATURE, Sampling(held_out_rows=9)).sha256)
+    digests.add(load_data(path, SIGNATURE, RowLimits(held_out_rows=9)).sha256)
     assert len(digests) == 5
 
 
 @pytest.mark.parametrize("size", [1, 7, 40, 1000])
 def test_chunks_leave_no_trace(size: int) -> None:
     arrays: Tensors = {"x": X, "y": LABELS}
-    whole = read_rows(Batches(arrays, 40), SIGNATURE, Sampling())
-    found = read_rows(Batches(arrays, size), SIGNATURE, Sampling())
+    whole = read_rows(Batches(arrays, 40), SIGNATURE, RowLimits())
+    found = read_rows(Batches(arrays, size), SIGNATURE, RowLimits())
     assert found.sha256 == whole.sha256
     for have, want in ((found.calibration, whole.calibration), (found.held_out, whole.held_out)):
         np.testing.assert_array_equal(have.inputs["image"], want.inputs["image"])
@@ -70,7 +70,7 @@ def test_chunks_leave_no_trace(size: int) -> None:
 def test_rows_keep_their_labels_and_both_parts_their_proportions() -> None:
     labels = np.array([0] * 3000 + [1] * 1000)
     arrays = {"x": np.stack([np.arange(4000), labels], 1).astype(np.float32), "y": labels}
-    data = read_rows(Batches(arrays, 333), SIGNATURE, Sampling(200, 400))
+    data = read_rows(Batches(arrays, 333), SIGNATURE, RowLimits(200, 400))
     assert (data.calibration.count, data.held_out.count) == (200, 400)
     for rows in (data.calibration, data.held_out):
         assert rows.labels is not None
@@ -92,19 +92,19 @@ def test_any_first_part_of_a_split_holds_every_label_in_proportion() -> None:
 
 
 def test_the_seed_decides_which_rows_are_taken() -> None:
-    first, second = (split(Rows({"x": X}, None), Sampling(seed=seed))[0] for seed in (1, 2))
+    first, second = (split(Rows({"x": X}, None), RowLimits(seed=seed))[0] for seed in (1, 2))
     assert not np.array_equal(first.inputs["x"], second.inputs["x"])
 
 
 @pytest.mark.parametrize("limits", [{"calibration_rows": 0}, {"held_out_rows": 0}, {"seed": -1}])
 def test_a_sampling_of_nothing_is_refused(limits: dict[str, int]) -> None:
     with pytest.raises(MlctlError, match=f"{next(iter(limits))} = .* is out of range"):
-        Sampling(**limits)
+        RowLimits(**limits)
 
 
 def test_quantities_are_kept_as_floats() -> None:
     targets = np.linspace(0, 1, 80, dtype=np.float32).reshape(40, 2)
-    data = read_rows(Batches({"x": X, "y": targets}, 9), SIGNATURE, Sampling())
+    data = read_rows(Batches({"x": X, "y": targets}, 9), SIGNATURE, RowLimits())
     assert data.held_out.labels is not None
     assert data.held_out.labels.shape == (30, 2)
     assert data.held_out.labels.dtype == np.float64
@@ -112,9 +112,9 @@ def test_quantities_are_kept_as_floats() -> None:
 
 def test_big_endian_rows_are_the_same_rows() -> None:
     swapped = {"x": X.astype(">f4"), "y": LABELS.astype(">i4")}
-    data = read_rows(Batches(swapped, 40), SIGNATURE, Sampling())
+    data = read_rows(Batches(swapped, 40), SIGNATURE, RowLimits())
     assert data.held_out.inputs["image"].dtype == np.float32
-    plain = read_rows(Batches({"x": X, "y": LABELS}, 40), SIGNATURE, Sampling())
+    plain = read_rows(Batches({"x": X, "y": LABELS}, 40), SIGNATURE, RowLimits())
     assert data.sha256 == plain.sha256
 
 
@@ -153,7 +153,7 @@ def test_wrong_data_is_named(tmp_path: Path, arrays: dict[str, np.ndarray], reas
 
 def test_a_row_is_counted_over_all_chunks() -> None:
     with pytest.raises(MlctlError, match="first in row 17"):
-        read_rows(Batches({"x": NAN}, 5), SIGNATURE, Sampling())
+        read_rows(Batches({"x": NAN}, 5), SIGNATURE, RowLimits())
 
 
 def test_several_inputs_go_by_their_own_names(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from optimize.data import Sampling, Tensors, load_data, read_rows
+from optimize.data import RowLimits, Tensors, load_data, read_rows
 from tests.support.eval_rows import Batches, signature
 
 SIGNATURE = signature(2)
@@ -103,7 +103,7 @@ def test_batches_are_rows(name: str, capsys: pytest.CaptureFixture[str]) -> None
         "x": np.arange(80, dtype=np.float32).reshape(40, 2),
         "labels": np.repeat(np.arange(4), 10),
     }
-    want = read_rows(Batches(arrays, 40), SIGNATURE, Sampling())
+    want = read_rows(Batches(arrays, 40), SIGNATURE, RowLimits())
     assert found.sha256 == want.sha256
     np.testing.assert_array_equal(found.held_out.inputs["image"], want.held_out.inputs["image"])
     assert capsys.readouterr().out == ""

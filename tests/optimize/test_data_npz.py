@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from optimize.data import Sampling, load_data, read_rows
+from optimize.data import RowLimits, load_data, read_rows
 from optimize.data.npz import NpzSource
 from tests.support.eval_rows import Batches, signature
 from tests.support.sources import save_rows
@@ -30,8 +30,8 @@ def test_every_form_gives_the_same_rows(tmp_path: Path, form: str, chunk_bytes: 
         np.savez_compressed(path, image=X, labels=LABELS)
     else:
         np.savez(path, image=np.asfortranarray(X) if form == "fortran" else X, labels=LABELS)
-    found = read_rows(NpzSource(path, chunk_bytes), SIGNATURE, Sampling())
-    want = read_rows(Batches({"image": X, "labels": LABELS}, 40), SIGNATURE, Sampling())
+    found = read_rows(NpzSource(path, chunk_bytes), SIGNATURE, RowLimits())
+    want = read_rows(Batches({"image": X, "labels": LABELS}, 40), SIGNATURE, RowLimits())
     assert found.sha256 == want.sha256
     np.testing.assert_array_equal(found.held_out.inputs["image"], want.held_out.inputs["image"])
 
@@ -45,7 +45,7 @@ def test_a_large_file_is_read_in_bounded_memory(tmp_path: Path, fortran: bool) -
     tracemalloc.start()
     try:
         source = NpzSource(tmp_path / "d.npz", MEGABYTE)
-        data = read_rows(source, signature(256), Sampling(100, 500))
+        data = read_rows(source, signature(256), RowLimits(100, 500))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -13,8 +13,8 @@ import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Datatype, Signature
-from optimize.data import Sampling, load_data, read_rows
-from optimize.data.parquet import ParquetSource
+from optimize.data import RowLimits, load_data, read_rows
+from optimize.data.parquet import ParquetRows
 from tests.support.eval_rows import TOKENS, Batches, flat_lists, save_parquet, signature
 
 X = np.arange(480, dtype=np.float32).reshape(40, 4, 3)
@@ -33,8 +33,8 @@ def test_lists_are_rows_whatever_their_form(tmp_path: Path, form: str, chunk_byt
     path = save_parquet(
         tmp_path / "d.parquet", {"image": column, "label": LABELS}, row_group_size=13
     )
-    found = read_rows(ParquetSource(path, SIGNATURE, chunk_bytes), SIGNATURE, Sampling())
-    want = read_rows(Batches({"image": X, "labels": LABELS}, 40), SIGNATURE, Sampling())
+    found = read_rows(ParquetRows(path, SIGNATURE, chunk_bytes), SIGNATURE, RowLimits())
+    want = read_rows(Batches({"image": X, "labels": LABELS}, 40), SIGNATURE, RowLimits())
     assert found.sha256 == want.sha256
     np.testing.assert_array_equal(found.held_out.inputs["image"], want.held_out.inputs["image"])
 
@@ -102,7 +102,7 @@ def test_lists_whose_length_changes_between_batches_are_refused(tmp_path: Path) 
     path = save_parquet(tmp_path / "d.parquet", {"x": RAGGED})
     wanted = signature(-1)
     with pytest.raises(MlctlError, match=r"input image changes .*\[rows, 2\] .*\[rows, 3\]"):
-        read_rows(ParquetSource(path, wanted, 1), wanted, Sampling())
+        read_rows(ParquetRows(path, wanted, 1), wanted, RowLimits())
 
 
 @pytest.mark.parametrize("cut", [4, 400])
@@ -126,14 +126,14 @@ def test_without_pyarrow_the_package_is_named(
 _PEAK = """
 import sys, pyarrow as pa
 from pathlib import Path
-from optimize.data import Sampling, read_rows
-from optimize.data.parquet import ParquetSource
+from optimize.data import RowLimits, read_rows
+from optimize.data.parquet import ParquetRows
 from tests.support.eval_rows import signature
 pool = pa.proxy_memory_pool(pa.default_memory_pool())
 pa.set_memory_pool(pool)
 wanted = signature(256)
-source = ParquetSource(Path(sys.argv[1]), wanted, 1 << 20)
-data = read_rows(source, wanted, Sampling(100, 500))
+source = ParquetRows(Path(sys.argv[1]), wanted, 1 << 20)
+data = read_rows(source, wanted, RowLimits(100, 500))
 labels = data.held_out.labels
 assert (data.held_out.inputs["image"][:, 0] % 10 == labels).all()
 print(pool.max_memory())

@@ -11,8 +11,8 @@ import pytest
 from bundle.errors import MlctlError
 from bundle.sampling import Sampling as Recorded
 from bundle.tensors import Signature
-from optimize.data import Sampling, load_data, read_rows
-from services.online.observability.calls import Payload
+from optimize.data import RowLimits, load_data, read_rows
+from services.online.observability.calls import RecordedPayload
 from services.online.observability.segments import SegmentWriter
 from tests.support.eval_rows import Batches, save_parquet, signature
 
@@ -29,7 +29,9 @@ def record(folder: Path, of: Signature = SIGNATURE, sampling: Recorded = ALL) ->
         rows = X[start : start + 1 + number % 4]
         scores = {"scores": np.zeros((len(rows), 3), np.float32)}
         request_id = f"r{number}"
-        payloads.append(Payload(request_id, 1, sampling, len(rows), 0, {"image": rows}, scores))
+        payloads.append(
+            RecordedPayload(request_id, 1, sampling, len(rows), 0, {"image": rows}, scores)
+        )
         start, number = start + len(rows), number + 1
     for first in range(0, len(payloads), 4):
         writer.write(payloads[first : first + 4], sampling, now=first)
@@ -39,7 +41,7 @@ def test_a_folder_of_segments_has_the_rows_in_order(tmp_path: Path) -> None:
     record(tmp_path)
     (tmp_path / ".half.parquet").write_bytes(b"not written yet")
     found = load_data(tmp_path, SIGNATURE)
-    want = read_rows(Batches({"image": X}, 40), SIGNATURE, Sampling())
+    want = read_rows(Batches({"image": X}, 40), SIGNATURE, RowLimits())
     assert found.sha256 == want.sha256
     np.testing.assert_array_equal(
         found.calibration.inputs["image"], want.calibration.inputs["image"]

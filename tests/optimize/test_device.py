@@ -8,7 +8,7 @@ import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from optimize import device as place
-from optimize.device import Place, find_place
+from optimize.device import RunDevice, find_place
 from optimize.recipes.base import Target
 from services.runtime.tensorrt.devices import Gpu
 
@@ -30,12 +30,12 @@ def unavailable(*_: object) -> None:
 
 @pytest.mark.parametrize("target", [Target.CUDA, Target.TENSORRT])
 def test_find_place__the_machine_has_the_target__names_its_gpu(target: Target) -> None:
-    assert find_place(target, GRAPH) == Place(target, target.value, device=DEVICE)
+    assert find_place(target, GRAPH) == RunDevice(target, target.value, device=DEVICE)
 
 
 def test_find_place__cpu__asks_for_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(place, "find_gpu", unavailable)
-    assert find_place(Target.CPU, GRAPH) == Place(Target.CPU, "cpu")
+    assert find_place(Target.CPU, GRAPH) == RunDevice(Target.CPU, "cpu")
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from onnx import helper
 import optimize.judge
 from bundle.clock import SystemClock
 from bundle.manifest import Batching
-from optimize.batching import DEFAULT, Joining
+from optimize.batching import DEFAULT, BatchingOptions
 from optimize.data import Rows
-from optimize.device import Place
+from optimize.device import RunDevice
 from optimize.goals import Goals
 from optimize.judge import Baseline, QualityMeter, measure_variant, run_rows
 from optimize.metrics.scores import load_metric
@@ -30,7 +30,7 @@ from services.runtime.session import Session, open_session
 from tests.optimize.recipes.quantize.nets import product_net, save_net, token_rows
 from tests.support.sessions import FunctionSession
 
-CPU = Place(Target.CPU, "cpu")
+CPU = RunDevice(Target.CPU, "cpu")
 ROWS = token_rows(24)
 
 
@@ -48,7 +48,11 @@ def dynamic(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def measured(
-    source: Path, directory: Path, *, row_independent: bool = True, joining: Joining = DEFAULT
+    source: Path,
+    directory: Path,
+    *,
+    row_independent: bool = True,
+    joining: BatchingOptions = DEFAULT,
 ) -> Measured:
     outputs = open_session(source).run(ROWS.inputs)
     baseline = Baseline(ROWS, outputs, row_independent, None, joining)
@@ -75,7 +79,7 @@ def test_one_that_leaves_rows_alone_is_joined(source: Path) -> None:
 
 
 def test_a_single_row_is_timed_also_where_no_batch_is_so_small(source: Path) -> None:
-    found = measured(source, source.parent, joining=Joining(buckets=(4, 8)))
+    found = measured(source, source.parent, joining=BatchingOptions(buckets=(4, 8)))
     assert [each.batch for each in found.latency] == [1, 4, 8]
 
 
@@ -94,7 +98,7 @@ def test_an_engine_for_small_batches_has_room_for_the_proof(
         return FunctionSession(run)
 
     monkeypatch.setattr(optimize.judge, "open_session", engine)
-    joining = Joining(max_rows=max_rows)
+    joining = BatchingOptions(max_rows=max_rows)
     assert not measured(source, dynamic, joining=joining).row_independent
     found = measured(source, source.parent, joining=joining)
     assert found.row_independent

@@ -12,7 +12,7 @@ import pytest
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import sha256_file
 from bundle.verify import verify
-from optimize.events import Event, Stage, Status
+from optimize.events import Stage, StepEvent, StepStatus
 from optimize.goals import Goals, Prefer
 from optimize.pipeline import NothingPassedError, OptimizeResult, optimize
 from optimize.prepare import Options
@@ -35,12 +35,12 @@ FP32 = select(["fp32"], Target.CPU)
 class Recorder:
     """A progress that remembers."""
 
-    events: list[Event] = field(default_factory=list)
+    events: list[StepEvent] = field(default_factory=list)
 
-    def event(self, event: Event) -> None:
+    def event(self, event: StepEvent) -> None:
         self.events.append(event)
 
-    def statuses(self, stage: Stage) -> list[Status]:
+    def statuses(self, stage: Stage) -> list[StepStatus]:
         return [event.status for event in self.events if event.stage is stage]
 
 
@@ -103,7 +103,7 @@ def test_three_variants_are_measured_and_one_is_registered_back(
     assert result.chosen.variant.recipe == min(
         by_recipe, key=lambda r: sizes[list(by_recipe).index(r)]
     )
-    assert recorder.statuses(Stage.PUBLISH) == [Status.STARTED, Status.FINISHED]
+    assert recorder.statuses(Stage.PUBLISH) == [StepStatus.STARTED, StepStatus.FINISHED]
 
     source = catalog.resolve("Digits/1")
     published = catalog.find_optimized("Digits/1")
@@ -125,8 +125,8 @@ def test_a_rerun_takes_everything_from_the_cache_and_gives_the_same_digest(
     again = optimize(
         "Digits", digits_data, catalog=catalog, goals=Goals(prefer=Prefer.SIZE), progress=recorder
     )
-    assert recorder.statuses(Stage.EXPORT) == [Status.STARTED, Status.CACHED]
-    assert recorder.statuses(Stage.VARIANT) == [Status.STARTED, Status.CACHED] * len(ALL)
+    assert recorder.statuses(Stage.EXPORT) == [StepStatus.STARTED, StepStatus.CACHED]
+    assert recorder.statuses(Stage.VARIANT) == [StepStatus.STARTED, StepStatus.CACHED] * len(ALL)
     assert again.digest == first.digest
     assert again.published == first.published
     shutil.rmtree(first.bundle.root)

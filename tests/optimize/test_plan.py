@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from optimize.data import Sampling
+from optimize.data import RowLimits
 from optimize.goals import Goals, Prefer
 from optimize.pipeline import optimize
 from optimize.plan import Plan, make_plan
@@ -56,7 +56,7 @@ def test_what_was_done_is_cached(onnx_catalog: MemoryCatalog, data: Path, home: 
     optimize("tiny", data, catalog=onnx_catalog, goals=GOALS, recipes=RECIPES)
     assert to_do(plan(onnx_catalog, data)) == ["publish"]
 
-    other = Options(sampling=Sampling(held_out_rows=20))
+    other = Options(sampling=RowLimits(held_out_rows=20))
     assert "export" in to_do(plan(onnx_catalog, data, other))
 
     for measured in (home / "cache" / "optimize").glob("*/measured.json"):

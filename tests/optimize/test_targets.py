@@ -14,7 +14,7 @@ from optimize.prepare import Options
 from optimize.recipes.base import Target
 from optimize.recipes.discovery import select
 from registry.mlflow_catalog import MlflowCatalog
-from services.online.settings import Settings
+from services.online.settings import ServerSettings
 from services.runtime.scorer import Scorer
 from tests.optimize.conftest import images
 from tests.support.sources import save_rows
@@ -62,9 +62,9 @@ def test_a_bundle_for_another_device_is_served_here_only_when_told_to(
         goals=LOOSE,
     )
     with pytest.raises(MlctlError) as caught:
-        Scorer.open(result.bundle, Settings())
+        Scorer.open(result.bundle, ServerSettings())
     assert caught.value.code is ErrorCode.PROVIDER_UNAVAILABLE
-    scorer = Scorer.open(result.bundle, Settings(provider="cpu"))
+    scorer = Scorer.open(result.bundle, ServerSettings(provider="cpu"))
     assert np.isfinite(scorer.run({"x": images()[:3]})["logits"]).all()
 
 

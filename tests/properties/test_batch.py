@@ -15,7 +15,7 @@ from bundle.errors import ErrorCode, MlctlError
 from services.batch.base import SourceRequest
 from services.batch.sources.parquet import ParquetSource
 from services.runtime.bisect import Arrays, TooManyError, score_rows
-from services.runtime.faults import ModelError
+from services.runtime.faults import ModelRunError
 from services.runtime.tabular.values import row_as_json, rows_from_json
 
 
@@ -28,7 +28,7 @@ def test_bisecting_finds_exactly_the_rows_at_fault(rows: int, data: st.DataObjec
         nonlocal calls
         calls += 1
         if bad & set(inputs["x"].tolist()):
-            raise ModelError("poison")
+            raise ModelRunError("poison")
         return {"y": inputs["x"] * 2}
 
     scored = score_rows(run, {"x": np.arange(rows)})

@@ -12,9 +12,9 @@ from rollout.domain import e_values as eprocess
 from rollout.domain import gates
 from rollout.domain import state_machine as machine
 from rollout.domain.counts import Counts, Totals, Window
-from rollout.domain.gates import Action, Evidence
+from rollout.domain.gates import Action, GateEvidence
 from rollout.domain.spec import Outcome, RolloutSpec
-from rollout.domain.state_machine import Look, Phase, Progress
+from rollout.domain.state_machine import Look, RolloutPhase, RolloutProgress
 
 SPEC = RolloutSpec(
     steps=(10, 50, 100),
@@ -48,7 +48,7 @@ looks = st.builds(Look, st.none() | windows, healthy=st.booleans(), alive=st.jus
 def test_evidence_stays_finite_and_is_a_function_of_its_ticks(
     ticks: list[Window], seed: int
 ) -> None:
-    first = second = Evidence(seed=seed)
+    first = second = GateEvidence(seed=seed)
     for window in ticks:
         first = gates.fold(first, window, SPEC)
         second = gates.fold(second, window, SPEC)
@@ -58,7 +58,7 @@ def test_evidence_stays_finite_and_is_a_function_of_its_ticks(
 
 @given(st.lists(harmless, max_size=30))
 def test_a_candidate_without_a_fault_is_never_rolled_back(ticks: list[Window]) -> None:
-    evidence = Evidence(seed=1)
+    evidence = GateEvidence(seed=1)
     for window in ticks:
         evidence = gates.fold(evidence, window, SPEC)
         assert gates.harm(evidence, SPEC) is None
@@ -73,7 +73,7 @@ def test_a_side_without_hits_is_never_worse(ours: Counts, theirs: Counts, seed: 
 @given(st.lists(looks, max_size=60))
 def test_whatever_is_seen_the_machine_keeps_its_promises(series: list[Look]) -> None:
     """Steps rise by one, no step is taken without its requests, and a rollback is final."""
-    progress = machine.move(Progress(phase=Phase.WARM), machine.Signal.NEXT_STEP, 0.0)
+    progress = machine.move(RolloutProgress(phase=RolloutPhase.WARM), machine.Signal.NEXT_STEP, 0.0)
     weights = [machine.candidate_weight(progress, SPEC)]
     for second, look in enumerate(series, start=1):
         if progress.phase not in machine.EXPOSED:
@@ -84,13 +84,13 @@ def test_whatever_is_seen_the_machine_keeps_its_promises(series: list[Look]) -> 
         if verdict.action is Action.ADVANCE:
             assert progress.step_requests >= SPEC.min_requests
             assert look.window is not None or progress.step_ticks >= gates.MIN_TICKS
-        if progress.phase is Phase.BAKE and verdict.action is Action.ADVANCE:
+        if progress.phase is RolloutPhase.BAKE and verdict.action is Action.ADVANCE:
             assert gates.unproved(progress.evidence, SPEC) is None
         progress = machine.obey(progress, verdict, SPEC, now)
         weights.append(machine.candidate_weight(progress, SPEC))
     allowed = {0: {0}, 10: {0, 10, 50}, 50: {0, 50, 100}, 100: {0, 100}}
     assert all(after in allowed[before] for before, after in pairwise(weights))
-    if progress.phase is Phase.ROLLBACK:
+    if progress.phase is RolloutPhase.ROLLBACK:
         assert weights[-1] == 0
         assert progress.planned in (Outcome.ROLLED_BACK, Outcome.INCONCLUSIVE)
         assert progress.ruling is not None

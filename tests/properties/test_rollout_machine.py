@@ -14,17 +14,24 @@ from hypothesis import strategies as st
 from bundle.clock import ManualClock
 from bundle.errors import ErrorCode, MlctlError
 from rollout.daemon.controller import Controller, Watch, World
-from rollout.domain.operator_commands import Wish
-from rollout.domain.ports import PlaneRejected, Probe
-from rollout.domain.spec import Colour, OnInconclusive, Outcome, Ports, RolloutSpec, Settings
-from rollout.domain.state_machine import Phase
+from rollout.domain.operator_commands import OperatorCommand
+from rollout.domain.ports import PlaneRejected, ProcessState
+from rollout.domain.spec import (
+    DeploymentSettings,
+    OnInconclusive,
+    Outcome,
+    Ports,
+    RolloutSpec,
+    Slot,
+)
+from rollout.domain.state_machine import RolloutPhase
 from rollout.journal.journal import Journal
 from tests.support.memory import MemoryLauncher, MemoryPlane
 from tests.support.rollouts import revision
 
 EDGES = (100.0,)
 STEPS = (10, 50, 100)
-BLUE, GREEN = Colour.BLUE, Colour.GREEN
+BLUE, GREEN = Slot.BLUE, Slot.GREEN
 DEEDS = ("good", "bad", "silent", "died", "sick", "unseen", "taken over", "refused")
 SPECS = st.builds(
     RolloutSpec,
@@ -39,7 +46,8 @@ SPECS = st.builds(
     mirror_percent=st.sampled_from([0, 5]),
 )
 EVENTS = st.lists(
-    st.one_of(st.just("good"), st.sampled_from(DEEDS), st.sampled_from(Wish)), max_size=30
+    st.one_of(st.just("good"), st.sampled_from(DEEDS), st.sampled_from(OperatorCommand)),
+    max_size=30,
 )
 
 
@@ -55,12 +63,12 @@ class Stage:
 
     def __post_init__(self) -> None:
         self.plane = MemoryPlane(EDGES, can_mirror=self.can_mirror)
-        self.journal.create("shop", Ports(1, 2), Settings(), revision("tiny:aa"))
+        self.journal.create("shop", Ports(1, 2), DeploymentSettings(), revision("tiny:aa"))
         self.id = self.journal.begin("shop", revision("tiny:bb"), self.spec)
         self.take_over()
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> RolloutPhase:
         return self.journal.rollout(self.id).progress.phase
 
     @property
@@ -73,11 +81,11 @@ class Stage:
         world = World(self.plane, self.plane, self.launcher, self.clock, EDGES)
         rollout = self.journal.rollout(self.id)
         self.controller = Controller(rollout, world, self.journal, watch)
-        if unseen is not None and self.phase not in (Phase.PENDING, Phase.DONE):
+        if unseen is not None and self.phase not in (RolloutPhase.PENDING, RolloutPhase.DONE):
             self.controller.resume(unseen)
 
     def do(self, what: str) -> None:
-        if isinstance(what, Wish):
+        if isinstance(what, OperatorCommand):
             with contextlib.suppress(MlctlError):  # a wish that nothing can obey is refused
                 self.journal.request("shop", what, "by hand")
         elif what in ("unseen", "taken over"):
@@ -95,7 +103,7 @@ class Stage:
         self.plane.healthy[GREEN] = what != "sick"
         self.plane.rejects = what == "refused"
         if what == "died" and GREEN in self.launcher.probes:
-            self.launcher.probes[GREEN] = Probe.DEAD
+            self.launcher.probes[GREEN] = ProcessState.DEAD
         with contextlib.suppress(PlaneRejected):
             self.controller.tick()
         self.plane.rejects = False
@@ -113,7 +121,7 @@ class Stage:
         for colour, weight in plane.weights.items():
             assert weight == 0 or plane.endpoints.get(colour) != (), f"{colour} has no endpoint"
         if not proved:
-            assert self.launcher.probes.get(BLUE) is not Probe.DEAD
+            assert self.launcher.probes.get(BLUE) is not ProcessState.DEAD
         ends = [one for one in self.journal.events("shop", rollout=self.id) if one.kind == "ended"]
         assert len(ends) == (rollout.outcome is not None)
         if rollout.outcome is not None:
@@ -137,16 +145,16 @@ def test_any_order_of_events_ends_with_the_traffic_where_the_record_says(
             journal._db.execute("pragma synchronous = off")  # no machine loses power here
             stage = Stage(journal, clock, spec, can_mirror)
             for what in events:
-                if stage.phase is Phase.DONE:
+                if stage.phase is RolloutPhase.DONE:
                     break
                 stage.refuses_a_second()
                 stage.do(what)
             for _ in range(300):
-                if stage.phase is Phase.DONE:
+                if stage.phase is RolloutPhase.DONE:
                     break
-                if stage.phase is Phase.PAUSED:
+                if stage.phase is RolloutPhase.PAUSED:
                     # What nobody can prove, as copies that nobody compares, would pause for ever.
-                    stage.do(Wish.ABORT if stage.expired else Wish.RESUME)
+                    stage.do(OperatorCommand.ABORT if stage.expired else OperatorCommand.RESUME)
                 stage.do("good")
             outcome = journal.rollout(stage.id).outcome
             event(f"outcome {outcome}")

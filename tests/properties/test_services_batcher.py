@@ -10,7 +10,13 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from bundle.errors import ErrorCode, MlctlError
-from services.online.batching.scheduler import Batcher, Limits, Priority, QueueFullError, Ticket
+from services.online.batching.scheduler import (
+    BatchScheduler,
+    Limits,
+    Priority,
+    QueueFullError,
+    Ticket,
+)
 from services.protocol.priority import TURNS
 from services.runtime.batch_costs import BatchCosts
 
@@ -19,7 +25,7 @@ SECONDS = st.integers(0, 24).map(lambda eighths: eighths / 8)  # sums of these a
 
 
 class Policy(RuleBasedStateMachine):
-    """Plays a server around a `Batcher` and keeps its own, naive books."""
+    """Plays a server around a `BatchScheduler` and keeps its own, naive books."""
 
     joinable = True
     gather = False
@@ -37,7 +43,7 @@ class Policy(RuleBasedStateMachine):
             gather=self.gather,
             sizes=self.sizes,
         )
-        self.policy = Batcher(limits, BatchCosts({1: 0.25, 8: 0.5}))
+        self.policy = BatchScheduler(limits, BatchCosts({1: 0.25, 8: 0.5}))
         self.now = 0.0
         self.waiting: dict[int, Ticket] = {}
         self.running: list[Ticket] = []

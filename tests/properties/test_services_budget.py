@@ -20,9 +20,9 @@ from prometheus_client import CollectorRegistry
 from services.online.grpc.server import GrpcServer
 from services.online.http.app import V2App
 from services.online.http.connection.protocol import lean_protocol
-from services.online.http.inference import Inference
-from services.online.models.served_model import ModelHost
-from services.online.settings import Settings
+from services.online.http.inference import InferHandler
+from services.online.models.served_model import ServedModel
+from services.online.settings import ServerSettings
 from services.protocol.messages import SERVICE, methods
 from tests.support.listening import Listening, listening, until
 from tests.support.streams import counting_row, make_stream_bundle
@@ -71,12 +71,12 @@ GRPC = st.tuples(
 @dataclass(slots=True)
 class Bench:
     runner: asyncio.Runner
-    host: ModelHost
+    host: ServedModel
     grpc: list[GrpcServer]
 
     def run(self, over_http: list[Any], over_grpc: list[Any]) -> None:
         async def main() -> None:
-            inference = Inference(self.host)
+            inference = InferHandler(self.host)
             app = V2App(self.host, inference)
             async with asyncio.timeout(60), listening(app, lean_protocol(inference)) as server:
                 asked = [ask_http(server, *one) for one in over_http]
@@ -151,7 +151,9 @@ async def ask_http(server: Listening, kind: str, share: float, ending: str, read
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     bundle = make_stream_bundle(tmp_path_factory.mktemp("budget") / "bundle")
     with asyncio.Runner() as runner:
-        host = ModelHost(bundle, Settings(max_body_bytes=5000), registry=CollectorRegistry())
+        host = ServedModel(
+            bundle, ServerSettings(max_body_bytes=5000), registry=CollectorRegistry()
+        )
 
         async def start() -> list[GrpcServer]:
             await host.start()

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from bundle.errors import ErrorCode, MlctlError
 from services.online.batching.admission import Limits, QueueFullError
-from services.online.batching.scheduler import Batcher
+from services.online.batching.scheduler import BatchScheduler
 from services.protocol.priority import Ticket
 from services.runtime.batch_costs import BatchCosts
 
@@ -26,7 +26,7 @@ class Turns(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         limits = Limits(MAX_ROWS, MAX_QUEUE, max_long=MAX_LONG)
-        self.policy = Batcher(limits, BatchCosts({1: 0.25, 8: 0.5}))
+        self.policy = BatchScheduler(limits, BatchCosts({1: 0.25, 8: 0.5}))
         self.now = 0.0
         self.short: dict[int, Ticket] = {}
         self.long: dict[int, Ticket] = {}

@@ -8,9 +8,9 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout.domain.join import Joiner, Key, Recorded, Side
+from rollout.domain.join import AnswerSide, Joiner, Key, Recorded
 
-ARRIVALS = st.lists(st.tuples(st.sampled_from(list(Side)), st.integers(0, 8)), max_size=60)
+ARRIVALS = st.lists(st.tuples(st.sampled_from(list(AnswerSide)), st.integers(0, 8)), max_size=60)
 
 
 def row(name: int) -> Recorded:
@@ -19,27 +19,27 @@ def row(name: int) -> Recorded:
 
 @given(ARRIVALS)
 def test_a_pair_is_the_first_arrival_of_each_side_with_nothing_between(
-    arrivals: list[tuple[Side, int]],
+    arrivals: list[tuple[AnswerSide, int]],
 ) -> None:
     joiner = Joiner(grace=10, capacity=1000)
     paired: Counter[Key] = Counter()
-    order: dict[Key, list[Side]] = defaultdict(list)
+    order: dict[Key, list[AnswerSide]] = defaultdict(list)
     for side, name in arrivals:
         order[row(name).key].append(side)
         paired.update(pair.live.key for pair in joiner.join(side, [row(name)], 0.0))
     wanted = {key for key, sides in order.items() if len(set(sides[:2])) == 2}
     assert paired == Counter(wanted)
     unpaired = [sides[0] for key, sides in order.items() if len(sides) == 1]
-    assert joiner.expire(11.0) == unpaired.count(Side.CANDIDATE)
+    assert joiner.expire(11.0) == unpaired.count(AnswerSide.CANDIDATE)
 
 
 @given(ARRIVALS, st.integers(1, 5))
 def test_memory_is_bounded_and_nothing_is_paired_twice(
-    arrivals: list[tuple[Side, int]], capacity: int
+    arrivals: list[tuple[AnswerSide, int]], capacity: int
 ) -> None:
     joiner, pairs, lost = Joiner(grace=3.0, capacity=capacity), 0, 0
     for now, (side, name) in enumerate(arrivals):
         pairs += len(list(joiner.join(side, [row(name)], float(now))))
         lost += joiner.expire(float(now))
-    candidates = sum(side is Side.CANDIDATE for side, _ in arrivals)
+    candidates = sum(side is AnswerSide.CANDIDATE for side, _ in arrivals)
     assert pairs + lost + joiner.expire(1e9) <= candidates

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bento.transfer.archive import list_files
-from bento.transfer.push import Place, Target
+from bento.transfer.push import Destination, TransferTarget
 from bundle.errors import ErrorCode, MlctlError
 from cli import shipping
 from registry.catalog import PublishReport
@@ -25,20 +25,20 @@ def test_a_bento_goes_to_the_registry_and_comes_back(
     monkeypatch.setenv("BENTOML_HOME", str(tmp_path / "store"))
     version = bundle.digest[:12]
     sent = small_bento(tmp_path / "store" / "bentos" / "digits" / version, bundle)
-    target = Target(Place.MLFLOW, published.uri)
+    target = TransferTarget(Destination.MLFLOW, published.uri)
     with pytest.raises(MlctlError, match="has: none") as caught:
         shipping.pull(target)
     assert caught.value.code is ErrorCode.BENTO_NOT_FOUND
-    told = shipping.push(Target(Place.MLFLOW), sent.tag, catalog, published)
+    told = shipping.push(TransferTarget(Destination.MLFLOW), sent.tag, catalog, published)
     assert told["reference"] == f"mlflow:digits-optimized/{published.version}#{version}"
     files = list_files(sent)
     monkeypatch.setenv("BENTOML_HOME", str(tmp_path / "other"))
     for tag in (None, version):
-        back = shipping.pull(Target(Place.MLFLOW, published.uri, tag))
+        back = shipping.pull(TransferTarget(Destination.MLFLOW, published.uri, tag))
         assert list_files(back) == files
         assert find_bento("digits").path == back.path
     with pytest.raises(MlctlError, match=f"'no' was looked for; .* has: {version}"):
-        shipping.pull(Target(Place.MLFLOW, published.uri, "no"))
+        shipping.pull(TransferTarget(Destination.MLFLOW, published.uri, "no"))
     with pytest.raises(MlctlError) as caught:
         catalog.fetch_attached(published, "bentos/no", tmp_path)
     assert caught.value.code is ErrorCode.BENTO_NOT_FOUND

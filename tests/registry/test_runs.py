@@ -8,12 +8,12 @@ import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from registry.mlflow_catalog import MlflowCatalog
-from registry.runs import EXPERIMENT, MlflowRuns, Sample
+from registry.runs import EXPERIMENT, MetricSample, MlflowRuns
 from registry.tracking import TRACKING_VARIABLE
 
 pytestmark = pytest.mark.slow
 
-SAMPLES = [Sample("weight", float(n), 1000.0 + n, n) for n in range(2500)]
+SAMPLES = [MetricSample("weight", float(n), 1000.0 + n, n) for n in range(2500)]
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 
 from rollout.domain import gates
 from rollout.domain.counts import Counts, Window
-from rollout.domain.gates import Evidence
+from rollout.domain.gates import GateEvidence
 from rollout.domain.spec import RolloutSpec
 from tests.support.gate_simulation import Judges, Side, Tick, proved_at, rolled_back_at
 
@@ -154,7 +154,7 @@ def test_the_simulation_is_the_gates_themselves() -> None:
     runs, ticks = 60, 80
     generator = np.random.default_rng(15)
     judges = Judges(LIMITED, runs, generator)
-    evidences = [Evidence(seed=1) for _ in range(runs)]
+    evidences = [GateEvidence(seed=1) for _ in range(runs)]
     ours, theirs = steady(50, 0.02, 0.02, runs), steady(50, 0.01, 0.01, runs)
     disagreements = fired = 0
     for tick in range(ticks):

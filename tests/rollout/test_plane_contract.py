@@ -16,14 +16,14 @@ import httpx
 import pytest
 
 from rollout.domain.counts import LATENCY_EDGES_MS, difference
-from rollout.domain.ports import Traffic
-from rollout.domain.spec import Colour
+from rollout.domain.ports import TrafficSplit
+from rollout.domain.spec import Slot
 from rollout.drivers.headers import CLIENT_HEADER, TESTER_COOKIE, TESTER_HEADER, TESTER_VALUE
 from tests.support.planes import NO_TLS, Stage, Traffickers, stage
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.slow
-BLUE, GREEN = Colour
+BLUE, GREEN = Slot
 KILL_LIMIT = 0.002
 
 
@@ -81,7 +81,7 @@ def test_a_share_is_a_share_and_is_counted(both: Stage) -> None:
         parts = difference(before, both.plane.read())
         assert parts is not None
         told = {BLUE: clients.answers["aa"], GREEN: clients.answers["bb"]}
-        return all(parts[c].requests == parts[c].timed == told[c] for c in Colour)
+        return all(parts[c].requests == parts[c].timed == told[c] for c in Slot)
 
     wait_until(counted)
 
@@ -176,7 +176,7 @@ def test_replicas_share_the_work_of_their_colour(both: Stage) -> None:
 
 
 def test_the_traffic_survives_a_restart_of_the_proxy(both: Stage) -> None:
-    both.plane.apply(Traffic({BLUE: 35, GREEN: 65}, testers=GREEN))
+    both.plane.apply(TrafficSplit({BLUE: 35, GREEN: 65}, testers=GREEN))
     both.stop_proxy()
     both.start_proxy()
     assert both.plane.weights() == {BLUE: 35, GREEN: 65}
@@ -197,7 +197,7 @@ def test_a_colour_without_a_process_is_covered_by_the_other(both: Stage) -> None
 
 
 def test_testers_reach_the_candidate_and_are_not_counted(both: Stage) -> None:
-    both.plane.apply(Traffic({BLUE: 100}, testers=GREEN))
+    both.plane.apply(TrafficSplit({BLUE: 100}, testers=GREEN))
     before = both.plane.read()
     with Traffickers(both.ports.listen, tester=True) as testers:
         testers.more(50)
@@ -215,7 +215,7 @@ def test_testers_reach_the_candidate_and_are_not_counted(both: Stage) -> None:
 def test_a_sticky_client_keeps_its_colour_while_the_weight_rises(
     both: Stage, jars: list[httpx.Client]
 ) -> None:
-    sticky = {w: Traffic({BLUE: 100 - w, GREEN: w}, sticky=True) for w in (0, 30, 60)}
+    sticky = {w: TrafficSplit({BLUE: 100 - w, GREEN: w}, sticky=True) for w in (0, 30, 60)}
     both.plane.apply(sticky[30])
     named, cookies = _by_header(both, 100), [_ask(both, jar) for jar in jars]
     assert 10 <= Counter(named)["bb"] <= 55
@@ -243,8 +243,8 @@ def _ask(both: Stage, client: httpx.Client, headers: dict[str, str] | None = Non
 
 
 def test_copies_reach_the_candidate_and_nobody_else(both: Stage) -> None:
-    shadowed = Traffic({BLUE: 100}, mirror=100, mirror_to=GREEN)
-    for colour in Colour:
+    shadowed = TrafficSplit({BLUE: 100}, mirror=100, mirror_to=GREEN)
+    for colour in Slot:
         both.replicas[colour][0].end()
         both.staff(colour, 1, "?trace=1")
     both.plane.apply(shadowed)
@@ -252,7 +252,7 @@ def test_copies_reach_the_candidate_and_nobody_else(both: Stage) -> None:
     with Traffickers(both.ports.listen) as clients:
         clients.more(100)
     assert set(clients.answers) == {"aa"}
-    asked, copied = (both.replicas[colour][0].log for colour in Colour)
+    asked, copied = (both.replicas[colour][0].log for colour in Slot)
     wait_until(lambda: _ids(asked, "request") == _ids(copied, "copy"))
     assert len(_ids(asked, "request")) == clients.sent
     after = both.plane.read()

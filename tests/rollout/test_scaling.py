@@ -17,15 +17,15 @@ from bundle.errors import ErrorCode, MlctlError
 from rollout.client import deployments
 from rollout.client import scaling as resizing
 from rollout.client.lifecycle import ensure_daemon
-from rollout.client.process_table import Row, listing
+from rollout.client.process_table import ProcessRow, listing
 from rollout.domain.process_ref import ProcessRef
-from rollout.domain.spec import Colour, Outcome, Settings
+from rollout.domain.spec import DeploymentSettings, Outcome, Slot
 from rollout.drivers.local import logs, processes
 from rollout.drivers.local.fleet import replicas_of
 from rollout.drivers.local.launcher import free_ports, process_role
 from rollout.journal import paths as places
 from rollout.journal.journal import Journal
-from rollout.journal.records import Event
+from rollout.journal.records import JournalEvent
 from tests.support.rollouts import Load, daemon_of, quick_settings, quick_spec, revision, story
 from tests.support.wait import wait_until
 
@@ -49,7 +49,7 @@ def shop(home: Path, port: int, request: pytest.FixtureRequest) -> Iterator[str]
     assert list(strays) == []
 
 
-def rows(name: str) -> dict[str, Row]:
+def rows(name: str) -> dict[str, ProcessRow]:
     ((_, found),) = listing(name)
     return {row.role: row for row in found}
 
@@ -73,7 +73,7 @@ def kinds(name: str) -> list[str]:
 
 def asleep(name: str) -> bool:
     with Journal(places.journal()) as journal:
-        return replicas_of(journal, name, Colour.BLUE) == {}
+        return replicas_of(journal, name, Slot.BLUE) == {}
 
 
 @pytest.mark.parametrize("shop", [{"replicas": 2}], indirect=True)
@@ -97,7 +97,7 @@ def test_replicas_come_go_and_die_without_a_failed_request(shop: str, port: int)
     assert rows(shop)["green/0"].restarts == 0
 
 
-def _promote(name: str, tag: str) -> list[Event]:
+def _promote(name: str, tag: str) -> list[JournalEvent]:
     rollout = deployments.promote(name, revision(tag), quick_spec())
     with pytest.raises(MlctlError) as caught:
         resizing.scale(name, 5)
@@ -226,5 +226,5 @@ def test_every_process_has_a_log(shop: str) -> None:
 )
 def test_settings_that_cannot_be_right(wrong: dict[str, int]) -> None:
     with pytest.raises(MlctlError) as caught:
-        Settings(**wrong)  # type: ignore[arg-type]
+        DeploymentSettings(**wrong)  # type: ignore[arg-type]
     assert caught.value.code is ErrorCode.INVALID_INPUT

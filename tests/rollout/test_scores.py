@@ -7,10 +7,10 @@ import pytest
 
 from rollout.domain.spec import Revision
 from rollout.journal import records
-from rollout.scores import Score, clearly_worse
+from rollout.scores import ProvedScore, clearly_worse
 
-ACCURACY = Score("digits", "accuracy", 0.89, higher_is_better=True, rows=1000, data="d")
-RMSE = Score("price", "rmse", 12.0, higher_is_better=False, rows=1000, data="d")
+ACCURACY = ProvedScore("digits", "accuracy", 0.89, higher_is_better=True, rows=1000, data="d")
+RMSE = ProvedScore("price", "rmse", 12.0, higher_is_better=False, rows=1000, data="d")
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,9 @@ RMSE = Score("price", "rmse", 12.0, higher_is_better=False, rows=1000, data="d")
         (RMSE, 3.0, False),
     ],
 )
-def test_clearly_worse__by_direction_and_noise(live: Score, value: float, worse: bool) -> None:
+def test_clearly_worse__by_direction_and_noise(
+    live: ProvedScore, value: float, worse: bool
+) -> None:
     found = clearly_worse([live], [replace(live, value=value)])
     assert bool(found) is worse
     assert all(f"{value:.4g}" in text and f"{live.value:.4g}" in text for text in found)
@@ -39,7 +41,7 @@ def test_clearly_worse__few_rows__a_loss_within_the_noise_passes() -> None:
 @pytest.mark.parametrize("field", ["model", "metric", "data", "code"])
 def test_clearly_worse__another_metric_or_other_data__not_compared(field: str) -> None:
     document = {**asdict(ACCURACY), "value": 0.1, field: "other"}
-    other = Score(**document)
+    other = ProvedScore(**document)
     assert clearly_worse([ACCURACY], [other]) == ()
 
 

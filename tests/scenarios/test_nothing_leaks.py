@@ -27,12 +27,12 @@ from services.online.batching.scheduler import QueueFullError, deadline_exceeded
 from services.online.grpc.server import GrpcServer
 from services.online.http.app import V2App
 from services.online.http.connection.protocol import lean_protocol
-from services.online.http.inference import Inference
-from services.online.models.served_model import ModelHost
+from services.online.http.inference import InferHandler
+from services.online.models.served_model import ServedModel
 from services.online.security.public import CALLERS
 from services.online.security.tokens import unauthenticated
 from services.online.server.seam import build_service
-from services.online.settings import Settings
+from services.online.settings import ServerSettings
 from services.protocol.messages import SERVICE, methods
 from tests.support.bundles import make_bundle
 from tests.support.listening import listening
@@ -75,8 +75,8 @@ class Doors:
     """One host that fails as it is told, behind every front door."""
 
     def __init__(self, bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch) -> None:
-        service = build_service(bundle, Settings())
-        self.host: ModelHost = service.inner.host
+        service = build_service(bundle, ServerSettings())
+        self.host: ServedModel = service.inner.host
         self.host._registry = CollectorRegistry()
         self.front = service.to_asgi()
         self.failure: BaseException = RuntimeError()
@@ -88,7 +88,7 @@ class Doors:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[dict[str, Ask]]:
-        inference = Inference(self.host)
+        inference = InferHandler(self.host)
         app = V2App(self.host, inference)
         server = GrpcServer(self.host, "127.0.0.1", 0)
         plain = httpx.ASGITransport(self.front, raise_app_exceptions=False)

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from examples.digits.data import load_split
-from examples.digits.traffic import Traffic, Window, request_body
+from examples.digits.traffic import LoadThread, TrafficWindow, request_body
 from rollout.drivers.local.launcher import free_ports
 from tests.scenarios.conftest import train_in_another_process
 from tests.support.mlctl import Mlctl
@@ -42,7 +42,7 @@ class Story:
 
     mlctl: Mlctl
     url: str
-    traffic: Traffic
+    traffic: LoadThread
     live: dict[str, Any]
     good: dict[str, Any]
     wrong: dict[str, Any]
@@ -78,7 +78,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         mlctl.json("up", "shop", live["tag"], "--port", str(port), "--replicas", "2")
     url = f"http://127.0.0.1:{port}/v2/models/digits/infer"
     try:
-        with Traffic(url, load_split()[1].images, RATE) as traffic:
+        with LoadThread(url, load_split()[1].images, RATE) as traffic:
             yield Story(mlctl, url, traffic, live, good, wrong)
     finally:
         mlctl.run("down", "shop")
@@ -104,7 +104,7 @@ def _build_wrong(mlctl: Mlctl, bundle: Path) -> dict[str, Any]:
     return {"tag": tag, "digest": made.digest}
 
 
-def _served(window: Window, revision: dict[str, Any]) -> int:
+def _served(window: TrafficWindow, revision: dict[str, Any]) -> int:
     return window.answered_by[revision["digest"]]
 
 

@@ -15,7 +15,7 @@ from typing import Self
 
 import pytest
 
-from services.stream.base import Message, Outgoing, Place
+from services.stream.base import Message, Outgoing, StreamUrl
 from services.stream.transports.sqlite import transport
 from tests.support.bundles import make_bundle
 from tests.support.wait import PATIENCE_SECONDS, wait_until
@@ -27,7 +27,7 @@ _PAUSE_SECONDS = 0.01
 class Load:
     """Sends messages until it is stopped; `sent` of them are durable."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: StreamUrl) -> None:
         self.sent = 0
         self._place = place
         self._enough = threading.Event()
@@ -60,9 +60,9 @@ class World:
             for name, scale in (("blue", 2.0), ("green", 3.0))
         }
 
-    def place(self, topic: str) -> Place:
+    def place(self, topic: str) -> StreamUrl:
         # Whoever is killed keeps its partition for as long as its lease.
-        return Place.parse(f"sqlite://{self._home / 'events.db'}?lease=0.5#{topic}")
+        return StreamUrl.parse(f"sqlite://{self._home / 'events.db'}?lease=0.5#{topic}")
 
     def run(self, model: str, *options: str) -> subprocess.Popen[bytes]:
         file = f"sqlite://{self._home / 'events.db'}?lease=0.5"

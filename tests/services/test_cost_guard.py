@@ -29,9 +29,9 @@ from bundle.clock import ManualClock
 from bundle.verify import VerifiedBundle
 from services.online.http.app import V2App
 from services.online.http.connection.protocol import lean_protocol
-from services.online.http.inference import Inference
-from services.online.models.served_model import ModelHost
-from services.online.settings import Settings
+from services.online.http.inference import InferHandler
+from services.online.models.served_model import ServedModel
+from services.online.settings import ServerSettings
 from tests.support import wires
 from tests.support.bundles import make_bundle
 from tests.support.wires import Wire
@@ -68,8 +68,8 @@ def text() -> bytes:
 class Server:
     """One started host and its connections."""
 
-    def __init__(self, host: ModelHost) -> None:
-        inference = Inference(host)
+    def __init__(self, host: ServedModel) -> None:
+        inference = InferHandler(host)
         self._protocol = lean_protocol(inference)
         app: Any = V2App(host, inference)
         self._config = Config(app, http=self._protocol, lifespan="off", log_config=None)
@@ -117,9 +117,9 @@ def measure(wide_bundle: VerifiedBundle) -> Measure:
     def run(use: Use) -> float:
         async def main() -> float:
             # By this clock every batch takes no time, so that what is learned is the same, too.
-            host = ModelHost(
+            host = ServedModel(
                 wide_bundle,
-                Settings(),
+                ServerSettings(),
                 clock=ManualClock(),
                 registry=CollectorRegistry(),
             )

@@ -19,9 +19,9 @@ from bundle.verify import VerifiedBundle
 from services.online.grpc.server import GrpcServer
 from services.online.http.app import V2App
 from services.online.http.connection.protocol import lean_protocol
-from services.online.http.inference import Inference
-from services.online.models.served_model import ModelHost
-from services.online.settings import Settings
+from services.online.http.inference import InferHandler
+from services.online.models.served_model import ServedModel
+from services.online.settings import ServerSettings
 from services.protocol.messages import SERVICE
 from tests.services.online.grpc.http2.conftest import Raw, head, infer_message
 from tests.support.listening import Listening, listening, until
@@ -55,7 +55,7 @@ def request_head(length: int, headers: str = "") -> bytes:
     return text.encode()
 
 
-async def declare_over_http(http: Listening, host: ModelHost) -> list[asyncio.StreamWriter]:
+async def declare_over_http(http: Listening, host: ServedModel) -> list[asyncio.StreamWriter]:
     """Announce bodies, half of them to the application behind the protocol, and send none."""
     writers = []
     for number in range(CONNECTIONS):
@@ -69,7 +69,7 @@ async def declare_over_http(http: Listening, host: ModelHost) -> list[asyncio.St
     return writers
 
 
-async def declare_over_grpc(rpc: GrpcServer, host: ModelHost) -> Raw:
+async def declare_over_grpc(rpc: GrpcServer, host: ServedModel) -> Raw:
     raw = await Raw.open(rpc.port)
     for _ in range(STREAMS):
         raw.ask(head(), b"\0" + DECLARED.to_bytes(4, "big"), end=False)
@@ -83,10 +83,10 @@ async def declare_over_grpc(rpc: GrpcServer, host: ModelHost) -> Raw:
 @asynccontextmanager
 async def serving(
     bundle: VerifiedBundle, **settings: Any
-) -> AsyncIterator[tuple[ModelHost, Inference, Listening, GrpcServer]]:
-    host = ModelHost(bundle, Settings(**settings), registry=CollectorRegistry())
+) -> AsyncIterator[tuple[ServedModel, InferHandler, Listening, GrpcServer]]:
+    host = ServedModel(bundle, ServerSettings(**settings), registry=CollectorRegistry())
     await host.start()
-    inference = Inference(host)
+    inference = InferHandler(host)
     rpc = GrpcServer(host, "127.0.0.1", 0)
     await rpc.start()
     async with listening(V2App(host, inference), lean_protocol(inference)) as http:

@@ -13,7 +13,7 @@ import pytest
 from bento.packaging import BuiltBento, build_bento
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import TRANSFORM_NAME
-from cli.provenance import Known, chain
+from cli.provenance import ProvenanceSources, chain
 from cli.revisions import find_revision
 from loadtest.parity.base import Arrays
 from loadtest.parity.online import open_online
@@ -112,7 +112,7 @@ def test_the_digest_of_one_leads_to_the_bento(shop: BuiltBento) -> None:
     bento = find_bento(shop.tag)
     models = unpack(bento.source).bundles
     assert bento.digests == {each.manifest.name: each.digest for each in models}
-    known = Known([bento], [], [], [])
+    known = ProvenanceSources([bento], [], [], [])
     assert known.digests() == {shop.digest, *bento.digests.values()}
     found = chain(models[1].digest, known)
     assert found["bentos"] == [shop.tag]

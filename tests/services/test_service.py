@@ -23,10 +23,10 @@ from services.online.grpc.http2.frames import ACK, HEADERS, PING, frame
 from services.online.grpc.http2.head import OK_TRAILERS
 from services.online.grpc.http2.hpack import encode
 from services.online.http.connection.accept_loop import AcceptingLoop
-from services.online.http.connection.protocol import LeanProtocol
-from services.online.models.served_model import ModelHost
+from services.online.http.connection.protocol import InferProtocol
+from services.online.models.served_model import ServedModel
 from services.online.server.service_bundle import find_bundles
-from services.online.settings import Settings
+from services.online.settings import ServerSettings
 from services.protocol.messages import SERVICE, methods
 from services.runtime.bento_layout import digest_file
 from services.runtime.scorer import Scorer
@@ -49,9 +49,9 @@ def seam(store_home: Path) -> Any:
 
 
 def test_the_variable_wins_over_the_folder_beside(bundle: VerifiedBundle, tmp_path: Path) -> None:
-    assert find_bundles(Settings(bundle=bundle.root), tmp_path).digest == bundle.digest
+    assert find_bundles(ServerSettings(bundle=bundle.root), tmp_path).digest == bundle.digest
     bundle.root.rename(tmp_path / "model")
-    assert find_bundles(Settings(bundle=None), tmp_path).digest == bundle.digest
+    assert find_bundles(ServerSettings(bundle=None), tmp_path).digest == bundle.digest
 
 
 @pytest.mark.parametrize("written", [b"0" * 64, b"", b"\xff\xfe"])
@@ -60,24 +60,24 @@ def test_the_bundle_beside_must_be_the_one_of_its_digest_file(
 ) -> None:
     model = bundle.root.rename(tmp_path / "model")
     digest_file(model).write_text(bundle.digest + "\n")
-    assert find_bundles(Settings(bundle=None), tmp_path).digest == bundle.digest
+    assert find_bundles(ServerSettings(bundle=None), tmp_path).digest == bundle.digest
     digest_file(model).write_bytes(written)
     with pytest.raises(MlctlError) as caught:
-        find_bundles(Settings(bundle=None), tmp_path)
+        find_bundles(ServerSettings(bundle=None), tmp_path)
     assert caught.value.code is ErrorCode.DIGEST_MISMATCH
-    assert find_bundles(Settings(bundle=model), tmp_path).digest == bundle.digest
+    assert find_bundles(ServerSettings(bundle=model), tmp_path).digest == bundle.digest
 
 
 def test_no_bundle_says_how_to_get_one(tmp_path: Path) -> None:
     with pytest.raises(MlctlError) as caught:
-        find_bundles(Settings(bundle=None), tmp_path)
+        find_bundles(ServerSettings(bundle=None), tmp_path)
     assert caught.value.code is ErrorCode.MANIFEST_INVALID
     assert "mlctl pull NAME --out model" in caught.value.hint
     assert "MLCTL_BUNDLE" in caught.value.hint
 
 
 def test_predict_has_one_typed_argument_for_each_input(seam: Any, bundle: VerifiedBundle) -> None:
-    service = seam.build_service(bundle, Settings())
+    service = seam.build_service(bundle, ServerSettings())
     assert service.name == "tiny"
     (route,) = service.schema()["routes"]
     assert route["route"] == "/predict"
@@ -91,13 +91,13 @@ def test_our_application_and_protocol_are_in_front(
     before = uvicorn.config.HTTP_PROTOCOLS["auto"]
     monkeypatch.setitem(uvicorn.config.HTTP_PROTOCOLS, "auto", before)  # put back afterwards
     monkeypatch.setitem(uvicorn.config.LOOP_FACTORIES, "auto", None)
-    app = seam.build_service(bundle, Settings()).to_asgi()
+    app = seam.build_service(bundle, ServerSettings()).to_asgi()
     assert isinstance(app, seam.Front)
     # This is how BentoML makes it: after `to_asgi`, and without naming a protocol or a loop.
     config = uvicorn.Config(app, log_config=None)
     config.load()
     protocol: Any = config.http_protocol_class
-    assert issubclass(protocol, LeanProtocol)
+    assert issubclass(protocol, InferProtocol)
     assert config.get_loop_factory() is AcceptingLoop
     assert f"/v2/models/tiny/versions/{bundle.digest}/infer".encode() in protocol.routes
 
@@ -123,7 +123,7 @@ def test_a_stop_lets_grpc_calls_have_their_answers(
             return {"y": inputs["x"]}
 
         class Model(seam.Worker):  # type: ignore[misc]
-            host = ModelHost(bundle, Settings(grpc_port=port), registry=CollectorRegistry())
+            host = ServedModel(bundle, ServerSettings(grpc_port=port), registry=CollectorRegistry())
 
         worker = Model()
         await worker.start()
@@ -150,7 +150,7 @@ def test_a_stop_answers_grpc_clients_that_go_on_asking(seam: Any, bundle: Verifi
 
     async def main() -> None:
         class Model(seam.Worker):  # type: ignore[misc]
-            host = ModelHost(bundle, Settings(grpc_port=port), registry=CollectorRegistry())
+            host = ServedModel(bundle, ServerSettings(grpc_port=port), registry=CollectorRegistry())
 
         worker = Model()
         await worker.start()

@@ -17,8 +17,8 @@ from bundle.manifest import (
     Evidence,
     InputConstraints,
     Manifest,
-    Source,
-    Variant,
+    SourceVersion,
+    VariantInfo,
 )
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle, seal
@@ -123,9 +123,9 @@ def _manifest(name: str, features: int, row_independent: bool, evidence: Evidenc
     return Manifest(
         schema_version=1,
         name=name,
-        source=Source(uri=f"models:/{name}/1", version="1", run_id="run", sha256="0" * 64),
+        source=SourceVersion(uri=f"models:/{name}/1", version="1", run_id="run", sha256="0" * 64),
         signature=Signature(inputs=(x,), outputs=(y,)),
-        variant=Variant(recipe="fp32", precision="fp32", target="cpu", opset=OPSET),
+        variant=VariantInfo(recipe="fp32", precision="fp32", target="cpu", opset=OPSET),
         batching=Batching(max_rows=32, buckets=(1, 8, 32), row_independent=row_independent),
         evidence=evidence,
     )

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from rollout.domain.counts import Totals
-from rollout.domain.ports import Probe
-from rollout.domain.spec import Colour, Endpoint
+from rollout.domain.ports import ProcessState
+from rollout.domain.spec import Endpoint, Slot
 from rollout.journal.journal import Journal
 from tests.support.memory import MemoryLauncher, MemoryPlane
 
@@ -70,19 +70,19 @@ class DiskWorld:
     def _load(self, document: dict[str, Any]) -> None:
         self.now = document["now"]
         plane, launcher = self.plane, self.launcher
-        plane.weights = {Colour(c): weight for c, weight in document["weights"].items()}
+        plane.weights = {Slot(c): weight for c, weight in document["weights"].items()}
         plane.history = document["history"]
         plane.endpoints = {
-            Colour(c): tuple(Endpoint(**e) for e in es) for c, es in document["endpoints"].items()
+            Slot(c): tuple(Endpoint(**e) for e in es) for c, es in document["endpoints"].items()
         }
         plane.totals = {
-            Colour(c): Totals(**{**totals, "within": tuple(totals["within"])})
+            Slot(c): Totals(**{**totals, "within": tuple(totals["within"])})
             for c, totals in document["totals"].items()
         }
-        launcher.probes = {Colour(c): Probe(probe) for c, probe in document["probes"].items()}
-        launcher.colours = {token: Colour(c) for token, c in document["colours"].items()}
+        launcher.probes = {Slot(c): ProcessState(probe) for c, probe in document["probes"].items()}
+        launcher.colours = {token: Slot(c) for token, c in document["colours"].items()}
         launcher.roles = document["roles"]
-        launcher.apart = {role: Probe(probe) for role, probe in document["apart"].items()}
+        launcher.apart = {role: ProcessState(probe) for role, probe in document["apart"].items()}
         launcher.started = [None] * document["started"]  # type: ignore[list-item]  # only counted
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from bundle.errors import ErrorCode, MlctlError
 from rollout.domain.counts import Reading, Totals
-from rollout.domain.ports import PlaneRejected, Probe, Served, Traffic
+from rollout.domain.ports import PlaneRejected, ProcessState, RunningRevision, TrafficSplit
 from rollout.domain.process_ref import ProcessRef
-from rollout.domain.spec import Colour, Endpoint, Revision, replica_role
+from rollout.domain.spec import Endpoint, Revision, Slot, replica_role
 
 
 @dataclass
@@ -16,18 +16,18 @@ class MemoryPlane:
     """A data plane and meter whose traffic the test writes with `serve`."""
 
     edges: tuple[float, ...]
-    weights: dict[Colour, int] = field(default_factory=dict)
-    endpoints: dict[Colour, tuple[Endpoint, ...]] = field(default_factory=dict)
-    totals: dict[Colour, Totals] = field(default_factory=dict)
-    healthy: dict[Colour, bool] = field(default_factory=lambda: dict.fromkeys(Colour, True))
-    active: dict[Colour, int] = field(default_factory=lambda: dict.fromkeys(Colour, 0))
+    weights: dict[Slot, int] = field(default_factory=dict)
+    endpoints: dict[Slot, tuple[Endpoint, ...]] = field(default_factory=dict)
+    totals: dict[Slot, Totals] = field(default_factory=dict)
+    healthy: dict[Slot, bool] = field(default_factory=lambda: dict.fromkeys(Slot, True))
+    active: dict[Slot, int] = field(default_factory=lambda: dict.fromkeys(Slot, 0))
     history: list[int] = field(default_factory=list)
     rejects: bool = False
     can_mirror: bool = True
-    traffic: Traffic | None = None
-    shadow: dict[Colour, Totals] = field(default_factory=dict)
+    traffic: TrafficSplit | None = None
+    shadow: dict[Slot, Totals] = field(default_factory=dict)
 
-    def apply(self, traffic: Traffic) -> None:
+    def apply(self, traffic: TrafficSplit) -> None:
         if self.rejects:
             raise PlaneRejected("the configuration was refused")
         if traffic.mirror and not self.can_mirror:
@@ -35,14 +35,14 @@ class MemoryPlane:
         self.traffic = traffic
         if dict(traffic.weights) != self.weights:
             self.weights = dict(traffic.weights)
-            self.history.append(traffic.weights[Colour.GREEN])
+            self.history.append(traffic.weights[Slot.GREEN])
 
-    def connect(self, colour: Colour, endpoints: tuple[Endpoint, ...]) -> None:
+    def connect(self, colour: Slot, endpoints: tuple[Endpoint, ...]) -> None:
         self.endpoints[colour] = endpoints
 
     def serve(
         self,
-        colour: Colour,
+        colour: Slot,
         n: int,
         *,
         errors: int = 0,
@@ -56,8 +56,8 @@ class MemoryPlane:
         self.totals[colour] = before.plus(Totals(n, errors, n, within, client_errors, abandoned))
 
     def read(self) -> Reading:
-        totals = {colour: self.totals.get(colour, self._nothing()) for colour in Colour}
-        shadow = {colour: self.shadow.get(colour, self._nothing()) for colour in Colour}
+        totals = {colour: self.totals.get(colour, self._nothing()) for colour in Slot}
+        shadow = {colour: self.shadow.get(colour, self._nothing()) for colour in Slot}
         return Reading(totals, dict(self.healthy), dict(self.active), shadow)
 
     def _nothing(self) -> Totals:
@@ -68,36 +68,36 @@ class MemoryPlane:
 class MemoryLauncher:
     """A launcher whose processes are entries of a dictionary."""
 
-    probes: dict[Colour, Probe] = field(default_factory=dict)
-    started: list[tuple[Colour, Revision]] = field(default_factory=list)
-    colours: dict[str, Colour] = field(default_factory=dict)
+    probes: dict[Slot, ProcessState] = field(default_factory=dict)
+    started: list[tuple[Slot, Revision]] = field(default_factory=list)
+    colours: dict[str, Slot] = field(default_factory=dict)
     roles: dict[str, str] = field(default_factory=dict)
-    apart: dict[str, Probe] = field(default_factory=dict)
+    apart: dict[str, ProcessState] = field(default_factory=dict)
 
-    def start(self, colour: Colour, revision: Revision, index: int = 0) -> Served:
+    def start(self, colour: Slot, revision: Revision, index: int = 0) -> RunningRevision:
         self.started.append((colour, revision))
         token = f"{colour}#{len(self.started)}"
         self.colours[token] = colour
         self.roles[token] = replica_role(colour, index)
         self.apart.pop(self.roles[token], None)
-        self.probes.setdefault(colour, Probe.READY)
+        self.probes.setdefault(colour, ProcessState.READY)
         number = len(self.started)
-        return Served(
+        return RunningRevision(
             revision, Endpoint(number, number + 1), ProcessRef(number, 0.0, token), "/dev/null"
         )
 
-    def probe(self, served: Served) -> Probe:
+    def probe(self, served: RunningRevision) -> ProcessState:
         """What `apart` says of this replica ("blue/1"), or else `probes` of its colour."""
         if (told := self.apart.get(self.roles[served.process.token])) is not None:
             return told
         return self.probes[self.colours[served.process.token]]
 
-    def stop(self, served: Served, *, force: bool = False) -> None:
+    def stop(self, served: RunningRevision, *, force: bool = False) -> None:
         del force
         role = self.roles[served.process.token]
         if role.endswith("/0"):
-            self.probes[self.colours[served.process.token]] = Probe.DEAD
-        self.apart[role] = Probe.DEAD
+            self.probes[self.colours[served.process.token]] = ProcessState.DEAD
+        self.apart[role] = ProcessState.DEAD
 
 
 @dataclass

@@ -16,12 +16,12 @@ from bundle.manifest import (
     Batching,
     Evidence,
     Manifest,
-    Source,
-    Variant,
+    SourceVersion,
+    VariantInfo,
 )
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle, seal
-from services.runtime.bento_layout import Packed, pack
+from services.runtime.bento_layout import BentoContents, pack
 from services.runtime.golden import save_golden
 from tests.support.bundles import OPSET, make_bundle
 
@@ -44,16 +44,16 @@ def make_pair_bundle(root: Path) -> VerifiedBundle:
     manifest = Manifest(
         schema_version=1,
         name="tiny",
-        source=Source(uri="models:/tiny/1", version="1", run_id="run", sha256="0" * 64),
+        source=SourceVersion(uri="models:/tiny/1", version="1", run_id="run", sha256="0" * 64),
         signature=Signature(inputs=_specs("x", "n"), outputs=_specs("y", "m")),
-        variant=Variant(recipe="fp32", precision="fp32", target="cpu", opset=OPSET),
+        variant=VariantInfo(recipe="fp32", precision="fp32", target="cpu", opset=OPSET),
         batching=Batching(max_rows=32, buckets=(1, 8, 32), row_independent=True),
         evidence=Evidence(rows=4, max_abs_error=1e-5, relative_l2=1e-6),
     )
     return seal(root, manifest)
 
 
-def make_pair_pipeline(root: Path) -> Packed:
+def make_pair_pipeline(root: Path) -> BentoContents:
     """A pipeline `both`: `x` goes through the model `first` before the pair, `n` does not."""
     first = make_bundle(root / "first", name="first", features=2)
     return pack([first, make_pair_bundle(root / "pair")], "both", ["tiny.x=first.y"])

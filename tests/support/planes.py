@@ -20,8 +20,8 @@ from typing import Self
 import grpc
 import httpx
 
-from rollout.domain.ports import Plane, PlaneUnavailable, Proxy, Traffic
-from rollout.domain.spec import Colour, Endpoint, Ports, Settings
+from rollout.domain.ports import Plane, PlaneUnavailable, Proxy, TrafficSplit
+from rollout.domain.spec import DeploymentSettings, Endpoint, Ports, Slot
 from rollout.drivers.headers import TESTER_HEADER, TESTER_VALUE
 from rollout.drivers.local.launcher import free_ports
 from rollout.drivers.proxies import proxy_of
@@ -32,7 +32,7 @@ _FAKE_BENTO = Path(__file__).with_name("fake_bento.py")
 NO_TLS = ssl.create_default_context()
 _INFER = "/v2/models/tiny/infer"
 _METHOD = "/inference.GRPCInferenceService/ModelInfer"
-TAGS = {Colour.BLUE: "tiny:aa", Colour.GREEN: "tiny:bb"}
+TAGS = {Slot.BLUE: "tiny:aa", Slot.GREEN: "tiny:bb"}
 
 
 @dataclass
@@ -77,11 +77,11 @@ class Stage:
     ports: Ports
     proxy: Proxy
     plane: Plane
-    replicas: dict[Colour, list[Replica]] = field(default_factory=dict)
+    replicas: dict[Slot, list[Replica]] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
 
     def start_proxy(self) -> None:
-        self.proxy.prepare(Colour.BLUE)
+        self.proxy.prepare(Slot.BLUE)
         with (self.directory / "proxy.log").open("ab") as log:
             self.process = subprocess.Popen(self.proxy.command(), stdout=log, stderr=log)
         wait_until(lambda: self.weights() is not None, what="the proxy answers")
@@ -91,12 +91,12 @@ class Stage:
             self.process.send_signal(number)
             self.process.wait(timeout=30)
 
-    def weights(self) -> dict[Colour, int] | None:
+    def weights(self) -> dict[Slot, int] | None:
         with contextlib.suppress(PlaneUnavailable):
             return self.plane.weights()
         return None
 
-    def staff(self, colour: Colour, n: int = 1, options: str = "") -> list[Replica]:
+    def staff(self, colour: Slot, n: int = 1, options: str = "") -> list[Replica]:
         """Have exactly `n` living replicas of `colour` behind the proxy, found healthy."""
         kept = [one for one in self.replicas.get(colour, []) if one.process.poll() is None]
         for gone in kept[n:]:
@@ -110,7 +110,7 @@ class Stage:
         return kept
 
     def share(self, blue: int) -> None:
-        self.plane.apply(Traffic({Colour.BLUE: blue, Colour.GREEN: 100 - blue}))
+        self.plane.apply(TrafficSplit({Slot.BLUE: blue, Slot.GREEN: 100 - blue}))
 
     @property
     def url(self) -> str:
@@ -127,7 +127,7 @@ def stage(directory: Path, tls: tuple[str, ...] = ()) -> Iterator[Stage]:
     """A running proxy without a replica yet; everything is ended afterwards."""
     listen, admin = free_ports(2)
     ports = Ports(listen, admin)
-    proxy = proxy_of(directory, ports, Settings(tls=tls))
+    proxy = proxy_of(directory, ports, DeploymentSettings(tls=tls))
     with proxy.plane() as plane:
         made = Stage(directory, ports, proxy, plane)
         try:

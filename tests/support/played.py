@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from bundle.clock import ManualClock
 from rollout.daemon.controller import Controller, Watch, World
-from rollout.domain.spec import Colour, Ports, RolloutSpec, Settings
-from rollout.domain.state_machine import Phase
+from rollout.domain.spec import DeploymentSettings, Ports, RolloutSpec, Slot
+from rollout.domain.state_machine import RolloutPhase
 from rollout.journal.journal import Journal
 from tests.support.memory import MemoryLauncher, MemoryPlane
 from tests.support.rollouts import revision
@@ -31,7 +31,7 @@ class Played:
 
     journal: Journal
     clock: ManualClock
-    settings: Settings = field(default_factory=Settings)
+    settings: DeploymentSettings = field(default_factory=DeploymentSettings)
     plane: MemoryPlane = field(default_factory=lambda: MemoryPlane(EDGES))
 
     def __post_init__(self) -> None:
@@ -52,11 +52,11 @@ class Played:
             self.clock.advance(1.0)
             for colour, weight in self.plane.weights.items():
                 n = requests * weight // 100
-                bad = errors if colour is Colour.GREEN and n else 0
+                bad = errors if colour is Slot.GREEN and n else 0
                 self.plane.serve(colour, n, errors=bad)
             self.controller.tick()
 
-    def until(self, phase: Phase, *, errors: int = 0, requests: int = 200) -> None:
+    def until(self, phase: RolloutPhase, *, errors: int = 0, requests: int = 200) -> None:
         """Look until the rollout is in `phase`; AssertionError if it never comes there."""
         for _ in range(300):
             if self.controller.progress.phase is phase:

@@ -16,11 +16,11 @@ import httpx
 from rollout.client import deployments
 from rollout.daemon.daemon import DAEMON
 from rollout.domain.process_ref import ProcessRef
-from rollout.domain.spec import Revision, RolloutSpec, Settings
+from rollout.domain.spec import DeploymentSettings, Revision, RolloutSpec
 from rollout.drivers.local import processes
 from rollout.journal import paths as places
 from rollout.journal.journal import Journal
-from rollout.journal.records import ENDED, Event
+from rollout.journal.records import ENDED, JournalEvent
 from tests.support.wait import wait_until
 
 FAKE_BENTO = Path(__file__).with_name("fake_bento.py")
@@ -35,9 +35,9 @@ def revision(tag: str) -> Revision:
 def quick_settings(
     champion: tuple[str, ...] = ("/bin/true",),
     ready_seconds: float = 100.0,
-) -> Settings:
+) -> DeploymentSettings:
     """Fake Bentos, ticks of 0.1 s."""
-    return Settings(
+    return DeploymentSettings(
         tick_seconds=0.1,
         ready_seconds=ready_seconds,
         drain_seconds=2.0,
@@ -67,7 +67,7 @@ def quick_spec(
     )
 
 
-def story(events: Sequence[Event]) -> str:
+def story(events: Sequence[JournalEvent]) -> str:
     """What happened, for the message of an assertion: a line per event, with its verdict."""
     lines = []
     for event in events:
@@ -77,12 +77,12 @@ def story(events: Sequence[Event]) -> str:
     return "\n".join(lines)
 
 
-def wait_for_event(name: str, rollout: int, wanted: Callable[[Event], bool]) -> None:
+def wait_for_event(name: str, rollout: int, wanted: Callable[[JournalEvent], bool]) -> None:
     """Wait until the rollout has such an event; AssertionError with its story if it ends without.
 
     It only reads: a daemon that died is not replaced by it.
     """
-    found: tuple[Event, ...] = ()
+    found: tuple[JournalEvent, ...] = ()
 
     def seen() -> bool:
         nonlocal found

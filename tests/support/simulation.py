@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from bundle.errors import MlctlError
-from services.online.batching.scheduler import Batcher, Limits, Priority
+from services.online.batching.scheduler import BatchScheduler, Limits, Priority
 from services.runtime.batch_costs import BatchCosts
 
 Cost = Callable[[int], float]
@@ -65,7 +65,7 @@ class SimulatedServer:
     """Plays arrivals against a policy until all of them have left."""
 
     def __init__(self, limits: Limits, cost: Cost, costs: BatchCosts | None = None) -> None:
-        self.policy = Batcher(limits, costs or warmed(cost, limits.max_rows))
+        self.policy = BatchScheduler(limits, costs or warmed(cost, limits.max_rows))
         self.story = Story()
         self._cost = cost
         self._open: dict[int, Arrival] = {}

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import numpy as np
 
-from bundle.manifest import GOLDEN_NAME, TRANSFORM_FOLDER, Transform
+from bundle.manifest import GOLDEN_NAME, TRANSFORM_FOLDER, TransformSpec
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle, seal
 from services.runtime.golden import save_golden
@@ -57,7 +57,7 @@ def make_stream_bundle(root: Path, source: str = COUNTING) -> VerifiedBundle:
     rows = {"x": np.array([[1, 0, 0, 0]], np.float32)}
     answer = {"step": np.array([[0, 1, 2]]), "left": np.array([0])}
     save_golden(root / GOLDEN_NAME, rows, answer)
-    changes = {"signature": api, "transform": Transform(model_signature=signature), "files": ()}
+    changes = {"signature": api, "transform": TransformSpec(model_signature=signature), "files": ()}
     return seal(root, plain.manifest.model_copy(update=changes))
 
 

@@ -10,8 +10,8 @@ from pyarrow import parquet
 
 from bundle.verify import VerifiedBundle
 from services.batch.base import Sink, SourceRequest
-from services.batch.engine import Event
-from services.batch.job import Control, Report, Wanted, local_executor, run_job
+from services.batch.engine import BatchEvent
+from services.batch.job import BatchConfig, BatchReport, RunControl, local_executor, run_job
 from services.batch.limits import ErrorLimit
 from services.batch.sources import open_source
 from services.runtime.scorable import Scorable
@@ -62,13 +62,13 @@ def score(
     limit: str = "1%",
     threads: int = 2,
     restart: bool = False,
-    control: Control | None = None,
-    events: list[Event] | None = None,
-    wanted: Wanted | None = None,
-) -> Report:
+    control: RunControl | None = None,
+    events: list[BatchEvent] | None = None,
+    wanted: BatchConfig | None = None,
+) -> BatchReport:
     """Run a job over the rows at `place`, with `id` kept unless `wanted` says otherwise."""
-    wanted = wanted or Wanted(keep=("id",), unit_rows=500)
-    control = control or Control(
+    wanted = wanted or BatchConfig(keep=("id",), unit_rows=500)
+    control = control or RunControl(
         limit=ErrorLimit.parse(limit),
         watch=(events if events is not None else []).append,
         restart=restart,

@@ -17,9 +17,9 @@ from bundle.manifest import (
     Batching,
     Evidence,
     Manifest,
-    Source,
-    Transform,
-    Variant,
+    SourceVersion,
+    TransformSpec,
+    VariantInfo,
 )
 from bundle.tensors import Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle, seal
@@ -112,10 +112,10 @@ def _manifest(name: str, api: Signature) -> Manifest:
     return Manifest(
         schema_version=1,
         name=name,
-        source=Source(uri=f"models:/{name}/1", version="1", run_id="run", sha256="0" * 64),
+        source=SourceVersion(uri=f"models:/{name}/1", version="1", run_id="run", sha256="0" * 64),
         signature=api,
-        transform=Transform(model_signature=token_signature()),
-        variant=Variant(recipe="fp32", precision="fp32", target="cpu", opset=20),
+        transform=TransformSpec(model_signature=token_signature()),
+        variant=VariantInfo(recipe="fp32", precision="fp32", target="cpu", opset=20),
         batching=Batching(max_rows=8, buckets=(1, 8), row_independent=True),
         evidence=Evidence(rows=8, max_abs_error=1e-5, relative_l2=1e-6),
     )

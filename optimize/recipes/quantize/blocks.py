@@ -15,9 +15,9 @@ import numpy as np
 
 from optimize.recipes.base import save_graph
 from optimize.recipes.graphs import drop_unused_weights, raise_opset
-from optimize.recipes.quantize.edit import Names, add_tensor, insert, read_graph
+from optimize.recipes.quantize.edit import FreshNames, add_tensor, insert, read_graph
 from optimize.recipes.quantize.layers import Layer
-from optimize.recipes.quantize.trial import Trial
+from optimize.recipes.quantize.trial import SwitchableGraph
 
 BLOCK = 64
 OPERATORS = ("Gemm", "MatMul")
@@ -54,14 +54,14 @@ class WeightOnly:
         quantize_weights(model, [layer for layer in self.layers if layer.name not in kept])
         save_graph(model, directory)
 
-    def trial(self, scratch: Path) -> Trial:
-        return Trial(self.source, self.layers, weight_loss, None, scratch)
+    def trial(self, scratch: Path) -> SwitchableGraph:
+        return SwitchableGraph(self.source, self.layers, weight_loss, None, scratch)
 
 
 def quantize_weights(model: Any, layers: Iterable[Layer]) -> None:
     """Quantize the weights of `layers` of the ONNX model in place."""
     graph = model.graph
-    names = Names(graph)
+    names = FreshNames(graph)
     nodes = {node.name: node for node in graph.node}
     weights = {tensor.name: tensor for tensor in graph.initializer}
     added: dict[str, list[Any]] = {}
@@ -121,7 +121,7 @@ def _rounded(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
     return rounded
 
 
-def _reader(graph: Any, names: Names, tensor: Any, axis: int) -> Any:
+def _reader(graph: Any, names: FreshNames, tensor: Any, axis: int) -> Any:
     """Store the weight and its scales; the node that makes fp32 of them."""
     import ml_dtypes
     from onnx import helper, numpy_helper

@@ -18,9 +18,9 @@ from optimize.metrics.parity import compare, finite
 from optimize.recipes.base import Details, LayerCost, Workbench
 from optimize.recipes.quantize.calibrate import BATCH, graph_digest, rows_digest
 from optimize.recipes.quantize.effort import multiply_accumulates, trial_rows
-from optimize.recipes.quantize.methods import Method
+from optimize.recipes.quantize.methods import QuantizeMethod
 from optimize.recipes.quantize.sensitivity import keep_worst, layer_costs
-from optimize.recipes.quantize.trial import Trial
+from optimize.recipes.quantize.trial import SwitchableGraph
 from services.runtime.scorer import join_rows, split_rows
 
 VERSION = 1
@@ -29,7 +29,7 @@ VERSION = 1
 BROKEN = 1e9
 
 
-def build(method: Method, directory: Path, bench: Workbench) -> Details:
+def build(method: QuantizeMethod, directory: Path, bench: Workbench) -> Details:
     """Write the graph into `directory`, all of it quantized if no search can help."""
     method.write((), directory)
     costs: dict[str, float] = {}
@@ -54,7 +54,7 @@ def build(method: Method, directory: Path, bench: Workbench) -> Details:
     )
 
 
-def _costs(method: Method, directory: Path, bench: Workbench) -> dict[str, float]:
+def _costs(method: QuantizeMethod, directory: Path, bench: Workbench) -> dict[str, float]:
     names = [layer.name for layer in method.layers]
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         per_row = multiply_accumulates(method.source, bench.calibration, Path(scratch))
@@ -74,7 +74,7 @@ def _costs(method: Method, directory: Path, bench: Workbench) -> dict[str, float
 class _LayerJudge:
     """How far the answers move when one layer is quantized; its session starts when first used."""
 
-    def __init__(self, method: Method, rows: Rows, scratch: Path) -> None:
+    def __init__(self, method: QuantizeMethod, rows: Rows, scratch: Path) -> None:
         self._method = method
         self._rows = rows
         self._scratch = scratch
@@ -84,7 +84,7 @@ class _LayerJudge:
         return compare(self._reference, found).relative_l2 if finite(found) else BROKEN
 
     @cached_property
-    def _trial(self) -> Trial:
+    def _trial(self) -> SwitchableGraph:
         return self._method.trial(self._scratch)
 
     @cached_property

@@ -22,7 +22,7 @@ from optimize.cache import versions
 from optimize.data import Rows
 from optimize.recipes.base import DATA_NAME, Calibrator, Workbench
 from optimize.recipes.quantize.observe import Ranges, observer, seen_counts, seen_ranges
-from optimize.recipes.quantize.thresholds import Range, entropy_range, percentile_range
+from optimize.recipes.quantize.thresholds import ValueRange, entropy_range, percentile_range
 from services.runtime.scorer import split_rows
 
 VERSION = 1
@@ -52,14 +52,14 @@ class Calibration:
         choose = entropy_range if calibrator is Calibrator.ENTROPY else percentile_range
         return {name: choose(bounds, counts[name]) for name, bounds in seen.items()}
 
-    def _seen(self) -> dict[str, Range]:
+    def _seen(self) -> dict[str, ValueRange]:
         def fill(directory: Path) -> None:
             found = seen_ranges(self._values("calibration ranges", directory))
             bounds = [[bounds.low, bounds.high] for bounds in found.values()]
             _save(directory, found, np.array(bounds, np.float64).reshape(-1, 2))
 
         stored = _load(self.bench.store(self._key("ranges"), fill))
-        return {name: Range(float(low), float(high)) for name, (low, high) in stored.items()}
+        return {name: ValueRange(float(low), float(high)) for name, (low, high) in stored.items()}
 
     def _counts(self, seen: Ranges) -> dict[str, np.ndarray]:
         def fill(directory: Path) -> None:

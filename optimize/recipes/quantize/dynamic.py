@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from optimize.recipes.graphs import drop_unused_weights
-from optimize.recipes.quantize.edit import Names, add_tensor, insert
+from optimize.recipes.quantize.edit import FreshNames, add_tensor, insert
 from optimize.recipes.quantize.form import quantize_weight
 from optimize.recipes.quantize.layers import Layer
 
@@ -20,7 +20,7 @@ OPERATORS = ("MatMul",)
 def make_dynamic(model: Any, layers: Iterable[Layer]) -> None:
     """Quantize `layers`, each a MatMul with a weight, of the ONNX model in place."""
     graph = model.graph
-    names = Names(graph)
+    names = FreshNames(graph)
     nodes = {node.name: node for node in graph.node}
     weights = {tensor.name: tensor for tensor in graph.initializer}
     added: dict[str, list[Any]] = {}
@@ -39,7 +39,7 @@ def make_dynamic(model: Any, layers: Iterable[Layer]) -> None:
     drop_unused_weights(graph)
 
 
-def quantizer(names: Names, activation: str) -> Any:
+def quantizer(names: FreshNames, activation: str) -> Any:
     """The node that makes of `activation` integers, their scale and their zero point."""
     from onnx import helper
 
@@ -48,7 +48,7 @@ def quantizer(names: Names, activation: str) -> Any:
     return helper.make_node("DynamicQuantizeLinear", [activation], outputs, name=name)
 
 
-def _store_weight(graph: Any, names: Names, tensor: Any) -> tuple[str, str]:
+def _store_weight(graph: Any, names: FreshNames, tensor: Any) -> tuple[str, str]:
     from onnx import numpy_helper
 
     integers, scales = quantize_weight(numpy_helper.to_array(tensor), axis=1)
@@ -59,7 +59,7 @@ def _store_weight(graph: Any, names: Names, tensor: Any) -> tuple[str, str]:
 
 
 def _product(
-    names: Names, node: Any, activation: Sequence[str], weight: tuple[str, str]
+    names: FreshNames, node: Any, activation: Sequence[str], weight: tuple[str, str]
 ) -> list[Any]:
     """real = integer product * (scale of the activation * scales of the weight)."""
     from onnx import TensorProto, helper

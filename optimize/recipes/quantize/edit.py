@@ -50,7 +50,7 @@ def _lift_constants(graph: Any) -> None:
     _replace_nodes(graph, kept)
 
 
-class Names:
+class FreshNames:
     """Names that no tensor or node of a graph has."""
 
     def __init__(self, graph: Any) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from optimize.recipes.base import Calibrator, save_graph
 from optimize.recipes.quantize.dynamic import make_dynamic, quantizer
-from optimize.recipes.quantize.edit import Names, read_graph
+from optimize.recipes.quantize.edit import FreshNames, read_graph
 from optimize.recipes.quantize.form import (
     Affine,
     QuantForm,
@@ -22,10 +22,10 @@ from optimize.recipes.quantize.form import (
 from optimize.recipes.quantize.layers import Layer
 from optimize.recipes.quantize.observe import Ranges
 from optimize.recipes.quantize.static import insert_pairs, make_pair
-from optimize.recipes.quantize.trial import Trial
+from optimize.recipes.quantize.trial import SwitchableGraph
 
 
-class Method(Protocol):
+class QuantizeMethod(Protocol):
     """Quantizes the layers of the graph `source`.
 
     `settings` tells a reader what it does, `identity` is different for another arithmetic.
@@ -47,8 +47,8 @@ class Method(Protocol):
         """Write the graph with all layers quantized but those named in `kept`."""
         ...
 
-    def trial(self, scratch: Path) -> Trial:
-        """The same arithmetic, simulated; see `Trial`."""
+    def trial(self, scratch: Path) -> SwitchableGraph:
+        """The same arithmetic, simulated; see `SwitchableGraph`."""
         ...
 
 
@@ -75,13 +75,13 @@ class Static:
         insert_pairs(model, _without(self.layers, kept), self._table(), self.form)
         save_graph(model, directory)
 
-    def trial(self, scratch: Path) -> Trial:
+    def trial(self, scratch: Path) -> SwitchableGraph:
         table = self._table()
 
-        def round_trip(graph: Any, names: Names, activation: str) -> list[Any]:
+        def round_trip(graph: Any, names: FreshNames, activation: str) -> list[Any]:
             return make_pair(graph, names, activation, table[activation], self.form)
 
-        return Trial(self.source, self.layers, weight_loss, round_trip, scratch)
+        return SwitchableGraph(self.source, self.layers, weight_loss, round_trip, scratch)
 
     def _table(self) -> dict[str, Affine]:
         return {
@@ -113,8 +113,8 @@ class Dynamic:
         make_dynamic(model, _without(self.layers, kept))
         save_graph(model, directory)
 
-    def trial(self, scratch: Path) -> Trial:
-        return Trial(self.source, self.layers, weight_loss, _dynamic_round_trip, scratch)
+    def trial(self, scratch: Path) -> SwitchableGraph:
+        return SwitchableGraph(self.source, self.layers, weight_loss, _dynamic_round_trip, scratch)
 
 
 def weight_loss(weight: np.ndarray, axis: int) -> np.ndarray:
@@ -122,7 +122,7 @@ def weight_loss(weight: np.ndarray, axis: int) -> np.ndarray:
     return dequantize_weight(*quantize_weight(weight, axis), axis)
 
 
-def _dynamic_round_trip(graph: Any, names: Names, activation: str) -> list[Any]:  # noqa: ARG001
+def _dynamic_round_trip(graph: Any, names: FreshNames, activation: str) -> list[Any]:  # noqa: ARG001
     from onnx import helper
 
     first = quantizer(names, activation)

@@ -9,10 +9,10 @@ import numpy as np
 
 from optimize.data import Tensors
 from optimize.recipes.quantize.edit import read_graph, write_beside
-from optimize.recipes.quantize.thresholds import Range, count_bins
+from optimize.recipes.quantize.thresholds import ValueRange, count_bins
 from services.runtime.session import open_session
 
-Ranges = Mapping[str, Range]
+Ranges = Mapping[str, ValueRange]
 Observe = Callable[[Tensors], dict[str, np.ndarray]]
 
 
@@ -37,15 +37,17 @@ def observer(source: Path, tensors: Sequence[str], scratch: Path) -> Observe:
     return observe
 
 
-def seen_ranges(batches: Iterable[Tensors]) -> dict[str, Range]:
+def seen_ranges(batches: Iterable[Tensors]) -> dict[str, ValueRange]:
     """The least and greatest value of every fp32 tensor that was finite throughout."""
-    found: dict[str, Range] = {}
+    found: dict[str, ValueRange] = {}
     unfit: set[str] = set()
     for batch in batches:
         for name, array in batch.items():
             if array.size == 0:
                 continue
-            bounds = Range(float(array.min()), float(array.max())) if _is_float(array) else None
+            bounds = (
+                ValueRange(float(array.min()), float(array.max())) if _is_float(array) else None
+            )
             if bounds is None or not np.isfinite([bounds.low, bounds.high]).all():
                 unfit.add(name)
             else:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from optimize.recipes.graphs import drop_unused_weights
-from optimize.recipes.quantize.edit import Names, add_tensor, insert
+from optimize.recipes.quantize.edit import FreshNames, add_tensor, insert
 from optimize.recipes.quantize.form import Affine, QuantForm, quantize_weight
 from optimize.recipes.quantize.layers import Layer
 
@@ -24,7 +24,7 @@ def insert_pairs(
 ) -> None:
     """Quantize `layers` of the ONNX model in place; `table` has every activation's parameters."""
     graph = model.graph
-    names = Names(graph)
+    names = FreshNames(graph)
     nodes = {node.name: node for node in graph.node}
     weights = {tensor.name: tensor for tensor in graph.initializer}
     added: dict[str, list[Any]] = {}
@@ -49,7 +49,7 @@ def insert_pairs(
 
 
 def make_pair(
-    graph: Any, names: Names, name: str, parameters: Affine, form: QuantForm
+    graph: Any, names: FreshNames, name: str, parameters: Affine, form: QuantForm
 ) -> list[Any]:
     """QuantizeLinear and DequantizeLinear for the activation `name`, their constants stored."""
     from onnx import helper
@@ -67,7 +67,7 @@ def make_pair(
     ]
 
 
-def _weight(graph: Any, names: Names, tensor: Any, axis: int) -> Any:
+def _weight(graph: Any, names: FreshNames, tensor: Any, axis: int) -> Any:
     from onnx import helper, numpy_helper
 
     integers, scales = quantize_weight(numpy_helper.to_array(tensor), axis)

@@ -15,7 +15,7 @@ _STRIDE = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class ValueRange:
     """The lowest and highest value, both finite."""
 
     low: float
@@ -25,13 +25,13 @@ class Range:
     def largest(self) -> float:
         return max(-self.low, self.high)
 
-    def clipped(self, low: float, high: float) -> Range:
+    def clipped(self, low: float, high: float) -> ValueRange:
         """The part of this range within `low` to `high`."""
-        return Range(max(self.low, low), min(self.high, high))
+        return ValueRange(max(self.low, low), min(self.high, high))
 
-    def joined(self, other: Range) -> Range:
+    def joined(self, other: ValueRange) -> ValueRange:
         """The smallest range that holds both."""
-        return Range(min(self.low, other.low), max(self.high, other.high))
+        return ValueRange(min(self.low, other.low), max(self.high, other.high))
 
 
 def count_bins(values: np.ndarray, largest: float) -> np.ndarray:
@@ -41,7 +41,7 @@ def count_bins(values: np.ndarray, largest: float) -> np.ndarray:
     return np.bincount(index.clip(0, BINS - 1), minlength=BINS)
 
 
-def percentile_range(seen: Range, counts: np.ndarray, percent: float = PERCENT) -> Range:
+def percentile_range(seen: ValueRange, counts: np.ndarray, percent: float = PERCENT) -> ValueRange:
     """The range without the outermost values: (100 - percent) / 2 per cent on each side."""
     edges = np.linspace(-seen.largest, seen.largest, BINS + 1)
     share = np.cumsum(counts) / counts.sum()
@@ -51,7 +51,7 @@ def percentile_range(seen: Range, counts: np.ndarray, percent: float = PERCENT) 
     return seen.clipped(float(edges[first]), float(edges[min(last, BINS - 1) + 1]))
 
 
-def entropy_range(seen: Range, counts: np.ndarray) -> Range:
+def entropy_range(seen: ValueRange, counts: np.ndarray) -> ValueRange:
     """The symmetric range whose 128 levels lose the least information (Kullback-Leibler).
 
     S. Migacz, "8-bit Inference with TensorRT", GTC 2017: for every threshold the

@@ -16,17 +16,17 @@ from typing import Any
 import numpy as np
 
 from optimize.data import Tensors
-from optimize.recipes.quantize.edit import Names, insert, read_graph, write_beside
+from optimize.recipes.quantize.edit import FreshNames, insert, read_graph, write_beside
 from optimize.recipes.quantize.layers import Layer
 from services.runtime.session import open_session
 
 WeightLoss = Callable[[np.ndarray, int], np.ndarray]
 
 # The nodes that quantize an activation and restore it; the last one's output is the result.
-RoundTrip = Callable[[Any, Names, str], Sequence[Any]]
+RoundTrip = Callable[[Any, FreshNames, str], Sequence[Any]]
 
 
-class Trial:
+class SwitchableGraph:
     """The graph `source` with switches; `scratch` must stay as long as it is used.
 
     `weight_loss` gives a weight after its quantization along an axis; `round_trip` is
@@ -74,7 +74,7 @@ def _add_switches(model: Any, layers: Sequence[Layer], round_trip: RoundTrip) ->
     from onnx import TensorProto, helper
 
     graph = model.graph
-    names = Names(graph)
+    names = FreshNames(graph)
     nodes = {node.name: node for node in graph.node}
     added: dict[str, list[Any]] = {}
     restored: dict[str, str] = {}
@@ -103,7 +103,7 @@ def _open_weights(graph: Any, layers: Sequence[Layer]) -> Mapping[str, str]:
     """
     from onnx import helper
 
-    names = Names(graph)
+    names = FreshNames(graph)
     nodes = {node.name: node for node in graph.node}
     readers = Counter(name for node in graph.node for name in node.input)
     tensors = {tensor.name: tensor for tensor in graph.initializer}

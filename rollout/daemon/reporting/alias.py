@@ -21,7 +21,7 @@ from bundle.clock import Clock
 from bundle.errors import ErrorCode, MlctlError
 from rollout.domain.ports import ChampionWriter
 from rollout.domain.spec import Revision
-from rollout.domain.state_machine import Phase
+from rollout.domain.state_machine import RolloutPhase
 from rollout.journal.journal import Journal
 from rollout.journal.records import Deployment, Rollout, dumps, value_from
 
@@ -140,13 +140,13 @@ class ChampionKeeper:
             return
         if rollout is not None and self._is_near(rollout):
             self._writer.prepare()
-        elif rollout is None or rollout.progress.phase is not Phase.FINALIZE:
+        elif rollout is None or rollout.progress.phase is not RolloutPhase.FINALIZE:
             self._writer.dismiss()
 
     def _is_near(self, rollout: Rollout) -> bool:
         progress, spec = rollout.progress, rollout.spec
         due = progress.since + spec.bake_seconds - _AHEAD_SECONDS
-        return spec.alias and progress.phase is Phase.BAKE and self._now() >= due
+        return spec.alias and progress.phase is RolloutPhase.BAKE and self._now() >= due
 
     @property
     def idle(self) -> bool:

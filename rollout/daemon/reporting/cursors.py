@@ -13,12 +13,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rollout.journal.records import Event, event_from
+from rollout.journal.records import JournalEvent, event_from
 from rollout.journal.schema import connect
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Cursor:
     """`seq` is the last event that was told; `body` is what the reader keeps beside it."""
 
     seq: int = 0
@@ -30,7 +30,7 @@ def run_reader(rollout: int | str) -> str:
     return f"run:{rollout}"
 
 
-class Told:
+class EventCursors:
     """The places of all readers in the journal at `path`. One object per thread."""
 
     def __init__(self, path: Path) -> None:
@@ -47,14 +47,14 @@ class Told:
     ) -> None:
         self._db.close()
 
-    def place(self, deployment: str, reader: str) -> Place | None:
+    def place(self, deployment: str, reader: str) -> Cursor | None:
         """Where `reader` stands; None before it told anything."""
         row = self._db.execute(
             "select seq, body from told where deployment = ? and reader = ?", (deployment, reader)
         ).fetchone()
-        return None if row is None else Place(row["seq"], json.loads(row["body"]))
+        return None if row is None else Cursor(row["seq"], json.loads(row["body"]))
 
-    def put(self, deployment: str, reader: str, place: Place) -> None:
+    def put(self, deployment: str, reader: str, place: Cursor) -> None:
         """Keep it, unless another process has come further."""
         values = (deployment, reader, place.seq, json.dumps(dict(place.body), sort_keys=True))
         self._db.execute(
@@ -80,7 +80,7 @@ class Told:
         )
         return tuple(row["id"] for row in rows)
 
-    def newest(self, deployment: str, rollout: int, kind: str) -> Event | None:
+    def newest(self, deployment: str, rollout: int, kind: str) -> JournalEvent | None:
         """The newest event of that kind in the rollout."""
         row = self._db.execute(
             "select * from event where deployment = ? and rollout = ? and kind = ?"
@@ -91,7 +91,7 @@ class Told:
 
     def of_rollout(
         self, deployment: str, rollout: int, after: int, *, without: str = "", limit: int = 1000
-    ) -> tuple[Event, ...]:
+    ) -> tuple[JournalEvent, ...]:
         """The next `limit` events of the rollout after `after`, those of one kind left out."""
         rows = self._db.execute(
             "select * from event where deployment = ? and rollout = ? and seq > ? and kind != ?"
@@ -106,7 +106,7 @@ class Told:
 
     def events(
         self, deployment: str, after: int, until: int, kinds: Sequence[str]
-    ) -> tuple[Event, ...]:
+    ) -> tuple[JournalEvent, ...]:
         """The events of these kinds from `after` (left out) to `until`, oldest first.
 
         It reads that stretch of the journal only, however long the rest is.

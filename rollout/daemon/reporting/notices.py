@@ -10,18 +10,26 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from rollout.domain.operator_commands import Wish
-from rollout.domain.state_machine import Phase
+from rollout.domain.operator_commands import OperatorCommand
+from rollout.domain.state_machine import RolloutPhase
 from rollout.domain.verdict import Gate, first_line
-from rollout.journal.records import ENDED, Event
+from rollout.journal.records import ENDED, JournalEvent
 
 # One notice, one id, wherever it is told from and however often.
 _NAMESPACE = uuid.UUID("6d6c6374-6c2e-5e0d-9c3a-1f0a7d6c0001")
 _VERDICT = ("action", "gate", "value", "limit", "n")
-_MOVES = frozenset({Phase.SHADOW, Phase.SHIFT, Phase.BAKE, Phase.PAUSED, Phase.ROLLBACK})
+_MOVES = frozenset(
+    {
+        RolloutPhase.SHADOW,
+        RolloutPhase.SHIFT,
+        RolloutPhase.BAKE,
+        RolloutPhase.PAUSED,
+        RolloutPhase.ROLLBACK,
+    }
+)
 
 
-def notice(event: Event) -> dict[str, Any] | None:
+def notice(event: JournalEvent) -> dict[str, Any] | None:
     """The document that tells `event`; None for what no person has to hear of.
 
     `id` is the same each time, for receivers that must not act twice; `text` is one line that
@@ -49,9 +57,9 @@ def notice(event: Event) -> dict[str, Any] | None:
 _KEPT = ("phase", "step", "weight", "candidate", "live", "bento", "digest", "seconds", "role")
 
 
-def _told(event: Event) -> tuple[str, str] | None:
+def _told(event: JournalEvent) -> tuple[str, str] | None:
     """The type of the notice and its words."""
-    if event.kind in tuple(Wish):
+    if event.kind in tuple(OperatorCommand):
         return f"rollout.{event.kind}", f"an operator asked: {event.kind.split('_')[0]}"
     tell = _WORDS.get(event.kind)
     return None if tell is None else tell(event.body)
@@ -105,7 +113,7 @@ _WORDS: Mapping[str, Callable[[Mapping[str, Any]], tuple[str, str] | None]] = {
     "down": lambda _body: ("deployment.down", "it was taken down"),
     **{what: _process(what) for what in _PROCESS},
 }
-KINDS = (*_WORDS, *Wish)
+KINDS = (*_WORDS, *OperatorCommand)
 
 
 def _because(body: Mapping[str, Any]) -> str:

@@ -12,13 +12,13 @@ from typing import Protocol
 from urllib.parse import urlsplit, urlunsplit
 
 from bundle.errors import MlctlError
-from registry.runs import RunRef, Sample
-from rollout.daemon.reporting.cursors import Place, Told, run_reader
+from registry.runs import MetricSample, RunRef
+from rollout.daemon.reporting.cursors import Cursor, EventCursors, run_reader
 from rollout.daemon.reporting.notices import reason
-from rollout.daemon.reporting.series import Point, Series
+from rollout.daemon.reporting.series import Series, SeriesPoint
 from rollout.domain.spec import Outcome
 from rollout.journal.journal import Journal
-from rollout.journal.records import ENDED, Event, Rollout
+from rollout.journal.records import ENDED, JournalEvent, Rollout
 
 # A run ended by a verdict for or against, or without one.
 _STATUS = {
@@ -34,7 +34,7 @@ class Runs(Protocol):
 
     def open(self, key: str, name: str, begun: float, tags: Mapping[str, str]) -> RunRef: ...
 
-    def log(self, ref: RunRef, samples: Sequence[Sample]) -> None: ...
+    def log(self, ref: RunRef, samples: Sequence[MetricSample]) -> None: ...
 
     def close(self, ref: RunRef, status: str, ended: float, tags: Mapping[str, str]) -> None: ...
 
@@ -56,7 +56,7 @@ class RunLink:
 class Projection:
     """Tells all rollouts of the deployment `name`."""
 
-    def __init__(self, name: str, journal: Journal, told: Told, runs: Runs) -> None:
+    def __init__(self, name: str, journal: Journal, told: EventCursors, runs: Runs) -> None:
         self._name = name
         self._journal = journal
         self._told = told
@@ -86,16 +86,16 @@ class Projection:
 class _Run:
     """One rollout on its way to its run."""
 
-    def __init__(self, rollout: Rollout, told: Told, runs: Runs) -> None:
+    def __init__(self, rollout: Rollout, told: EventCursors, runs: Runs) -> None:
         self._rollout = rollout
         self._told = told
         self._runs = runs
         self._reader = run_reader(rollout.id)
-        self._place = told.place(rollout.deployment, self._reader) or Place()
+        self._place = told.place(rollout.deployment, self._reader) or Cursor()
         self._series = Series(rollout)
         self._ref: RunRef | None = None
-        self._waiting: list[Point] = []
-        self._ended: Event | None = None
+        self._waiting: list[SeriesPoint] = []
+        self._ended: JournalEvent | None = None
         self._read = 0
         self.closed = False
 
@@ -118,9 +118,9 @@ class _Run:
 
     def note(self, error: str) -> None:
         body = {**self._place.body, "error": error}
-        self._told.put(self._rollout.deployment, self._reader, Place(self._place.seq, body))
+        self._told.put(self._rollout.deployment, self._reader, Cursor(self._place.seq, body))
 
-    def _take(self, event: Event) -> None:
+    def _take(self, event: JournalEvent) -> None:
         self._read = event.seq
         point = self._series.add(event)
         if event.kind == ENDED:
@@ -129,7 +129,7 @@ class _Run:
             point = self._series.end()
         self._keep(point)
 
-    def _keep(self, point: Point | None) -> None:
+    def _keep(self, point: SeriesPoint | None) -> None:
         if point is not None and point.seq > self._place.seq:
             self._waiting.append(point)
 
@@ -149,7 +149,7 @@ class _Run:
         name = f"{rollout.deployment} {rollout.id}: {rollout.candidate.bento}"
         return key, name, rollout.created, tags
 
-    def _close(self, ref: RunRef, ended: Event) -> None:
+    def _close(self, ref: RunRef, ended: JournalEvent) -> None:
         outcome, verdict = Outcome(ended.body["outcome"]), ended.body["verdict"]
         tags = {"mlctl.outcome": outcome.value}
         if verdict:
@@ -161,11 +161,11 @@ class _Run:
     def _put(self, seq: int, *, closed: bool = False) -> None:
         assert self._ref is not None
         body = {"experiment": self._ref.experiment, "run": self._ref.run, "closed": closed}
-        self._place = Place(seq, body)
+        self._place = Cursor(seq, body)
         self._told.put(self._rollout.deployment, self._reader, self._place)
 
 
-def link(place: Place | None, tracking_uri: str | None) -> RunLink | None:
+def link(place: Cursor | None, tracking_uri: str | None) -> RunLink | None:
     """Where the run of that place is; None before anything was told or tried."""
     if place is None:
         return None
@@ -185,5 +185,7 @@ def _web_address(uri: str) -> str | None:
     return urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
 
 
-def _samples(point: Point) -> list[Sample]:
-    return [Sample(name, value, point.at, int(point.age)) for name, value in point.values.items()]
+def _samples(point: SeriesPoint) -> list[MetricSample]:
+    return [
+        MetricSample(name, value, point.at, int(point.age)) for name, value in point.values.items()
+    ]

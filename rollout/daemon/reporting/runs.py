@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from bundle.clock import Clock
 from bundle.errors import MlctlError
-from rollout.daemon.reporting.cursors import Told
+from rollout.daemon.reporting.cursors import EventCursors
 from rollout.daemon.reporting.projection import Projection
 from rollout.domain.spec import check_name
 from rollout.journal import paths as places
@@ -28,7 +28,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 2.0, 600.0
 class RunKeeper:
     """Keeps the teller running while something is owed, with pauses that double on failure."""
 
-    def __init__(self, name: str, command: Sequence[str], told: Told, clock: Clock) -> None:
+    def __init__(self, name: str, command: Sequence[str], told: EventCursors, clock: Clock) -> None:
         self._name = name
         self._command = tuple(command)
         self._told = told
@@ -74,7 +74,7 @@ def main(name: str) -> int:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return 0
-        with Told(places.journal()) as told:
+        with EventCursors(places.journal()) as told:
             projection = Projection(name, journal, told, MlflowRuns())
             try:
                 while projection.advance():

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollout.domain.latency_edges import Sparse, joined, quantile_edge
-from rollout.journal.records import TICK, Event, Rollout
+from rollout.journal.records import TICK, JournalEvent, Rollout
 
 POINT_SECONDS = 5.0
 # p99 needs more requests than a few seconds have.
@@ -22,7 +22,7 @@ _QUANTILES = {"p50_ms": 0.5, "p99_ms": 0.99}
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class SeriesPoint:
     """Values at a moment in wall-clock seconds; `age` is in seconds since the rollout's begin.
 
     `seq` is the last event in it. `values` is by the name of the series.
@@ -41,10 +41,10 @@ class Series:
         self._begun = rollout.created
         self._threshold = math.log10(1.0 / rollout.spec.alpha)
         self._last = rollout.created
-        self._waiting: list[Event] = []
+        self._waiting: list[JournalEvent] = []
         self._recent: deque[tuple[float, Mapping[str, Sparse]]] = deque()
 
-    def add(self, event: Event) -> Point | None:
+    def add(self, event: JournalEvent) -> SeriesPoint | None:
         """Take one event in; the point that it finds complete, if any."""
         if "weight" not in event.body:
             return None
@@ -53,7 +53,7 @@ class Series:
         self._waiting.append(event)
         return done
 
-    def end(self) -> Point | None:
+    def end(self) -> SeriesPoint | None:
         """The point of what came since the last one; None if nothing did."""
         if not self._waiting:
             return None
@@ -63,12 +63,12 @@ class Series:
         if ticks := [event for event in events if event.kind == TICK]:
             values |= self._of_ticks(ticks, max(last.at - self._last, 1e-3))
         self._last = last.at
-        return Point(last.seq, last.at, last.at - self._begun, values)
+        return SeriesPoint(last.seq, last.at, last.at - self._begun, values)
 
-    def _slot(self, event: Event) -> int:
+    def _slot(self, event: JournalEvent) -> int:
         return math.floor((event.at - self._begun) / POINT_SECONDS)
 
-    def _of_ticks(self, ticks: list[Event], seconds: float) -> dict[str, float]:
+    def _of_ticks(self, ticks: list[JournalEvent], seconds: float) -> dict[str, float]:
         values: dict[str, float] = {}
         for side in SIDES:
             counts = [event.body["window"][side] for event in ticks]
@@ -79,7 +79,7 @@ class Series:
         body = ticks[-1].body
         return {**values, **self._latencies(ticks), **self._answers(ticks), **self._evidence(body)}
 
-    def _latencies(self, ticks: list[Event]) -> dict[str, float]:
+    def _latencies(self, ticks: list[JournalEvent]) -> dict[str, float]:
         self._recent.extend((event.at, event.body.get("latencies", {})) for event in ticks)
         while self._recent[0][0] < self._recent[-1][0] - LATENCY_SECONDS:
             self._recent.popleft()
@@ -92,7 +92,7 @@ class Series:
                     values[f"{side}/{name}"] = edge
         return values
 
-    def _answers(self, ticks: list[Event]) -> dict[str, float]:
+    def _answers(self, ticks: list[JournalEvent]) -> dict[str, float]:
         """Agreement over the whole rollout, and the outputs' drift."""
         disagreed, requests = ticks[-1].body.get("compared", (0.0, 0))
         values = {"agreement": 1.0 - disagreed / requests} if requests else {}

@@ -18,13 +18,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from bundle.clock import Clock
-from rollout.daemon.reporting.cursors import Told
+from rollout.daemon.reporting.cursors import EventCursors
 from rollout.daemon.reporting.webhooks import host_of, reader_of
 from rollout.daemon.watch import seconds_unseen
-from rollout.domain.spec import Colour, Outcome, Settings
-from rollout.domain.state_machine import Phase, candidate_weight
+from rollout.domain.spec import DeploymentSettings, Outcome, Slot
+from rollout.domain.state_machine import RolloutPhase, candidate_weight
 from rollout.journal.journal import Journal
-from rollout.journal.records import TICK, Deployment, Event, Rollout
+from rollout.journal.records import TICK, Deployment, JournalEvent, Rollout
 
 LOOPBACK = "127.0.0.1"
 IDLE = "idle"
@@ -44,19 +44,19 @@ class RolloutCollector(Collector):
         self._journal = journal
         self._heartbeat = heartbeat
         self._lock = threading.Lock()
-        self._counts: Counter[tuple[str, Colour]] = Counter()
-        with Told(journal) as told:
+        self._counts: Counter[tuple[str, Slot]] = Counter()
+        with EventCursors(journal) as told:
             self._read = told.last()
 
     def collect(self) -> Iterator[Metric]:
-        with self._lock, Journal(self._journal) as journal, Told(self._journal) as told:
+        with self._lock, Journal(self._journal) as journal, EventCursors(self._journal) as told:
             deployment, active = journal.deployment(self._name), journal.active(self._name)
             rollouts = journal.rollouts(self._name)
             self._count(told, {each.id: each for each in rollouts})
             last = _last_tick(told, active)
             failing = _failing(told, deployment)
         phase = active.progress.phase.value if active else IDLE
-        phases = ((each, float(each == phase)) for each in (IDLE, *(p.value for p in Phase)))
+        phases = ((each, float(each == phase)) for each in (IDLE, *(p.value for p in RolloutPhase)))
         weights = _weights(deployment, active)
         yield self._gauge("mlctl_rollout_weight", "Percent of the requests.", "colour", weights)
         yield self._gauge("mlctl_rollout_phase", "1 for the phase it is in.", "phase", phases)
@@ -70,7 +70,7 @@ class RolloutCollector(Collector):
             "mlctl_rollout_last_look_seconds", "Seconds since the daemon last looked.", "", unseen
         )
 
-    def _evidence(self, active: Rollout | None, last: Event | None) -> Iterator[Metric]:
+    def _evidence(self, active: Rollout | None, last: JournalEvent | None) -> Iterator[Metric]:
         """Only while a rollout is under way: nobody is to be alarmed by one that has ended."""
         body = last.body if last else {}
         threshold = [(self._name, 1.0 / active.spec.alpha)] if active else []
@@ -84,14 +84,14 @@ class RolloutCollector(Collector):
 
     def _counters(self, rollouts: Iterable[Rollout]) -> Iterator[Metric]:
         for what, (name, words) in _COUNTED.items():
-            counts = ((colour, self._counts[what, colour]) for colour in Colour)
+            counts = ((colour, self._counts[what, colour]) for colour in Slot)
             told = f"{words} seen by the gates, since the daemon began."
             yield self._counter(name, told, "colour", counts)
         ended = Counter(rollout.outcome for rollout in rollouts if rollout.outcome)
         outcomes = ((outcome, ended[outcome]) for outcome in Outcome)
         yield self._counter("mlctl_rollout_ended", "Rollouts that ended.", "outcome", outcomes)
 
-    def _count(self, told: Told, rollouts: dict[int, Rollout]) -> None:
+    def _count(self, told: EventCursors, rollouts: dict[int, Rollout]) -> None:
         until = told.last()
         for event in told.events(self._name, self._read, until, (TICK,)):
             colour = rollouts[event.rollout or 0].colour
@@ -125,7 +125,7 @@ class MetricsServer:
     """Serves a deployment's metrics at the port of its settings, if they have one."""
 
     def __init__(
-        self, name: str, settings: Settings, journal: Path, heartbeat: Path, clock: Clock
+        self, name: str, settings: DeploymentSettings, journal: Path, heartbeat: Path, clock: Clock
     ) -> None:
         self._port = settings.metrics_port
         self._clock = clock
@@ -167,14 +167,14 @@ def _weights(deployment: Deployment, active: Rollout | None) -> list[tuple[str, 
     else:
         weight = candidate_weight(active.progress, active.spec)
         shares = {active.colour: weight, active.colour.other: 100 - weight}
-    return [(colour.value, float(shares[colour])) for colour in Colour]
+    return [(colour.value, float(shares[colour])) for colour in Slot]
 
 
-def _last_tick(told: Told, active: Rollout | None) -> Event | None:
+def _last_tick(told: EventCursors, active: Rollout | None) -> JournalEvent | None:
     return None if active is None else told.newest(active.deployment, active.id, TICK)
 
 
-def _failing(told: Told, deployment: Deployment) -> list[tuple[str, float]]:
+def _failing(told: EventCursors, deployment: Deployment) -> list[tuple[str, float]]:
     """Failures in a row of each webhook that has told or tried anything."""
     found = []
     for url in deployment.settings.webhooks:

@@ -11,14 +11,14 @@ from pathlib import Path
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import write_atomic
-from rollout.domain.spec import Settings
+from rollout.domain.spec import DeploymentSettings
 from rollout.journal import paths as places
 
 VARIABLE = "MLCTL_WEBHOOK_SECRET"
 FILE_VARIABLE = "MLCTL_WEBHOOK_SECRET_FILE"
 
 
-def with_secret(name: str, settings: Settings) -> Settings:
+def with_secret(name: str, settings: DeploymentSettings) -> DeploymentSettings:
     """`settings` with the secret in force here, if there is one and there are webhooks.
 
     A file stays where it is, so that it can be changed while the deployment runs.

@@ -23,10 +23,10 @@ import httpx
 
 from bundle import __version__
 from bundle.clock import Clock, SystemClock
-from rollout.daemon.reporting.cursors import Place, Told
+from rollout.daemon.reporting.cursors import Cursor, EventCursors
 from rollout.daemon.reporting.notices import KINDS, notice
-from rollout.domain.spec import Settings
-from rollout.journal.records import Event
+from rollout.domain.spec import DeploymentSettings
+from rollout.journal.records import JournalEvent
 
 MAX_AGE_SECONDS = 86_400.0
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 300.0
@@ -78,11 +78,11 @@ class Webhook:
         self._secret = secret
         self._clock = clock
         self._reader = reader_of(url)
-        self._told = Told(journal)
+        self._told = EventCursors(journal)
         self._client = httpx.Client(timeout=_ANSWER_SECONDS, follow_redirects=False)
         self._failures = 0
         # Up to here there is nothing to tell but what `place` is behind of.
-        self._place = self._told.place(name, self._reader) or Place(self._told.start(name))
+        self._place = self._told.place(name, self._reader) or Cursor(self._told.start(name))
         self._searched = self._place.seq
 
     def close(self) -> None:
@@ -99,11 +99,11 @@ class Webhook:
                 return self._failed(error)
             self._searched = event.seq
             self._failures = 0
-            self._keep(Place(event.seq, {"delivered": self._clock.wall()}))
+            self._keep(Cursor(event.seq, {"delivered": self._clock.wall()}))
         self._searched = until
         return _IDLE_SECONDS
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, event: JournalEvent) -> None:
         document = notice(event)
         if document is None:
             return
@@ -144,12 +144,12 @@ class Webhook:
         doubled = FIRST_PAUSE * 2.0 ** min(self._failures - 1, 16)
         pause = min(max(doubled, error.again_in), LONGEST_PAUSE)
         body = {"failures": self._failures, "error": str(error)}
-        self._keep(Place(self._place.seq, body))
+        self._keep(Cursor(self._place.seq, body))
         if self._failures == 1:
             self._log(f"{error}; it is tried again")
         return pause
 
-    def _keep(self, place: Place) -> None:
+    def _keep(self, place: Cursor) -> None:
         self._place = place
         self._told.put(self._name, self._reader, place)
 
@@ -169,7 +169,7 @@ class Webhooks:
     At the end each sends what it still can: that the deployment was taken down, for one.
     """
 
-    def __init__(self, name: str, settings: Settings, journal: Path) -> None:
+    def __init__(self, name: str, settings: DeploymentSettings, journal: Path) -> None:
         self._name = name
         self._secret = Path(settings.webhook_secret) if settings.webhook_secret else None
         self._journal = journal

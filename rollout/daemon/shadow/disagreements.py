@@ -9,7 +9,7 @@ from typing import Any
 
 from bundle.sampling import AT, INPUT_PREFIX, OUTPUT_PREFIX, REQUEST_ID, ROW
 from rollout.daemon.shadow.segments import read
-from rollout.domain.join import Pair, Side
+from rollout.domain.join import AnswerSide, Pair
 
 _LOG = logging.getLogger(__name__)
 MAX_ROWS = 500
@@ -76,15 +76,15 @@ def _row(pair: Pair, tables: dict[Path, Any]) -> Any | None:
     live, candidate = tables[pair.live.segment], tables[pair.candidate.segment]
     if live is None or candidate is None:
         return None
-    row = _renamed(live.slice(pair.live.index, 1), Side.LIVE)
-    other = _renamed(candidate.slice(pair.candidate.index, 1), Side.CANDIDATE)
+    row = _renamed(live.slice(pair.live.index, 1), AnswerSide.LIVE)
+    other = _renamed(candidate.slice(pair.candidate.index, 1), AnswerSide.CANDIDATE)
     for name in other.column_names:
-        if name.startswith(f"{Side.CANDIDATE}."):
+        if name.startswith(f"{AnswerSide.CANDIDATE}."):
             row = row.append_column(name, other.column(name))
     return row
 
 
-def _renamed(table: Any, side: Side) -> Any:
+def _renamed(table: Any, side: AnswerSide) -> Any:
     names = [
         f"{side}.{name.removeprefix(OUTPUT_PREFIX)}" if name.startswith(OUTPUT_PREFIX) else name
         for name in table.column_names

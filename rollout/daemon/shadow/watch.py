@@ -16,9 +16,9 @@ from rollout.daemon.shadow.disagreements import Disagreements
 from rollout.daemon.shadow.segments import Segments
 from rollout.domain.compare import compare, norm, statistics
 from rollout.domain.drift import Drift, rows_needed
-from rollout.domain.join import Joiner, Pair, Side
+from rollout.domain.join import AnswerSide, Joiner, Pair
 from rollout.domain.shadow_window import ShadowWindow
-from rollout.domain.spec import Colour, RolloutSpec
+from rollout.domain.spec import RolloutSpec, Slot
 from rollout.drivers.local.samples import SampleFolder, redacted
 
 MAX_ROWS_PER_SECOND = 200.0
@@ -36,11 +36,11 @@ _LEASE_SECONDS = 60.0
 class Parties:
     """Who is compared: the candidate's colour, and the digests of which both sides name one."""
 
-    candidate: Colour
-    digests: Mapping[Side, frozenset[str]]
+    candidate: Slot
+    digests: Mapping[AnswerSide, frozenset[str]]
 
-    def colour(self, side: Side) -> Colour:
-        return self.candidate if side is Side.CANDIDATE else self.candidate.other
+    def colour(self, side: AnswerSide) -> Slot:
+        return self.candidate if side is AnswerSide.CANDIDATE else self.candidate.other
 
 
 def wanted_share(requests_per_second: float, rows: int, size: int, requests: int) -> float:
@@ -71,7 +71,9 @@ class ShadowWatch:
         self._folder = folder
         self._parties = parties
         self._spec = spec
-        self._segments = {side: Segments(folder.segments(parties.colour(side))) for side in Side}
+        self._segments = {
+            side: Segments(folder.segments(parties.colour(side))) for side in AnswerSide
+        }
         self._joiner = Joiner(_GRACE_SECONDS, _MAX_WAITING)
         self._drift: dict[str, Drift] = {}
         self._sizes: dict[str, tuple[float, int]] = {}
@@ -90,7 +92,7 @@ class ShadowWatch:
         self._record(live_requests, now)
         pairs = [
             pair
-            for side in Side
+            for side in AnswerSide
             for pair in self._joiner.join(
                 side,
                 (
@@ -126,12 +128,12 @@ class ShadowWatch:
         self._looked = now
         share = self._share or _MIN_SHARE
         if seconds and live_requests:
-            cost = self._segments[Side.LIVE].cost
+            cost = self._segments[AnswerSide.LIVE].cost
             wanted = wanted_share(live_requests / seconds, cost.rows, cost.size, cost.requests)
             share = share if share / 2 < wanted < share * 2 else wanted
         if share == self._share and self._lease - now > _LEASE_SECONDS / 2:
             return
-        for side in Side:
+        for side in AnswerSide:
             self._folder.segments(self._parties.colour(side)).mkdir(parents=True, exist_ok=True)
         self._share, self._lease = share, now + _LEASE_SECONDS
         write_sampling(

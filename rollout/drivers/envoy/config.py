@@ -12,7 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rollout.domain.counts import LATENCY_EDGES_MS
-from rollout.domain.spec import Colour, Endpoint, Ports
+from rollout.domain.spec import Endpoint, Ports, Slot
 from rollout.drivers.envoy.names import (
     PROTOCOLS,
     Document,
@@ -52,14 +52,14 @@ def bootstrap(
             "clusters": [
                 cluster
                 for protocol in PROTOCOLS
-                for colour in Colour
+                for colour in Slot
                 for cluster in _clusters(colour, protocol, endpoints)
             ],
         },
     }
 
 
-def endpoint_table(colour: Colour, protocol: str, endpoints: tuple[Endpoint, ...]) -> Document:
+def endpoint_table(colour: Slot, protocol: str, endpoints: tuple[Endpoint, ...]) -> Document:
     """One cluster's endpoint file: all replicas; an empty one while the colour has no process."""
     replicas = [_lb_endpoint(endpoint, protocol) for endpoint in endpoints]
     return {
@@ -144,7 +144,7 @@ def _router_filter() -> Document:
     return {"name": "envoy.filters.http.router", "typed_config": config}
 
 
-def _clusters(colour: Colour, protocol: str, endpoints: Path) -> tuple[Document, ...]:
+def _clusters(colour: Slot, protocol: str, endpoints: Path) -> tuple[Document, ...]:
     own = own_cluster(colour, protocol)
     preferring = [own, own_cluster(colour.other, protocol)]
     return (
@@ -156,7 +156,7 @@ def _clusters(colour: Colour, protocol: str, endpoints: Path) -> tuple[Document,
     )
 
 
-def _own_cluster(colour: Colour, protocol: str, endpoints: Path) -> Document:
+def _own_cluster(colour: Slot, protocol: str, endpoints: Path) -> Document:
     return {
         **_replicas(own_cluster(colour, protocol), colour, protocol, endpoints),
         "common_lb_config": {
@@ -170,7 +170,7 @@ def _own_cluster(colour: Colour, protocol: str, endpoints: Path) -> Document:
     }
 
 
-def _replicas(name: str, colour: Colour, protocol: str, endpoints: Path) -> Document:
+def _replicas(name: str, colour: Slot, protocol: str, endpoints: Path) -> Document:
     """A cluster of the processes of `colour`; the least busy of two gets the request."""
     return {
         "name": name,

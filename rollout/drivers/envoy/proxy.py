@@ -19,8 +19,8 @@ from bundle.files import write_atomic
 from bundle.packages import install_hint
 from bundle.tls import TlsFiles
 from rollout.domain.counts import Reading
-from rollout.domain.ports import PlaneRejected, PlaneUnavailable, Traffic
-from rollout.domain.spec import Colour, Endpoint, Ports
+from rollout.domain.ports import PlaneRejected, PlaneUnavailable, TrafficSplit
+from rollout.domain.spec import Endpoint, Ports, Slot
 from rollout.drivers.envoy import config
 from rollout.drivers.envoy.names import PROTOCOLS, Document, endpoints_file
 from rollout.drivers.envoy.routes import ROUTES_FILE, parse_traffic, route_table
@@ -67,7 +67,7 @@ class EnvoyFiles:
     def plane(self) -> EnvoyPlane:
         return EnvoyPlane(self, self._ports)
 
-    def prepare(self, live: Colour) -> None:
+    def prepare(self, live: Slot) -> None:
         for directory in (self._routes, self._endpoints):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         security = None
@@ -76,24 +76,24 @@ class EnvoyFiles:
             security = transport_socket(self._tls, self._secret)
         document = config.bootstrap(self._ports, self._routes, self._endpoints, security)
         _replace(self._bootstrap, document)
-        for colour in Colour:
+        for colour in Slot:
             for protocol in PROTOCOLS:
                 path = self._endpoints / endpoints_file(colour, protocol)
                 if not path.exists():
                     _replace(path, config.endpoint_table(colour, protocol, ()))
         if not (self._routes / ROUTES_FILE).exists():
-            self.route(Traffic({live: 100, live.other: 0}))
+            self.route(TrafficSplit({live: 100, live.other: 0}))
 
     def reset(self) -> None:
         for directory in (self._routes, self._endpoints):
             if directory.exists():
                 shutil.rmtree(directory)
 
-    def route(self, traffic: Traffic) -> bool:
+    def route(self, traffic: TrafficSplit) -> bool:
         """Write the route file; whether it was different before."""
         return _replace(self._routes / ROUTES_FILE, route_table(traffic))
 
-    def connect(self, colour: Colour, endpoints: tuple[Endpoint, ...]) -> None:
+    def connect(self, colour: Slot, endpoints: tuple[Endpoint, ...]) -> None:
         """Write the endpoint files of `colour`."""
         for protocol in PROTOCOLS:
             path = self._endpoints / endpoints_file(colour, protocol)
@@ -119,7 +119,7 @@ class EnvoyPlane:
     def can_mirror(self) -> bool:
         return True
 
-    def apply(self, traffic: Traffic) -> None:
+    def apply(self, traffic: TrafficSplit) -> None:
         """Write the routes and wait until Envoy holds them.
 
         PlaneRejected if Envoy refuses the file, PlaneUnavailable if it does not show the
@@ -137,14 +137,14 @@ class EnvoyPlane:
                 raise PlaneUnavailable("Envoy does not take the weights over")
             time.sleep(_POLL_SECONDS)
 
-    def connect(self, colour: Colour, endpoints: tuple[Endpoint, ...]) -> None:
+    def connect(self, colour: Slot, endpoints: tuple[Endpoint, ...]) -> None:
         self._files.connect(colour, endpoints)
 
-    def weights(self) -> dict[Colour, int] | None:
+    def weights(self) -> dict[Slot, int] | None:
         traffic = self.traffic()
         return None if traffic is None else dict(traffic.weights)
 
-    def traffic(self) -> Traffic | None:
+    def traffic(self) -> TrafficSplit | None:
         """What is in force; None while Envoy has no routes yet."""
         return parse_traffic(self._ask("/config_dump", resource="dynamic_route_configs"))
 

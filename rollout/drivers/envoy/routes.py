@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rollout.domain.ports import Traffic
-from rollout.domain.spec import Colour
+from rollout.domain.ports import TrafficSplit
+from rollout.domain.spec import Slot
 from rollout.drivers.envoy.names import (
     PROTOCOLS,
     Document,
@@ -41,7 +41,7 @@ _STREAM_IDLE = "300s"
 _OURS = "mlctl"
 
 
-def route_table(traffic: Traffic, timeout_seconds: float = 60.0) -> Document:
+def route_table(traffic: TrafficSplit, timeout_seconds: float = 60.0) -> Document:
     """The route file: how gRPC and HTTP requests are shared out.
 
     An answer has `timeout_seconds` to be whole, unless it comes in pieces.
@@ -71,7 +71,7 @@ def route_table(traffic: Traffic, timeout_seconds: float = 60.0) -> Document:
     }
 
 
-def parse_traffic(document: Mapping[str, Any]) -> Traffic | None:
+def parse_traffic(document: Mapping[str, Any]) -> TrafficSplit | None:
     """What the routes in `/config_dump?resource=dynamic_route_configs` do.
 
     None before any route is there, and for routes that are not ours. The weights are those of
@@ -85,8 +85,8 @@ def parse_traffic(document: Mapping[str, Any]) -> Traffic | None:
         return None
     # A weight of 0 is absent from the dump.
     by_name = {cluster["name"]: int(cluster.get("weight", 0)) for cluster in clusters}
-    weights = {colour: by_name.get(first_cluster(colour, PROTOCOLS[0]), 0) for colour in Colour}
-    return Traffic(
+    weights = {colour: by_name.get(first_cluster(colour, PROTOCOLS[0]), 0) for colour in Slot}
+    return TrafficSplit(
         weights,
         int(told["mirror"]),
         _colour(told["mirror_to"]),
@@ -95,11 +95,11 @@ def parse_traffic(document: Mapping[str, Any]) -> Traffic | None:
     )
 
 
-def _colour(name: str) -> Colour | None:
-    return Colour(name) if name else None
+def _colour(name: str) -> Slot | None:
+    return Slot(name) if name else None
 
 
-def _told(traffic: Traffic) -> Document:
+def _told(traffic: TrafficSplit) -> Document:
     return {
         "mirror": traffic.mirror,
         "mirror_to": traffic.mirror_to or "",
@@ -108,10 +108,10 @@ def _told(traffic: Traffic) -> Document:
     }
 
 
-def _weighted_route(traffic: Traffic, protocol: str, timeout: str) -> Document:
+def _weighted_route(traffic: TrafficSplit, protocol: str, timeout: str) -> Document:
     clusters = [
         {"name": first_cluster(colour, protocol), "weight": traffic.weights[colour]}
-        for colour in Colour
+        for colour in Slot
     ]
     weighted: Document = {"clusters": clusters}
     action: Document = {"weighted_clusters": weighted, "timeout": timeout}
@@ -130,7 +130,7 @@ def _weighted_route(traffic: Traffic, protocol: str, timeout: str) -> Document:
     }
 
 
-def _newcomer_route(traffic: Traffic, timeout: str) -> Document:
+def _newcomer_route(traffic: TrafficSplit, timeout: str) -> Document:
     """The weighted route of a client without a cookie: its first request's id becomes one."""
     cookie = f"{CLIENT_COOKIE}=%REQ({REQUEST_ID_HEADER})%; Path=/; HttpOnly"
     known = {
@@ -145,7 +145,7 @@ def _newcomer_route(traffic: Traffic, timeout: str) -> Document:
     }
 
 
-def _tester_routes(testers: Colour | None, timeout: str) -> list[Document]:
+def _tester_routes(testers: Slot | None, timeout: str) -> list[Document]:
     """Routes for who asks for the candidate by header or by cookie, before the weighted ones."""
     if testers is None:
         return []
@@ -180,7 +180,7 @@ def _with_streams(route: Document) -> tuple[Document, Document]:
     if weighted := action.get("weighted_clusters"):
         shares = [
             {"name": stream_cluster(colour, protocol), "weight": cluster["weight"]}
-            for colour, cluster in zip(Colour, weighted["clusters"], strict=True)
+            for colour, cluster in zip(Slot, weighted["clusters"], strict=True)
         ]
         action["weighted_clusters"] = {**weighted, "clusters": shares}
     streams = {"safe_regex": {"regex": _STREAMS[protocol]}, **match}

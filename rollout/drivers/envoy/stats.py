@@ -23,7 +23,7 @@ from rollout.domain.counts import (
     Reading,
     Totals,
 )
-from rollout.domain.spec import Colour
+from rollout.domain.spec import Slot
 from rollout.drivers.envoy.config import INFER_METHODS, INFER_SERVICE
 from rollout.drivers.envoy.names import (
     PROTOCOLS,
@@ -33,7 +33,7 @@ from rollout.drivers.envoy.names import (
     stream_cluster,
 )
 
-_Naming = Callable[[Colour, str], str]
+_Naming = Callable[[Slot, str], str]
 
 _GRPC_PREFIXES = tuple(f"grpc.{INFER_SERVICE}.{method}." for method in INFER_METHODS)
 _ERRORS = (
@@ -75,8 +75,8 @@ def parse_stats(document: Mapping[str, Any]) -> Reading:
         else:
             values[entry["name"]] = int(entry["value"])
 
-    def count(cluster: _Naming) -> dict[Colour, Totals]:
-        return {colour: _totals(colour, cluster, values, histograms) for colour in Colour}
+    def count(cluster: _Naming) -> dict[Slot, Totals]:
+        return {colour: _totals(colour, cluster, values, histograms) for colour in Slot}
 
     pieces = count(stream_cluster)
     return Reading(
@@ -86,21 +86,21 @@ def parse_stats(document: Mapping[str, Any]) -> Reading:
         },
         healthy={
             colour: all(n > 0 for n in _each(colour, "membership_healthy", values))
-            for colour in Colour
+            for colour in Slot
         },
-        active={colour: sum(_each(colour, "upstream_rq_active", values)) for colour in Colour},
+        active={colour: sum(_each(colour, "upstream_rq_active", values)) for colour in Slot},
         shadow=count(shadow_cluster),
     )
 
 
-def _each(colour: Colour, name: str, values: Mapping[str, int]) -> list[int]:
+def _each(colour: Slot, name: str, values: Mapping[str, int]) -> list[int]:
     """One value of the colour's own cluster for each protocol."""
     clusters = (own_cluster(colour, protocol) for protocol in PROTOCOLS)
     return [values.get(f"cluster.{cluster}.{name}", 0) for cluster in clusters]
 
 
 def _totals(
-    colour: Colour,
+    colour: Slot,
     cluster: _Naming,
     values: Mapping[str, int],
     histograms: Mapping[str, tuple[int, ...]],

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import write_atomic
 from bundle.packages import install_hint
-from rollout.domain.kubernetes_target import Target
+from rollout.domain.kubernetes_target import KubernetesTarget
 from rollout.domain.ports import PlaneRejected, PlaneUnavailable
-from rollout.domain.spec import Colour
+from rollout.domain.spec import Slot
 from rollout.journal import paths as places
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Gateway:
     """The Gateway that `target`'s route belongs to, for the deployment in `directory`."""
 
-    def __init__(self, directory: Path, target: Target, epoch: int | None) -> None:
+    def __init__(self, directory: Path, target: KubernetesTarget, epoch: int | None) -> None:
         self._holder = directory / "holder"
         self._target = target
         self._epoch = epoch
@@ -43,7 +43,7 @@ class Gateway:
             raise MlctlError(ErrorCode.UNAVAILABLE, str(error)) from error
         return []
 
-    def prepare(self, live: Colour) -> None:
+    def prepare(self, live: Slot) -> None:
         """Nothing: a Gateway is there before us."""
 
     def reset(self) -> None:

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import httpx2
 
-from rollout.domain.kubernetes_target import Target
-from rollout.domain.ports import PlaneRejected, PlaneUnavailable, Probe, Served
+from rollout.domain.kubernetes_target import KubernetesTarget
+from rollout.domain.ports import PlaneRejected, PlaneUnavailable, ProcessState, RunningRevision
 from rollout.domain.process_ref import NO_PROCESS, ProcessRef
-from rollout.domain.spec import Colour, Endpoint, Revision, replica_role
+from rollout.domain.spec import Endpoint, Revision, Slot, replica_role
 from rollout.drivers.kubernetes.plane import KubernetesPlane
 from rollout.drivers.local import logs, processes
 
@@ -23,31 +23,33 @@ from rollout.drivers.local import logs, processes
 class KubernetesLauncher:
     """Looks at the pods of both colours; notes under `directory` what it finds."""
 
-    def __init__(self, target: Target, plane: KubernetesPlane, directory: Path) -> None:
+    def __init__(self, target: KubernetesTarget, plane: KubernetesPlane, directory: Path) -> None:
         self._target = target
         self._plane = plane
         self._logs = directory
-        self._found: dict[str, tuple[Probe, str]] = {}
+        self._found: dict[str, tuple[ProcessState, str]] = {}
         self._settled: set[str] = set()
 
-    def start(self, colour: Colour, revision: Revision, index: int = 0) -> Served:
+    def start(self, colour: Slot, revision: Revision, index: int = 0) -> RunningRevision:
         """Take the colour's Service for `revision`; its pods may come later."""
         log = logs.path(self._logs, replica_role(colour, index))
         processes.log_start(
             log, f"Service {self._target.services[colour]} is to serve {revision.bento}"
         )
         token = f"{colour}#{uuid.uuid4().hex}"
-        return Served(revision, Endpoint(0, 0), ProcessRef(NO_PROCESS, 0.0, token), str(log))
+        return RunningRevision(
+            revision, Endpoint(0, 0), ProcessRef(NO_PROCESS, 0.0, token), str(log)
+        )
 
-    def probe(self, served: Served) -> Probe:
+    def probe(self, served: RunningRevision) -> ProcessState:
         """What all ready pods say together; the last finding while nobody can be asked.
 
         One that was stopped is DEAD: its Service is of no concern any more.
         """
         token = served.process.token
-        last = self._found.get(token, (Probe.STARTING, ""))
-        if last[0] is Probe.DEAD:
-            return Probe.DEAD
+        last = self._found.get(token, (ProcessState.STARTING, ""))
+        if last[0] is ProcessState.DEAD:
+            return ProcessState.DEAD
         try:
             found = self._look(served)
         except (PlaneUnavailable, PlaneRejected):
@@ -57,32 +59,32 @@ class KubernetesLauncher:
         self._found[token] = found
         return found[0]
 
-    def stop(self, served: Served, *, force: bool = False) -> None:
+    def stop(self, served: RunningRevision, *, force: bool = False) -> None:
         """Let go of the Service; its pods are the user's to scale down."""
         del force
-        self._found[served.process.token] = (Probe.DEAD, "")
+        self._found[served.process.token] = (ProcessState.DEAD, "")
 
-    def _look(self, served: Served) -> tuple[Probe, str]:
-        colour = Colour(served.process.token.partition("#")[0])
+    def _look(self, served: RunningRevision) -> tuple[ProcessState, str]:
+        colour = Slot(served.process.token.partition("#")[0])
         service, wanted = self._target.services[colour], served.revision
         pods = [pod for pod in self._plane.cluster.pods(service) if pod.ready]
         if not pods:
-            return Probe.STARTING, f"Service {service} has no ready pod"
+            return ProcessState.STARTING, f"Service {service} has no ready pod"
         answers = self._plane.cluster.ask(pods, f"/v2/models/{wanted.name}")
         others = []
         for pod in pods:
             answer = answers[pod.uid]
             if answer is None or answer.status_code >= httpx2.codes.INTERNAL_SERVER_ERROR:
-                return Probe.STARTING, f"pod {pod.name} does not answer"
+                return ProcessState.STARTING, f"pod {pod.name} does not answer"
             if wanted.digest not in _versions(answer):
                 told = ", ".join(_versions(answer)) or "no such model"
                 others.append(f"pod {pod.name} serves {told}, not {wanted.digest}")
         if not others:
             self._settled.add(served.process.token)
-            return Probe.READY, f"all ready pods of {service} serve {wanted.digest}"
+            return ProcessState.READY, f"all ready pods of {service} serve {wanted.digest}"
         # Before it was ready, a mixture is an update of the pods that is under way.
         settled = served.process.token in self._settled or len(others) == len(pods)
-        return Probe.WRONG_MODEL if settled else Probe.STARTING, others[0]
+        return ProcessState.WRONG_MODEL if settled else ProcessState.STARTING, others[0]
 
 
 def _versions(answer: httpx2.Response) -> list[str]:

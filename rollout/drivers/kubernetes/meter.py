@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from rollout.domain.counts import Reading, Totals
 from rollout.domain.ports import PlaneUnavailable
-from rollout.domain.spec import Colour
-from rollout.drivers.kubernetes.scrape import NOTHING, Tally, read_totals
+from rollout.domain.spec import Slot
+from rollout.drivers.kubernetes.scrape import NOTHING, PodTally, read_totals
 
 if TYPE_CHECKING:
     from rollout.drivers.kubernetes.cluster import Cluster
@@ -27,7 +27,7 @@ class Scrape:
     told: Mapping[str, Totals]
 
 
-class Source(Protocol):
+class PodCounts(Protocol):
     """What can be asked for one colour's counts; PlaneUnavailable."""
 
     def scrape(self) -> Scrape: ...
@@ -64,9 +64,9 @@ def totals_of(texts: Mapping[str, str]) -> dict[str, Totals]:
 class SourceMeter:
     """A meter over one source per colour. Its totals only rise."""
 
-    def __init__(self, sources: Mapping[Colour, Source]) -> None:
+    def __init__(self, sources: Mapping[Slot, PodCounts]) -> None:
         self._sources = dict(sources)
-        self._tallies = {colour: Tally() for colour in Colour}
+        self._tallies = {colour: PodTally() for colour in Slot}
 
     def read(self) -> Reading:
         """A colour is healthy while one of its ready servers tells its counts.
@@ -85,6 +85,6 @@ class SourceMeter:
                 colour: not look.ready.isdisjoint(look.told) for colour, look in looks.items()
             },
             # What is in flight is drained by the cluster, not by us.
-            active=dict.fromkeys(Colour, 0),
-            shadow=dict.fromkeys(Colour, NOTHING),
+            active=dict.fromkeys(Slot, 0),
+            shadow=dict.fromkeys(Slot, NOTHING),
         )

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Self
 
 from rollout.domain.counts import Reading
-from rollout.domain.kubernetes_target import Target
-from rollout.domain.ports import PlaneRejected, PlaneUnavailable, Traffic
-from rollout.domain.spec import Colour, Endpoint
+from rollout.domain.kubernetes_target import KubernetesTarget
+from rollout.domain.ports import PlaneRejected, PlaneUnavailable, TrafficSplit
+from rollout.domain.spec import Endpoint, Slot
 from rollout.drivers.kubernetes import route as routes
 from rollout.drivers.kubernetes.cluster import Cluster, ConflictError
 from rollout.drivers.kubernetes.meter import ServiceSource, SourceMeter
@@ -34,7 +34,7 @@ class KubernetesPlane:
 
     def __init__(
         self,
-        target: Target,
+        target: KubernetesTarget,
         claim: Claim | None,
         accept_seconds: float = _ACCEPT_SECONDS,
         progress: Callable[[], object] = lambda: None,
@@ -45,7 +45,7 @@ class KubernetesPlane:
         self._progress = progress
         self._opened: Cluster | None = None
         self._meter = SourceMeter(
-            {c: ServiceSource(lambda: self.cluster, target.services[c]) for c in Colour}
+            {c: ServiceSource(lambda: self.cluster, target.services[c]) for c in Slot}
         )
 
     def __enter__(self) -> Self:
@@ -67,14 +67,14 @@ class KubernetesPlane:
     def can_mirror(self) -> bool:
         return False
 
-    def weights(self) -> dict[Colour, int] | None:
+    def weights(self) -> dict[Slot, int] | None:
         """The weights in the route; PlaneRejected if it has no rule of ours."""
         try:
             return routes.weights_of(self.cluster.route(self._target.route), self._target)
         except RouteUnfitError as error:
             raise self._unfit(error) from error
 
-    def apply(self, traffic: Traffic) -> None:
+    def apply(self, traffic: TrafficSplit) -> None:
         """Make the weights hold and wait until the Gateways that report have accepted them.
 
         StaleEpochError if a later daemon wrote them. PlaneRejected for copies. Weights of a
@@ -95,14 +95,14 @@ class KubernetesPlane:
             raise self._unfit(error) from error
         return None if claim is None else claim.holder
 
-    def connect(self, colour: Colour, endpoints: tuple[Endpoint, ...]) -> None:
+    def connect(self, colour: Slot, endpoints: tuple[Endpoint, ...]) -> None:
         """Nothing: a Service finds its pods by itself, and they are drained by the cluster."""
 
     def read(self) -> Reading:
         """Counts of the pods; see `SourceMeter.read`."""
         return self._meter.read()
 
-    def _write(self, weights: Mapping[Colour, int]) -> Json:
+    def _write(self, weights: Mapping[Slot, int]) -> Json:
         """The route with these weights in it."""
         if self._claim is None:
             raise PlaneUnavailable("this plane was opened for reading only")
@@ -127,17 +127,17 @@ class KubernetesPlane:
         if found.epoch > ours.epoch:
             raise StaleEpochError(f"epoch {ours.epoch} of HTTPRoute {self._target.route} is over")
 
-    def _require_ready(self, found: Json, weights: Mapping[Colour, int]) -> None:
+    def _require_ready(self, found: Json, weights: Mapping[Slot, int]) -> None:
         """No more traffic for a colour without a ready pod, unless the other has none either."""
         before = routes.least_of(found, self._target)
-        for colour in Colour:
+        for colour in Slot:
             if weights[colour] <= before[colour] or self._ready(colour):
                 continue
             if self._ready(colour.other):
                 service = self._target.services[colour]
                 raise PlaneUnavailable(f"Service {service} has no ready pod: no traffic for it")
 
-    def _ready(self, colour: Colour) -> bool:
+    def _ready(self, colour: Slot) -> bool:
         return any(pod.ready for pod in self.cluster.pods(self._target.services[colour]))
 
     def _await_accepted(self, found: Json) -> None:
@@ -157,7 +157,7 @@ class KubernetesPlane:
         return PlaneRejected(f"HTTPRoute {self._target.namespace}/{self._target.route}: {error}")
 
 
-def foreign(target: Target, holder: str) -> str:
+def foreign(target: KubernetesTarget, holder: str) -> str:
     """Why the route is left alone, and what to do."""
     return (
         f"{target.where} belongs to another deployment ({holder}); if that one is gone, "

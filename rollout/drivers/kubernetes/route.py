@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from rollout.domain.kubernetes_target import Target
-from rollout.domain.spec import Colour
+from rollout.domain.kubernetes_target import KubernetesTarget
+from rollout.domain.spec import Slot
 
 EPOCH = "mlctl.io/epoch"
 HOLDER = "mlctl.io/holder"
@@ -55,7 +55,7 @@ def claim_of(route: Json) -> Claim | None:
     return Claim(str(marks.get(HOLDER, "")), int(text))
 
 
-def weights_of(route: Json, target: Target) -> dict[Colour, int] | None:
+def weights_of(route: Json, target: KubernetesTarget) -> dict[Slot, int] | None:
     """Percent per colour in the first rule that is ours; None if neither gets anything.
 
     RouteUnfitError if no rule is ours.
@@ -66,16 +66,16 @@ def weights_of(route: Json, target: Target) -> dict[Colour, int] | None:
     return _shares(pair)
 
 
-def least_of(route: Json, target: Target) -> dict[Colour, int]:
+def least_of(route: Json, target: KubernetesTarget) -> dict[Slot, int]:
     """The least percent that each colour has in any rule that is ours. RouteUnfitError."""
-    shares = [_shares(pair) or dict.fromkeys(Colour, 0) for pair in _pairs(route, target)]
+    shares = [_shares(pair) or dict.fromkeys(Slot, 0) for pair in _pairs(route, target)]
     if not shares:
         raise _no_rule(target)
-    return {colour: min(each[colour] for each in shares) for colour in Colour}
+    return {colour: min(each[colour] for each in shares) for colour in Slot}
 
 
 def patched(
-    route: Json, target: Target, weights: Mapping[Colour, int], claim: Claim
+    route: Json, target: KubernetesTarget, weights: Mapping[Slot, int], claim: Claim
 ) -> Json | None:
     """The merge patch after which `weights` and `claim` hold; None if they do.
 
@@ -120,7 +120,7 @@ def word(route: Json) -> tuple[Word, str]:
     return (Word.WAITING, waiting) if waiting else (Word.ACCEPTED, "")
 
 
-def _pairs(route: Json, target: Target) -> Iterator[dict[Colour, Json]]:
+def _pairs(route: Json, target: KubernetesTarget) -> Iterator[dict[Slot, Json]]:
     """The two backends of each rule that is ours; RouteUnfitError for a rule that cannot be."""
     namespace = route["metadata"].get("namespace", target.namespace)
     for rule in route["spec"].get("rules") or []:
@@ -128,13 +128,13 @@ def _pairs(route: Json, target: Target) -> Iterator[dict[Colour, Json]]:
         found = [
             (colour, ref)
             for ref in refs
-            for colour in Colour
+            for colour in Slot
             if _names(ref, target.services[colour], namespace)
         ]
         pair = dict(found)
-        if len(pair) < len(Colour):
+        if len(pair) < len(Slot):
             continue
-        if len(found) > len(Colour):
+        if len(found) > len(Slot):
             raise RouteUnfitError("a rule names one of the Services twice: keep one backendRef")
         others = sum(map(_weight, refs)) - sum(map(_weight, pair.values()))
         if others and sum(map(_weight, pair.values())) != 100:
@@ -145,14 +145,14 @@ def _pairs(route: Json, target: Target) -> Iterator[dict[Colour, Json]]:
         yield pair
 
 
-def _shares(pair: Mapping[Colour, Json]) -> dict[Colour, int] | None:
-    blue, green = (_weight(pair[colour]) for colour in Colour)
+def _shares(pair: Mapping[Slot, Json]) -> dict[Slot, int] | None:
+    blue, green = (_weight(pair[colour]) for colour in Slot)
     if blue + green == 0:
         return None
     share = round(100 * blue / (blue + green))
     # A share that is not nothing must not look like nothing.
     share = min(max(share, int(blue > 0)), 100 - int(green > 0))
-    return {Colour.BLUE: share, Colour.GREEN: 100 - share}
+    return {Slot.BLUE: share, Slot.GREEN: 100 - share}
 
 
 def _names(ref: Json, service: str, namespace: str) -> bool:
@@ -165,6 +165,6 @@ def _weight(ref: Json) -> int:
     return int(ref.get("weight", 1))
 
 
-def _no_rule(target: Target) -> RouteUnfitError:
+def _no_rule(target: KubernetesTarget) -> RouteUnfitError:
     both = f"{target.blue} and {target.green}"
     return RouteUnfitError(f"no rule has both Services, {both}, as backendRefs")

@@ -52,7 +52,7 @@ def read_totals(text: str) -> Totals:
     return Totals(answered, errors, timed, tuple(within.values()), blamed, gone)
 
 
-class Tally:
+class PodTally:
     """Increments of one colour's pods. `total` only rises."""
 
     def __init__(self) -> None:

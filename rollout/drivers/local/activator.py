@@ -20,7 +20,7 @@ from functools import partial
 import httpx
 
 from bundle.errors import MlctlError
-from rollout.domain.spec import Endpoint, Settings
+from rollout.domain.spec import DeploymentSettings, Endpoint
 from rollout.drivers.local.fleet import replicas_of
 from rollout.journal import paths as places
 from rollout.journal.journal import Journal
@@ -46,7 +46,7 @@ def activator_command(name: str, endpoint: Endpoint) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class HoldLimits:
     """The most connections held at once, and the seconds that each may wait."""
 
     held: int = MAX_HELD
@@ -60,7 +60,7 @@ class Activator:
         self,
         wake: Callable[[], None],
         find: Callable[[], Awaitable[Endpoint | None]],
-        limits: Limits,
+        limits: HoldLimits,
     ) -> None:
         self._wake = wake
         self._find = find
@@ -163,7 +163,7 @@ def wake(journal: Journal, name: str) -> None:
         journal.resize(name, awake, "a request came")
 
 
-def awake(settings: Settings) -> Settings:
+def awake(settings: DeploymentSettings) -> DeploymentSettings:
     """`settings` with a replica at least."""
     return replace(settings, replicas=max(1, settings.replicas))
 
@@ -195,7 +195,7 @@ async def run(name: str, endpoint: Endpoint) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     client = httpx.AsyncClient(timeout=_ASK_SECONDS, trust_env=False)
     with Journal(places.journal()) as journal:
-        limits = Limits(seconds=journal.deployment(name).settings.ready_seconds)
+        limits = HoldLimits(seconds=journal.deployment(name).settings.ready_seconds)
         async with client:
             find = partial(find_ready, journal, name, client)
             await Activator(partial(wake, journal, name), find, limits).serve(endpoint, stop)

@@ -15,8 +15,8 @@ import httpx
 from bundle.errors import ErrorCode, MlctlError
 from bundle.home import bento_environment
 from bundle.tokens import token_of
-from rollout.domain.ports import Probe, Served
-from rollout.domain.spec import Colour, Endpoint, Revision, Settings, replica_role
+from rollout.domain.ports import ProcessState, RunningRevision
+from rollout.domain.spec import DeploymentSettings, Endpoint, Revision, Slot, replica_role
 from rollout.drivers.local import logs, processes
 from rollout.drivers.local.samples import sample_folder
 
@@ -95,19 +95,19 @@ def require_all_free(*doors: tuple[str, int]) -> None:
 class LocalLauncher:
     """Runs the Bentos of one deployment with logs under `logs`."""
 
-    def __init__(self, logs: Path, settings: Settings) -> None:
+    def __init__(self, logs: Path, settings: DeploymentSettings) -> None:
         self._logs = logs
         self._settings = settings
         self._ready: set[str] = set()
         self._client = httpx.Client(timeout=_PROBE_TIMEOUT, trust_env=False)
         self._pool = ThreadPoolExecutor(_PROBES_AT_ONCE, thread_name_prefix="probe")
-        self._asked: dict[str, Future[Probe]] = {}
+        self._asked: dict[str, Future[ProcessState]] = {}
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._client.close()
 
-    def start(self, colour: Colour, revision: Revision, index: int = 0) -> Served:
+    def start(self, colour: Slot, revision: Revision, index: int = 0) -> RunningRevision:
         name = replica_role(colour, index)
         role = process_role(self._logs.parent, name)
         processes.end_strays(role)
@@ -116,9 +116,9 @@ class LocalLauncher:
         processes.log_start(log, f"{revision.bento} as {name} on port {http}")
         command = [part.format(bento=revision.bento, port=http) for part in self._settings.serve]
         process = processes.spawn(role, command, log, self._environment(colour, grpc))
-        return Served(revision, Endpoint(http, grpc), process, str(log))
+        return RunningRevision(revision, Endpoint(http, grpc), process, str(log))
 
-    def probe(self, served: Served) -> Probe:
+    def probe(self, served: RunningRevision) -> ProcessState:
         """READY once /readyz answers 200 and the model's metadata names the digest.
 
         After that only whether the process lives is asked; its health is the proxy's to watch.
@@ -127,43 +127,47 @@ class LocalLauncher:
         token = served.process.token
         if not processes.alive(served.process):
             self._asked.pop(token, None)
-            return Probe.DEAD
+            return ProcessState.DEAD
         if token in self._ready:
-            return Probe.READY
+            return ProcessState.READY
         if token not in self._asked:
             self._asked[token] = self._pool.submit(self._ask, served)
         if not wait((self._asked[token],), _PROBE_PATIENCE).done:
-            return Probe.STARTING
+            return ProcessState.STARTING
         probe = self._asked.pop(token).result()
-        if probe is Probe.READY:
+        if probe is ProcessState.READY:
             self._ready.add(token)
         return probe
 
-    def stop(self, served: Served, *, force: bool = False) -> None:
+    def stop(self, served: RunningRevision, *, force: bool = False) -> None:
         (processes.kill if force else processes.terminate)(served.process)
 
-    def _environment(self, colour: Colour, grpc: int) -> dict[str, str]:
+    def _environment(self, colour: Slot, grpc: int) -> dict[str, str]:
         workers = str(self._settings.workers)
         samples = sample_folder(self._logs.parent)
         recording = samples.environment(colour) if samples else {}
         own = {GRPC_PORT: str(grpc), WORKERS: workers, **recording}
         return {**bento_environment(), **_ALONE, **own}
 
-    def _ask(self, served: Served) -> Probe:
+    def _ask(self, served: RunningRevision) -> ProcessState:
         base = f"http://127.0.0.1:{served.endpoint.http}"
         try:
             ready = self._client.get(f"{base}/readyz")
             health = self._client.get(f"{base}/v2/health/ready")
             if ready.status_code != 200 or health.status_code != 200:
-                return Probe.STARTING
+                return ProcessState.STARTING
             model = self._client.get(
                 f"{base}/v2/models/{served.revision.name}", headers=authorization()
             )
         except httpx.TransportError:
-            return Probe.STARTING
+            return ProcessState.STARTING
         if model.status_code != 200:
-            return Probe.WRONG_MODEL
-        return Probe.READY if served.revision.digest in _versions(model) else Probe.WRONG_MODEL
+            return ProcessState.WRONG_MODEL
+        return (
+            ProcessState.READY
+            if served.revision.digest in _versions(model)
+            else ProcessState.WRONG_MODEL
+        )
 
 
 def authorization() -> dict[str, str]:

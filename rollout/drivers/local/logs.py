@@ -25,7 +25,7 @@ _CHUNK = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LogLine:
     """One line of the log of `role`, without its end."""
 
     role: str
@@ -92,7 +92,7 @@ def _role(log: Path) -> str:
     return f"{colour}/{index}" if dash and index.isdigit() else log.name.removesuffix(_SUFFIX)
 
 
-def tail(directory: Path, role: str, count: int) -> list[Line]:
+def tail(directory: Path, role: str, count: int) -> list[LogLine]:
     """The last `count` lines of a log; those before its last rotation too, if it has fewer."""
     lines: deque[str] = deque(maxlen=count)
     log = path(directory, role)
@@ -100,7 +100,7 @@ def tail(directory: Path, role: str, count: int) -> list[Line]:
         if file.exists():
             with file.open(encoding="utf-8", errors="replace") as text:
                 lines.extend(line.rstrip("\n") for line in text)
-    return [Line(role, line) for line in lines]
+    return [LogLine(role, line) for line in lines]
 
 
 class Follower:
@@ -112,7 +112,7 @@ class Follower:
         self._read = {role: path(directory, role).stat().st_size for role in wanted()}
         self._partial: dict[str, str] = {}
 
-    def read(self) -> Iterator[Line]:
+    def read(self) -> Iterator[LogLine]:
         """The whole lines that came since the last call; one that is being written waits."""
         for role in self._wanted():
             log = path(self._directory, role)
@@ -123,4 +123,4 @@ class Follower:
                 self._read[role] = file.tell()
             *whole, rest = (self._partial.get(role, "") + text).split("\n")
             self._partial[role] = rest
-            yield from (Line(role, line) for line in whole)
+            yield from (LogLine(role, line) for line in whole)

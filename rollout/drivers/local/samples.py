@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollout.domain.spec import Colour
+from rollout.domain.spec import Slot
 
 SAMPLE_DIR = "MLCTL_SAMPLE_DIR"
 SAMPLE_CONTROL = "MLCTL_SAMPLE_CONTROL"
@@ -26,7 +26,7 @@ class SampleFolder:
         """The document that says what both colours record."""
         return self.directory / "samples" / "control.json"
 
-    def segments(self, colour: Colour) -> Path:
+    def segments(self, colour: Slot) -> Path:
         """Where all replicas of a colour write their segments."""
         return self.directory / "samples" / colour
 
@@ -38,7 +38,7 @@ class SampleFolder:
         """Remove what is recorded, and the order to record; the servers that write are gone."""
         shutil.rmtree(self.control.parent, ignore_errors=True)
 
-    def environment(self, colour: Colour) -> Mapping[str, str]:
+    def environment(self, colour: Slot) -> Mapping[str, str]:
         """What a server of `colour` has to know."""
         return {SAMPLE_DIR: str(self.segments(colour)), SAMPLE_CONTROL: str(self.control)}
 

@@ -13,14 +13,14 @@ from pathlib import Path
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import write_atomic
 from bundle.tokens import TOKEN, TOKEN_FILE, parse_tokens, read_tokens
-from rollout.domain.spec import Settings
+from rollout.domain.spec import DeploymentSettings
 from rollout.journal import paths as places
 
 # The server's own setting, as in services.online.security.settings.
 SIGNER = "MLCTL_REQUIRE_SIGNATURE"
 
 
-def with_token(name: str, settings: Settings) -> Settings:
+def with_token(name: str, settings: DeploymentSettings) -> DeploymentSettings:
     """`settings` with the tokens in force here, or else with those that they have.
 
     A file stays where it is, so that its tokens can be rotated. INVALID_INPUT if it cannot be
@@ -41,7 +41,7 @@ def with_token(name: str, settings: Settings) -> Settings:
     return replace(settings, token_file=str(path))
 
 
-def with_signer(settings: Settings) -> Settings:
+def with_signer(settings: DeploymentSettings) -> DeploymentSettings:
     """`settings` with the public key that is asked for here, or else with the one that they have.
 
     INVALID_INPUT if there is no such file.
@@ -59,7 +59,7 @@ def with_signer(settings: Settings) -> Settings:
     return replace(settings, signer=str(path))
 
 
-def guarding_environment(settings: Settings) -> dict[str, str]:
+def guarding_environment(settings: DeploymentSettings) -> dict[str, str]:
     """What the deployment's processes are told of its protection, whatever a shell says."""
     told = {} if settings.token_file is None else {TOKEN_FILE: settings.token_file, TOKEN: ""}
     return told if settings.signer is None else {**told, SIGNER: settings.signer}

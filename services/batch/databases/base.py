@@ -20,7 +20,7 @@ _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)?")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TableRef:
     """A table: `url` is of its database, `shown` the same without a password.
 
     Rows with the same values in the columns `key` replace each other. The table is only made
@@ -38,7 +38,7 @@ class Place:
         return f"table {self.table} of {without_password(self.url)}"
 
     @classmethod
-    def parse(cls, location: str, options: Mapping[str, str]) -> Place:
+    def parse(cls, location: str, options: Mapping[str, str]) -> TableRef:
         """A location such as SCHEME://...?table=scores&key=id; options say what it does not."""
         base, _, query = location.partition("?")
         given = dict(parse_qsl(query, keep_blank_values=True))

@@ -14,7 +14,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.files import NO_SPACE
 from bundle.packages import install_hint
 from services.batch.base import SinkRequest
-from services.batch.databases.base import Place, column_list, quoted
+from services.batch.databases.base import TableRef, column_list, quoted
 from services.batch.databases.sink import DatabaseSink
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _FULL = tuple(map(os.strerror, NO_SPACE))
 
 def open_sink(request: SinkRequest) -> DatabaseSink:
     """The table in a file: duckdb://PATH?table=NAME."""
-    place = Place.parse(request.location, request.options)
+    place = TableRef.parse(request.location, request.options)
     return DatabaseSink(DuckDb(place), place, commit_rows=100_000)
 
 
@@ -50,7 +50,7 @@ class DuckDb:
     replaces = False
     forbids_nul = False
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: TableRef) -> None:
         self._driver = load_driver()
         self._place = place
         self._path = place.url.partition("://")[2]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bundle.errors import ErrorCode, MlctlError
 from bundle.packages import install_hint
 from services.batch.base import SinkRequest
-from services.batch.databases.base import Place, column_list, quoted
+from services.batch.databases.base import TableRef, column_list, quoted
 from services.batch.databases.copying import column_type, copied
 from services.batch.databases.sink import DatabaseSink
 
@@ -32,7 +32,7 @@ _LOCK_SECONDS = 5.0
 
 def open_sink(request: SinkRequest) -> DatabaseSink:
     """The table at a postgresql:// URL; the password may also come from where libpq looks."""
-    place = Place.parse(request.location, request.options)
+    place = TableRef.parse(request.location, request.options)
     return DatabaseSink(Postgres(place), place)
 
 
@@ -55,7 +55,7 @@ class Postgres:
     replaces = True
     forbids_nul = True
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: TableRef) -> None:
         self._driver = load_driver()
         self._place = place
         self._connection: Any = None

@@ -21,7 +21,7 @@ _LOCK_SECONDS = 5.0
 _LOCKED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
-class Reader(Protocol):
+class SnapshotReader(Protocol):
     """An open snapshot of a database."""
 
     def row(self, sql: str) -> tuple[Any, ...]:
@@ -37,7 +37,7 @@ class Reader(Protocol):
         ...
 
 
-def open_reader(url: str) -> AbstractContextManager[Reader]:
+def open_reader(url: str) -> AbstractContextManager[SnapshotReader]:
     """The database of a postgresql://, sqlite:// or duckdb:// URL, only to read."""
     scheme = url.partition("://")[0].lower()
     readers = {"sqlite": _sqlite, "duckdb": _duckdb}
@@ -81,7 +81,7 @@ def _postgres_type(code: int) -> Any:
 
 
 @contextmanager
-def _postgres(url: str) -> Iterator[Reader]:
+def _postgres(url: str) -> Iterator[SnapshotReader]:
     from services.batch.databases.postgres import CONNECTING, load_driver
 
     psycopg = load_driver()
@@ -140,7 +140,7 @@ def _sqlite_type(values: Sequence[Any]) -> Any:
 
 
 @contextmanager
-def _sqlite(url: str) -> Iterator[Reader]:
+def _sqlite(url: str) -> Iterator[SnapshotReader]:
     path = Path(url.partition("://")[2]).resolve()
     try:
         connection = sqlite3.connect(
@@ -167,7 +167,7 @@ class _DuckDb(_Embedded):
 
 
 @contextmanager
-def _duckdb(url: str) -> Iterator[Reader]:
+def _duckdb(url: str) -> Iterator[SnapshotReader]:
     from services.batch.databases.duckdb import load_driver
 
     duckdb = load_driver()

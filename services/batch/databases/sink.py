@@ -15,13 +15,13 @@ from services.batch.base import (
     DIGEST_COLUMN,
     SCORED_AT_COLUMN,
     BadRow,
+    BatchTotals,
     Job,
-    Progress,
+    JobProgress,
     Quarantined,
-    Totals,
     UnitResult,
 )
-from services.batch.databases.base import Database, Place, column_list, quoted
+from services.batch.databases.base import Database, TableRef, column_list, quoted
 from services.batch.ledger import bad_rows, job_from_text, refuse_change, rows, schemas_as_text
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ _LEDGER = {
 class DatabaseSink:
     """A sink of the table at `place` in `database`."""
 
-    def __init__(self, database: Database, place: Place, commit_rows: int = 50_000) -> None:
+    def __init__(self, database: Database, place: TableRef, commit_rows: int = 50_000) -> None:
         self.commit_rows = commit_rows
         self.forbids_nul = database.forbids_nul
         self._db = database
@@ -63,7 +63,7 @@ class DatabaseSink:
     def __exit__(self, *_exc_info: object) -> None:
         self._db.close()
 
-    def begin(self, job: Job, *, restart: bool = False) -> Progress:
+    def begin(self, job: Job, *, restart: bool = False) -> JobProgress:
         if job.partition_by:
             raise MlctlError(ErrorCode.INVALID_INPUT, "--partition-by: a table has no folders")
         self._check_key(job.schema)
@@ -117,7 +117,7 @@ class DatabaseSink:
         if not self._db.may_have(self._facts_table):
             raise self._no_job()
 
-    def stored(self) -> tuple[Job, Progress]:
+    def stored(self) -> tuple[Job, JobProgress]:
         with self._db.transaction():
             columns = self._db.columns(self._facts_table)
             fingerprint = self._facts(_FINGERPRINT) if columns else {}
@@ -277,15 +277,15 @@ class DatabaseSink:
             found.update(row[0] for row in self._db.run(sql, some))
         return found
 
-    def _progress(self) -> Progress:
+    def _progress(self) -> JobProgress:
         units, quarantine = self._names["units"], self._names["quarantine"]
         done = frozenset(row[0] for row in self._db.run(f"SELECT id FROM {units}"))
         ((count, answers, skipped),) = self._db.run(
             f"SELECT count(*), coalesce(sum(rows), 0), coalesce(sum(skipped), 0) FROM {units}"
         )
         ((bad,),) = self._db.run(f"SELECT count(*) FROM {quarantine}")
-        totals = Totals(int(count), int(answers), int(bad), int(skipped))
-        return Progress(done, totals, "finished" in self._facts(_STATE))
+        totals = BatchTotals(int(count), int(answers), int(bad), int(skipped))
+        return JobProgress(done, totals, "finished" in self._facts(_STATE))
 
     def _facts(self, kind: str) -> dict[str, str]:
         found = self._db.run(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.base import SinkRequest
-from services.batch.databases.base import Place, column_list, quoted
+from services.batch.databases.base import TableRef, column_list, quoted
 from services.batch.databases.sink import DatabaseSink
 from services.batch.ledger import is_out_of_space
 from services.batch.locks import lock_job
@@ -29,7 +29,7 @@ _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 
 def open_sink(request: SinkRequest) -> DatabaseSink:
     """The table in a file: sqlite://PATH?table=NAME."""
-    place = Place.parse(request.location, request.options)
+    place = TableRef.parse(request.location, request.options)
     return DatabaseSink(Sqlite(place), place)
 
 
@@ -39,7 +39,7 @@ class Sqlite:
     replaces = True
     forbids_nul = False
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: TableRef) -> None:
         self._place = place
         self._path = place.url.partition("://")[2]
         self._stack = contextlib.ExitStack()

@@ -61,7 +61,7 @@ class Unread:
 
 
 @dataclass(frozen=True, slots=True)
-class Errand:
+class WorkerSetup:
     """What an actor needs: `files` are those of the model, as `read_files` reads them.
 
     With a `source` the actor reads units itself, of those `columns`.
@@ -80,10 +80,10 @@ class ScoringActor:
     has forgotten.
     """
 
-    def __init__(self, fetch: Callable[[Any], Errand]) -> None:
+    def __init__(self, fetch: Callable[[Any], WorkerSetup]) -> None:
         self._fetch = fetch
         self._scratch: Scratch | None = None
-        self._given: tuple[Errand, UnitScorer] | None = None
+        self._given: tuple[WorkerSetup, UnitScorer] | None = None
 
     def open(self, errand: Sequence[Any]) -> Failure | None:
         """Load the model, if that is not done yet; why it cannot be loaded."""
@@ -112,7 +112,7 @@ class ScoringActor:
             self._scratch.close()
             self._scratch = None
 
-    def _opened(self, errand: Sequence[Any]) -> tuple[Errand, UnitScorer]:
+    def _opened(self, errand: Sequence[Any]) -> tuple[WorkerSetup, UnitScorer]:
         if self._given is None:
             # A sequence of one, for else Ray would fetch it for each call.
             (stored,) = errand
@@ -129,7 +129,7 @@ class ScoringActor:
         return self._given
 
 
-def _read(given: Errand, unit: Unit) -> Chunk | Unread:
+def _read(given: WorkerSetup, unit: Unit) -> Chunk | Unread:
     assert given.source is not None
     try:
         return given.source.read(unit, given.columns)

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from bundle.errors import ErrorCode, MlctlError
 from bundle.packages import install_hint
 from services.batch.base import Chunk, SplittableSource, Unit, UnitResult
-from services.batch.executors.actor import Errand, Failure, ScoringActor, Unread, read_files
+from services.batch.executors.actor import Failure, ScoringActor, Unread, WorkerSetup, read_files
 from services.batch.executors.scratch import sweep
 from services.runtime.scorable import bundles_of
 
@@ -68,7 +68,7 @@ class RayExecutor:
         bundles = bundles_of(self.scoring.model)
         with connected(self.address, self.actors) as ray, _blamed(ray):
             files = read_files(self.scoring.model)
-            errand = ray.put(Errand(self.scoring, files, source, columns))
+            errand = ray.put(WorkerSetup(self.scoring, files, source, columns))
             gpu = any(bundle.manifest.variant.target != "cpu" for bundle in bundles)
             with contextlib.closing(_Crew(ray, errand, self.actors, gpu=gpu)) as crew:
                 reader = _Reader(source, columns)

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.base import Sink, SinkRequest
 from services.batch.folder import LEDGER, STATE
-from services.batch.job import Wanted
+from services.batch.job import BatchConfig
 from services.batch.ledger import Ledger
 from services.batch.locations import scheme_of, without_password
 
@@ -41,7 +41,9 @@ def form_at(location: str) -> str:
     if ledger.exists():
         with Ledger(ledger) as opened:
             job = opened.stored()
-    return next(iter(BY_FORMAT)) if job is None else Wanted.from_text(job.facts["wanted"]).format
+    return (
+        next(iter(BY_FORMAT)) if job is None else BatchConfig.from_text(job.facts["wanted"]).format
+    )
 
 
 def open_sink(request: SinkRequest) -> Sink:

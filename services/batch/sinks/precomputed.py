@@ -27,22 +27,22 @@ from services.batch.base import (
     DIGEST_COLUMN,
     SCORED_AT_COLUMN,
     BadRow,
+    BatchTotals,
     Job,
-    Progress,
+    JobProgress,
     Quarantined,
     SinkRequest,
-    Totals,
     UnitResult,
 )
 from services.batch.ledger import bad_rows, job_from_text, schemas_as_text
 from services.batch.locks import lock_job
 from services.precomputed.base import (
     LEASE_SECONDS,
-    Commit,
     Generation,
+    GenerationCommit,
     JobRecord,
-    Row,
-    Store,
+    PrecomputedRow,
+    PrecomputedStore,
     StoreError,
     check_name,
     rows_lost,
@@ -92,7 +92,7 @@ class HybridSink:
     def __init__(
         self,
         name: str,
-        store: Store,
+        store: PrecomputedStore,
         lock: Path,
         key: str | None = None,
         *,
@@ -125,7 +125,7 @@ class HybridSink:
         if self._lock is not None:
             os.close(self._lock)
 
-    def begin(self, job: Job, *, restart: bool = False) -> Progress:
+    def begin(self, job: Job, *, restart: bool = False) -> JobProgress:
         """Resume the generation of the same job, or create one beside those of other jobs."""
         if job.partition_by:
             raise MlctlError(ErrorCode.INVALID_INPUT, "--partition-by: hybrid:// has no folders")
@@ -153,7 +153,7 @@ class HybridSink:
     def commit(self, results: Sequence[UnitResult]) -> None:
         job = self._begun()
         bad = [*bad_rows(results)]
-        commit = Commit(
+        commit = GenerationCommit(
             [row for result in results for row in _rows(result.table, job)],
             {r.unit.id: json.dumps([r.table.num_rows, r.skipped]) for r in results},
             {f"{each[0]}/{each[1]}": json.dumps(each, ensure_ascii=False) for each in bad},
@@ -179,7 +179,7 @@ class HybridSink:
         with _translated():
             self._newest()
 
-    def stored(self) -> tuple[Job, Progress]:
+    def stored(self) -> tuple[Job, JobProgress]:
         with _translated():
             generation, record = self._newest()
             if not record.intact:
@@ -227,14 +227,16 @@ class HybridSink:
                 "s: then its lease has run out.",
             )
 
-    def _resume(self, job: Job, generation: int, record: JobRecord, *, finished: bool) -> Progress:
+    def _resume(
+        self, job: Job, generation: int, record: JobRecord, *, finished: bool
+    ) -> JobProgress:
         self._job, self._generation, self._done = job, generation, set(record.units)
         self._lease = Lease(self._store, generation, self._owner)
         counts = [json.loads(each) for each in record.units.values()]
-        totals = Totals(
+        totals = BatchTotals(
             len(counts), sum(rows for rows, _ in counts), record.bad, sum(s for _, s in counts)
         )
-        return Progress(frozenset(record.units), totals, finished)
+        return JobProgress(frozenset(record.units), totals, finished)
 
     def _drop_unused(self, generations: Sequence[Generation], digest: str) -> None:
         """Drop those of this model that never became live and that no running job writes."""
@@ -304,13 +306,13 @@ def output_specs(job: Job) -> list[TensorSpec]:
 
 
 def _kept(job: Job) -> list[str]:
-    from services.batch.job import Wanted
+    from services.batch.job import BatchConfig
 
-    wanted = Wanted.from_text(job.facts["wanted"])
+    wanted = BatchConfig.from_text(job.facts["wanted"])
     return list(wanted.keep)
 
 
-def _rows(table: pa.Table, job: Job) -> list[Row]:
+def _rows(table: pa.Table, job: Job) -> list[PrecomputedRow]:
     """The table's rows as they are stored; INVALID_INPUT for one without a key."""
     digests = table[DIGEST_COLUMN].unique().to_pylist()
     if digests not in ([], [job.fingerprint[_DIGEST]]):
@@ -323,7 +325,7 @@ def _rows(table: pa.Table, job: Job) -> list[Row]:
     payloads = RowCodec(specs).encode({spec.name: _array(table, spec) for spec in specs})
     keys = [_key_text(key) for key in table[job.facts[_KEY]].to_pylist()]
     micros = np.asarray(table[SCORED_AT_COLUMN].to_numpy(), "datetime64[us]").astype(np.int64)
-    return list(map(Row, keys, (micros / 1e6).tolist(), payloads))
+    return list(map(PrecomputedRow, keys, (micros / 1e6).tolist(), payloads))
 
 
 def _key_text(key: object) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.base import BadRow, SourceRequest
 from services.batch.locations import InputFile
-from services.batch.sources.files import FilesSource, Loaded, Piece, opened
+from services.batch.sources.files import FilesSource, LoadedPiece, Piece, opened
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -141,7 +141,7 @@ class _Cutter:
 
 def _typed(
     raw: pa.Table, numbers: Sequence[int], rejected: tuple[BadRow, ...], schema: pa.Schema
-) -> Loaded:
+) -> LoadedPiece:
     """The columns in their types; rows with a field that does not fit go to the bad ones."""
     import pyarrow as pa
 
@@ -153,10 +153,10 @@ def _typed(
             problems.setdefault(index, f"column {field.name!r} is not {field.type}")
     table = pa.table(columns, schema=schema)
     if not problems:
-        return Loaded(table, rejected, numbers)
+        return LoadedPiece(table, rejected, numbers)
     good = [index for index in range(raw.num_rows) if index not in problems]
     misfits = (BadRow(numbers[i], reason, _texts(raw, i)) for i, reason in problems.items())
-    return Loaded(
+    return LoadedPiece(
         table.take(pa.array(good, pa.int64())),
         tuple(sorted((*rejected, *misfits), key=lambda bad: bad.row)),
         [numbers[index] for index in good],

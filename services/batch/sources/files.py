@@ -22,7 +22,7 @@ _CODECS = {".gz": "gzip", ".zst": "zstd"}
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedPiece:
     """A piece as a table, with the rows that could not be read; `numbers` as in Chunk."""
 
     table: pa.Table
@@ -36,7 +36,7 @@ class Piece:
 
     start: int
     rows: int
-    load: Callable[[], Loaded]
+    load: Callable[[], LoadedPiece]
 
 
 class Listed:

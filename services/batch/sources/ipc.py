@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from services.batch.locations import InputFile
-from services.batch.sources.files import FilesSource, Loaded, Piece, opened
+from services.batch.sources.files import FilesSource, LoadedPiece, Piece, opened
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,7 +36,7 @@ class IpcSource(FilesSource):
                 raise pa.ArrowInvalid(f"column {each.name!r} is not {each.type}, as in the first")
             start = 0
             for table in regrouped(batches, wanted, self.unit_rows):
-                yield Piece(start, table.num_rows, partial(Loaded, table))
+                yield Piece(start, table.num_rows, partial(LoadedPiece, table))
                 start += table.num_rows
 
 

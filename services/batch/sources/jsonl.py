@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.base import BadRow
 from services.batch.locations import InputFile
-from services.batch.sources.files import FilesSource, Loaded, Piece, opened
+from services.batch.sources.files import FilesSource, LoadedPiece, Piece, opened
 from services.runtime.tabular.values import as_json
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class JsonlSource(FilesSource):
 open_source = JsonlSource
 
 
-def _load(lines: Sequence[bytes], start: int, schema: pa.Schema) -> Loaded:
+def _load(lines: Sequence[bytes], start: int, schema: pa.Schema) -> LoadedPiece:
     import pyarrow as pa
 
     try:
@@ -66,7 +66,7 @@ def _load(lines: Sequence[bytes], start: int, schema: pa.Schema) -> Loaded:
     # An empty line makes no row: only one by one they keep their numbers.
     if table.num_rows != len(lines):
         return _load_slowly(lines, start, schema)
-    return Loaded(table)
+    return LoadedPiece(table)
 
 
 def _parsed(lines: Sequence[bytes], schema: pa.Schema | None) -> pa.Table:
@@ -84,7 +84,7 @@ def _parsed(lines: Sequence[bytes], schema: pa.Schema | None) -> pa.Table:
     return table if schema is None else table.select(schema.names)
 
 
-def _load_slowly(lines: Sequence[bytes], start: int, schema: pa.Schema) -> Loaded:
+def _load_slowly(lines: Sequence[bytes], start: int, schema: pa.Schema) -> LoadedPiece:
     """Line by line, so that only those at fault are bad."""
     import pyarrow as pa
 
@@ -101,7 +101,7 @@ def _load_slowly(lines: Sequence[bytes], start: int, schema: pa.Schema) -> Loade
         else:
             numbers.append(number)
     table = pa.Table.from_pylist(good, schema=schema)
-    return Loaded(table, tuple(rejected), numbers)
+    return LoadedPiece(table, tuple(rejected), numbers)
 
 
 def _row(row: object, schema: pa.Schema) -> dict[str, object]:

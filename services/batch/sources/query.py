@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, urlencode
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.base import BadRow, Chunk, SourceRequest, Unit
 from services.batch.databases.base import column_list, quoted
-from services.batch.databases.reading import Reader, open_reader
+from services.batch.databases.reading import SnapshotReader, open_reader
 from services.batch.locations import without_password
 from services.runtime.tabular.values import as_json
 
@@ -97,7 +97,7 @@ class QuerySource:
         with open_reader(self._url) as reader:
             return self._measured(reader)
 
-    def _measured(self, reader: Reader) -> dict[str, str]:
+    def _measured(self, reader: SnapshotReader) -> dict[str, str]:
         """Return values that added or removed rows usually change."""
         key = column_list(self._key[:1])
         count, first, last = reader.row(

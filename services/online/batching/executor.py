@@ -3,7 +3,7 @@
 Every submitted request's future is completed exactly once, with its own answer or its
 own error; cancelling the future is how a caller leaves. All state is touched only on
 the event loop's thread; only the model's run is elsewhere. What takes more than one
-batch's time goes to `LongWork`. Callers that a desk speaks for have no futures.
+batch's time goes to `LongRequests`. Callers that a desk speaks for have no futures.
 """
 
 from __future__ import annotations
@@ -20,18 +20,24 @@ from bundle.errors import ErrorCode, MlctlError
 from services.online.batching.admission import QueueFullError
 from services.online.batching.desks import Caller, Desk, Told
 from services.online.batching.joining import Inputs, Outcome, cut, run_joined
-from services.online.batching.long_requests import LongMeter, LongWork, Stepwise, log_failure
+from services.online.batching.long_requests import LongMeter, LongRequests, Stepwise, log_failure
 from services.online.batching.model_thread import ModelThread
-from services.online.batching.scheduler import Batcher, Limits, Priority, Ticket, deadline_exceeded
+from services.online.batching.scheduler import (
+    BatchScheduler,
+    Limits,
+    Priority,
+    Ticket,
+    deadline_exceeded,
+)
 from services.online.metrics.counts import BatchStats
 from services.runtime.batch_costs import BatchCosts
 from services.runtime.padding import Arrays, LengthPadding, shape_key
 from services.runtime.streaming import Answer, AnswerStream
 
-__all__ = ["Answer", "Arrays", "Batching", "Model"]
+__all__ = ["Answer", "Arrays", "BatchExecutor", "BatchRunner"]
 
 
-class Model(Protocol):
+class BatchRunner(Protocol):
     """What a batch runs: `Scorer`, or a stand-in."""
 
     def check(self, inputs: Mapping[str, np.ndarray]) -> int: ...
@@ -54,7 +60,7 @@ class _Job(NamedTuple):
     desk: Desk | None = None
 
 
-class Batching:
+class BatchExecutor:
     """The one way to a model's thread. Belongs to the event loop that it was made on.
 
     With `inline` a batch of at most `limits.max_rows` rows runs on the event loop's own
@@ -64,7 +70,7 @@ class Batching:
 
     def __init__(
         self,
-        model: Model,
+        model: BatchRunner,
         limits: Limits,
         clock: Clock,
         meter: BatchMeter,
@@ -75,7 +81,7 @@ class Batching:
         stepwise: Stepwise | None = None,
     ) -> None:
         self._model = model
-        self._policy = Batcher(limits, costs)
+        self._policy = BatchScheduler(limits, costs)
         self._clock = clock
         self._meter = meter
         self._inline = inline
@@ -84,9 +90,9 @@ class Batching:
         self._loop = asyncio.get_running_loop()
         self._thread = ModelThread(self._loop)
         self._stepwise = stepwise
-        self._long: LongWork | None = None
+        self._long: LongRequests | None = None
         if stepwise is not None:
-            self._long = LongWork(
+            self._long = LongRequests(
                 stepwise, self._policy, self._thread, clock, self._long_changed, meter
             )
         self._jobs: dict[int, _Job] = {}

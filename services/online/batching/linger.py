@@ -24,7 +24,7 @@ _LEAST_SECONDS = 0.0005
 _QUIET = 1 / 4
 
 
-class Gathering:
+class LingerHeuristic:
     """The wait after a batch: told what ended and who came, it says until when to hold back."""
 
     def __init__(self, costs: BatchCosts, size: BatchSize) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from bundle.clock import Clock
 from bundle.errors import ErrorCode, MlctlError
 from services.online.batching.model_thread import ModelThread
-from services.online.batching.scheduler import Batcher, Ticket, deadline_exceeded
+from services.online.batching.scheduler import BatchScheduler, Ticket, deadline_exceeded
 from services.online.metrics.counts import BatchStats
 from services.protocol.priority import Priority
 from services.runtime.padding import Arrays
@@ -63,13 +63,13 @@ class _Run:
     total: float = 0.0
 
 
-class LongWork:
+class LongRequests:
     """All open long work of one model; `wake` is called when there may be something to run."""
 
     def __init__(
         self,
         model: Stepwise,
-        policy: Batcher,
+        policy: BatchScheduler,
         thread: ModelThread,
         clock: Clock,
         wake: Callable[[], None],
@@ -93,7 +93,7 @@ class LongWork:
         """Queue a request; its pieces come from the stream, one if `whole`.
 
         `timeout` (seconds) is for the whole answer if it is to come `whole`, else for each
-        piece to be made and again to be taken. Raises what `Batcher.offer_long` does.
+        piece to be made and again to be taken. Raises what `BatchScheduler.offer_long` does.
         """
         now = self._clock.monotonic()
         ticket = self._policy.offer_long(rows, now, now + timeout, priority)

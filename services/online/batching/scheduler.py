@@ -23,32 +23,32 @@ from services.online.batching.admission import (
     deadline_exceeded,
 )
 from services.online.batching.batch_size import BatchSize
-from services.online.batching.linger import Gathering
-from services.online.batching.time_slices import Shifts
+from services.online.batching.linger import LingerHeuristic
+from services.online.batching.time_slices import TimeSlicedQueue
 from services.protocol.priority import Lanes, Priority, Ticket
 from services.runtime.batch_costs import BatchCosts
 
-__all__ = ["Batcher", "Limits", "Priority", "QueueFullError", "Ticket", "deadline_exceeded"]
+__all__ = ["BatchScheduler", "Limits", "Priority", "QueueFullError", "Ticket", "deadline_exceeded"]
 
 _SPARE_DEADLINES = 256
 
 
-class Batcher:
+class BatchScheduler:
     """The queue of one model and its one running batch."""
 
     def __init__(self, limits: Limits, costs: BatchCosts | None = None) -> None:
         self.limits = limits
         self.costs = costs or BatchCosts()
         self._lanes = Lanes()
-        self._shifts = Shifts()
+        self._shifts = TimeSlicedQueue()
         self._turn_of_long = False
         self._step_seconds = 0.0
         sizes = limits.sizes if limits.joinable else ()
         self._size = BatchSize(self.costs, sizes or (limits.max_rows,))
         self._forecast = Forecast(limits, self.costs, self._lanes, self._size)
-        self._gathering: Gathering | None = None
+        self._gathering: LingerHeuristic | None = None
         if limits.gather and limits.joinable:
-            self._gathering = Gathering(self.costs, self._size)
+            self._gathering = LingerHeuristic(self.costs, self._size)
         self._running: dict[int, Ticket] = {}
         self._busy = False
         self._deadlines: list[tuple[float, int]] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 from services.protocol.priority import Lanes, Ticket
 
 
-class Shifts:
+class TimeSlicedQueue:
     """The long work that does not run just now: `waiting` for its turn, or parked.
 
     What is parked waits for its reader, and has no turn until it is resumed. Turns are by lane,

@@ -12,13 +12,13 @@ from typing import Any
 from grpc_health.v1.health_pb2 import DESCRIPTOR, HealthCheckRequest, HealthCheckResponse
 
 from bundle.errors import ErrorCode, MlctlError
-from services.online.grpc.http2.call import Call, MethodHandler
+from services.online.grpc.http2.call import GrpcCall, MethodHandler
 from services.online.models.repository import Serving
 
 HEALTH_SERVICE = DESCRIPTOR.services_by_name["Health"].full_name
 
 
-class Health:
+class HealthService:
     """Answer for the whole server, whose name is "", and for each of `services`."""
 
     def __init__(self, host: Serving, *services: str) -> None:
@@ -40,12 +40,12 @@ class Health:
             for name, answer in (("Check", self._check), ("Watch", self._watch))
         }
 
-    async def _check(self, request: Any, _call: Call) -> Any:
+    async def _check(self, request: Any, _call: GrpcCall) -> Any:
         if request.service not in self._known:
             raise MlctlError(ErrorCode.NOT_FOUND, "this server has no such service")
         return self._answer()
 
-    async def _watch(self, request: Any, _call: Call) -> AsyncIterator[Any]:
+    async def _watch(self, request: Any, _call: GrpcCall) -> AsyncIterator[Any]:
         # A watch needs no token and has no time limit; a client needs one for each connection.
         if self._watches >= self._host.settings.max_connections:
             raise MlctlError(ErrorCode.QUEUE_FULL, "too many watch already")

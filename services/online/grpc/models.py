@@ -7,17 +7,17 @@ from typing import NamedTuple
 
 from services.online.batching.budget import Inflight
 from services.online.grpc.codec import GrpcCodec
-from services.online.grpc.http2.call import Call
+from services.online.grpc.http2.call import GrpcCall
 from services.online.grpc.http2.observed_calls import GrpcCalls
 from services.online.models.repository import Serving
-from services.online.models.served_model import ModelHost
-from services.online.observability.calls import Seen
+from services.online.models.served_model import ServedModel
+from services.online.observability.calls import RequestRecord
 
 
 class GrpcModel(NamedTuple):
     """One model as gRPC serves it."""
 
-    host: ModelHost
+    host: ServedModel
     codec: GrpcCodec
     calls: GrpcCalls
 
@@ -50,7 +50,7 @@ class GrpcModels:
         return self._by_name[self._serving.find(name, version).name]
 
 
-class Asking:
+class RequestContext:
     """One infer request: the model that it counts for, and its observability record.
 
     Both are the default model's until the message has been read.
@@ -58,10 +58,10 @@ class Asking:
 
     __slots__ = ("_begin", "model", "seen")
 
-    def __init__(self, models: GrpcModels, size: Callable[[], int] | None, call: Call) -> None:
+    def __init__(self, models: GrpcModels, size: Callable[[], int] | None, call: GrpcCall) -> None:
         self._begin = size, call
         self.model = models.default
-        self.seen: Seen | None = self.model.calls.begin(size, call)
+        self.seen: RequestRecord | None = self.model.calls.begin(size, call)
 
     def of(self, model: GrpcModel) -> GrpcModel:
         """Count the request for `model`, and return that."""

@@ -15,12 +15,12 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from services.online.batching.budget import Hold
-from services.online.grpc.health import HEALTH_SERVICE, Health
-from services.online.grpc.http2.call import Call, MethodHandler
+from services.online.grpc.health import HEALTH_SERVICE, HealthService
+from services.online.grpc.http2.call import GrpcCall, MethodHandler
 from services.online.grpc.http2.desk import InferDesk
 from services.online.grpc.http2.desks import InferDesks
-from services.online.grpc.http2.server import LeanServer
-from services.online.grpc.models import Asking, GrpcModels
+from services.online.grpc.http2.server import Http2Server
+from services.online.grpc.models import GrpcModels, RequestContext
 from services.online.grpc.stream import StreamInfer
 from services.online.grpc.typed.service import TypedService, typed_services
 from services.online.grpc.unary import ask, counted
@@ -51,7 +51,7 @@ class GrpcServer:
         }
         desks = list(self._desks.values())
         typed = typed_services(self._models)
-        self._health = Health(host, SERVICE, *(service.name for service in typed))
+        self._health = HealthService(host, SERVICE, *(service.name for service in typed))
         answered = {
             **self._v2_handlers(),
             **{service.path: service.handler() for service in typed},
@@ -59,7 +59,7 @@ class GrpcServer:
             **_reflection(typed),
         }
         desk = desks[0] if len(desks) == 1 else InferDesks(desks)
-        self._server = LeanServer(host, answered, desk)
+        self._server = Http2Server(host, answered, desk)
         self.port = self._server.listen(address, port, None if tls is None else tls.context())
 
     async def start(self) -> None:
@@ -100,7 +100,9 @@ class GrpcServer:
         found[name] = StreamInfer(self._models, self._methods[name], response).handler()
         return {f"/{SERVICE}/{name}": method for name, method in found.items()}
 
-    def _handler(self, name: str, answer: Callable[[bytes, Call], Awaitable[Any]]) -> MethodHandler:
+    def _handler(
+        self, name: str, answer: Callable[[bytes, GrpcCall], Awaitable[Any]]
+    ) -> MethodHandler:
         return MethodHandler(answer, self._methods[name].response.SerializeToString)
 
     def _response(self, method: str, /, **fields: Any) -> Any:
@@ -143,12 +145,12 @@ class GrpcServer:
     async def _repository_unload(self, _request: Any) -> Any:
         refuse_change("unload")
 
-    async def _infer(self, message: bytes, call: Call) -> Any:
+    async def _infer(self, message: bytes, call: GrpcCall) -> Any:
         return await counted(
             self._models, message, call, lambda asking: self._ask(message, call, asking)
         )
 
-    async def _ask(self, message: bytes, call: Call, asking: Asking) -> Any:
+    async def _ask(self, message: bytes, call: GrpcCall, asking: RequestContext) -> Any:
         start = perf_counter()
         request = _parse(self._methods["ModelInfer"], message)
         model = asking.of(self._models.find(request.model_name, request.model_version))
@@ -168,10 +170,10 @@ class GrpcServer:
 
     def _parsed(
         self, name: str, answer: Callable[[Any], Awaitable[Any]]
-    ) -> Callable[[bytes, Call], Awaitable[Any]]:
+    ) -> Callable[[bytes, GrpcCall], Awaitable[Any]]:
         """`answer`, which takes a request, as one that takes a message."""
 
-        async def parse_first(message: bytes, _call: Call) -> Any:
+        async def parse_first(message: bytes, _call: GrpcCall) -> Any:
             with Hold(self._host.inflight) as hold:
                 hold.grow(len(message))
                 return await answer(_parse(self._methods[name], message))

@@ -18,8 +18,8 @@ from google.protobuf.message import DecodeError
 from bundle.errors import MlctlError
 from services.online.batching.budget import Hold
 from services.online.grpc.codec import wants_final
-from services.online.grpc.http2.call import Call, MethodHandler
-from services.online.grpc.models import Asking, GrpcModel, GrpcModels
+from services.online.grpc.http2.call import GrpcCall, MethodHandler
+from services.online.grpc.models import GrpcModel, GrpcModels, RequestContext
 from services.online.grpc.unary import lane_of
 from services.online.security.public import failed, is_public
 from services.protocol.messages import Method
@@ -42,13 +42,13 @@ class StreamInfer:
         """Return the handler of a stream."""
         return MethodHandler(self._serve, self._method.response.SerializeToString, streams=True)
 
-    async def _serve(self, messages: AsyncIterator[bytes], call: Call) -> None:
+    async def _serve(self, messages: AsyncIterator[bytes], call: GrpcCall) -> None:
         async for message in messages:
             await self._answer(message, call)
 
-    async def _answer(self, message: bytes, call: Call) -> None:
+    async def _answer(self, message: bytes, call: GrpcCall) -> None:
         request = self._method.request()
-        asking = Asking(self._models, message.__len__, call)
+        asking = RequestContext(self._models, message.__len__, call)
         failure: BaseException | None = None
         try:
             with Hold(self._models.inflight) as hold:
@@ -66,7 +66,7 @@ class StreamInfer:
             asking.count(failure)
             asking.ended(failure)
 
-    async def _send_pieces(self, model: GrpcModel, request: Any, call: Call) -> None:
+    async def _send_pieces(self, model: GrpcModel, request: Any, call: GrpcCall) -> None:
         decoded = model.codec.decode(request)
         limits = [limit for limit in (call.time_remaining(), decoded.timeout) if limit is not None]
         priority = lane_of(call) or decoded.priority

@@ -8,8 +8,8 @@ from typing import Any
 
 from services.online.batching.budget import Hold
 from services.online.batching.executor import Answer
-from services.online.grpc.http2.call import Call
-from services.online.grpc.models import Asking, GrpcModel, GrpcModels
+from services.online.grpc.http2.call import GrpcCall
+from services.online.grpc.models import GrpcModel, GrpcModels, RequestContext
 from services.online.observability.calls import Stages
 from services.protocol.priority import LANE_HEADER, Priority, named_lane
 from services.protocol.wire import InferRequest
@@ -18,11 +18,11 @@ from services.protocol.wire import InferRequest
 async def counted(
     models: GrpcModels,
     message: bytes,
-    call: Call,
-    infer: Callable[[Asking], Awaitable[Any]],
+    call: GrpcCall,
+    infer: Callable[[RequestContext], Awaitable[Any]],
 ) -> Any:
     """Return what `infer` answers to an infer message, and count its outcome."""
-    asking = Asking(models, message.__len__, call)
+    asking = RequestContext(models, message.__len__, call)
     failure: BaseException | None = None
     try:
         with Hold(models.inflight) as hold:
@@ -38,9 +38,9 @@ async def counted(
 
 async def ask(
     model: GrpcModel,
-    asking: Asking,
+    asking: RequestContext,
     request: InferRequest,
-    call: Call,
+    call: GrpcCall,
     parse: float,
     encode: Callable[[Answer], Any],
 ) -> Any:
@@ -59,7 +59,7 @@ async def ask(
     return response
 
 
-def lane_of(call: Call) -> Priority | None:
+def lane_of(call: GrpcCall) -> Priority | None:
     """Return the lane that a call's metadata name, or None; INVALID_INPUT for an unknown lane."""
     return named_lane(
         [value for name, value in call.metadata if name == LANE_HEADER and isinstance(value, str)]

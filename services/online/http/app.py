@@ -16,7 +16,7 @@ from bundle.errors import ErrorCode, MlctlError
 from services.online.batching.budget import Hold
 from services.online.batching.scheduler import deadline_exceeded
 from services.online.http.fields import fields_of
-from services.online.http.inference import Inference, too_large
+from services.online.http.inference import InferHandler, too_large
 from services.online.http.responses import MethodError, Response, error_response, json_response
 from services.online.http.sse import EventWriter, GoneError, Message, Receive, Send, send_events
 from services.online.models.metadata import (
@@ -29,7 +29,7 @@ from services.online.models.metadata import (
 )
 from services.online.models.repository import Serving
 from services.online.models.statistics import model_config, model_statistics
-from services.online.observability.calls import Seen
+from services.online.observability.calls import RequestRecord
 
 __all__ = [
     "App",
@@ -51,12 +51,12 @@ _MODEL_PATHS: tuple[list[str], ...] = ([], ["ready"], ["config"], ["stats"])
 
 
 class V2App:
-    """Answers every path under /v2, for one model or for several with an `Inference` each.
+    """Answers every path under /v2, for one model or for several with an `InferHandler` each.
 
     The first one also counts requests that name no model.
     """
 
-    def __init__(self, host: Serving, inference: Inference, *others: Inference) -> None:
+    def __init__(self, host: Serving, inference: InferHandler, *others: InferHandler) -> None:
         self._host = host
         self._inference = inference
         self._inferences = {each.name: each for each in (inference, *others)}
@@ -124,7 +124,7 @@ class V2App:
                 refuse_change(verb)
         raise _no_such_path()
 
-    def _meant(self, parts: list[str]) -> Inference:
+    def _meant(self, parts: list[str]) -> InferHandler:
         """Return the inference of the model that the path names, else the first one."""
         return self._inferences.get(parts[2] if len(parts) > 2 else "", self._inference)
 
@@ -182,11 +182,11 @@ def _readiness(ready: bool, **told: object) -> tuple[int, Mapping[str, Any]]:
 
 
 async def _stream(
-    inference: Inference,
+    inference: InferHandler,
     headers: Mapping[bytes, bytes],
     events: EventWriter,
     receive: Receive,
-    seen: Seen | None,
+    seen: RequestRecord | None,
 ) -> None:
     head = inference.open(headers, events.request_id, seen)
     deadline = asyncio.get_running_loop().time() + inference.seconds
@@ -197,7 +197,7 @@ async def _stream(
 
 
 async def _read_in_time(
-    receive: Receive, inference: Inference, hold: Hold, deadline: float
+    receive: Receive, inference: InferHandler, hold: Hold, deadline: float
 ) -> bytes:
     """Read the complete body; raise DEADLINE_EXCEEDED at the loop's time `deadline`."""
     try:
@@ -207,7 +207,7 @@ async def _read_in_time(
         raise deadline_exceeded() from None
 
 
-async def _read_body(receive: Receive, inference: Inference, hold: Hold) -> bytes:
+async def _read_body(receive: Receive, inference: InferHandler, hold: Hold) -> bytes:
     """Read the complete body; raise PAYLOAD_TOO_LARGE or BusyError as soon as it is too much."""
     body = bytearray()
     while True:

@@ -23,8 +23,8 @@ from services.online.batching.desks import Caller, Desk
 from services.online.batching.executor import Answer
 from services.online.batching.scheduler import deadline_exceeded
 from services.online.http.responses import Response, error_response, make_response
-from services.online.models.served_model import ModelHost
-from services.online.observability.calls import HTTP, Seen, Stages
+from services.online.models.served_model import ServedModel
+from services.online.observability.calls import HTTP, RequestRecord, Stages
 from services.online.observability.ids import RequestIds
 from services.online.security.public import failed, is_public
 from services.protocol.codec import Encoded, V2Codec
@@ -49,7 +49,7 @@ _PROTOCOL_CODES = {
 logger = logging.getLogger("mlctl.http")
 
 
-class Head(NamedTuple):
+class RequestHead(NamedTuple):
     """The headers of an infer request.
 
     `json_length` is the size of the body's JSON part in bytes, `priority` overrides the body's;
@@ -64,14 +64,14 @@ class Head(NamedTuple):
     coding: str
     accept: bytes
     priority: Priority | None
-    seen: Seen | None = None
+    seen: RequestRecord | None = None
 
 
 @dataclass(slots=True)
-class Asked:
+class PendingRequest:
     """A request that waits for the model; `request` is set before the answer is."""
 
-    head: Head
+    head: RequestHead
     request: InferRequest = field(init=False)
     future: asyncio.Future[Answer] = field(init=False)
     parse_seconds: float = 0.0
@@ -85,10 +85,10 @@ class AskedStream:
     pieces: AnswerStream
 
 
-class Inference:
+class InferHandler:
     """Answers the infer requests of one model."""
 
-    def __init__(self, host: ModelHost) -> None:
+    def __init__(self, host: ServedModel) -> None:
         self._host = host
         self._codec = V2Codec(host.name, host.digest, host.signature)
         # Two, so that one large body does not hold up all others.
@@ -124,7 +124,7 @@ class Inference:
 
     def watch(
         self, headers: Mapping[bytes, bytes], request_id: bytes, client: object = None
-    ) -> Seen | None:
+    ) -> RequestRecord | None:
         """Return the observability record of this request, or None if nothing is enabled."""
         observer = self._host.observer
         if observer is None:
@@ -175,7 +175,7 @@ class Inference:
         """See `Batching.withdraw`."""
         self._host.withdraw(caller)
 
-    def decode(self, head: Head, body: bytes) -> InferRequest:
+    def decode(self, head: RequestHead, body: bytes) -> InferRequest:
         """Return the request in a body without a content coding; raises INVALID_INPUT."""
         return self._codec.decode(body, head.json_length)
 
@@ -191,8 +191,8 @@ class Inference:
         self._host.count(HTTP, None, count)
 
     def open(
-        self, headers: Mapping[bytes, bytes], request_id: bytes, seen: Seen | None = None
-    ) -> Head:
+        self, headers: Mapping[bytes, bytes], request_id: bytes, seen: RequestRecord | None = None
+    ) -> RequestHead:
         """Check the headers before the body is read.
 
         Raises UNSUPPORTED_MEDIA_TYPE, INVALID_INPUT, PAYLOAD_TOO_LARGE.
@@ -213,7 +213,7 @@ class Inference:
         if b"mlctl-priority" in headers:
             priority = parse_priority(headers[b"mlctl-priority"].decode("latin-1"))
         accept = headers.get(b"accept-encoding", b"")
-        return Head(request_id, json_length, coding, accept, priority, seen)
+        return RequestHead(request_id, json_length, coding, accept, priority, seen)
 
     def hold(self) -> Hold:
         """Return a request's share of the bytes in flight, still empty.
@@ -227,7 +227,7 @@ class Inference:
         if size > self._host.settings.max_body_bytes:
             raise too_large(self._host.settings.max_body_bytes)
 
-    def ask(self, head: Head, body: bytes, timeout: float, hold: Hold) -> Asked:
+    def ask(self, head: RequestHead, body: bytes, timeout: float, hold: Hold) -> PendingRequest:
         """Inflate and decode the body and ask the model, which has at most `timeout` seconds.
 
         `hold` has the body's bytes; what a compressed body inflates to is added.
@@ -235,7 +235,7 @@ class Inference:
         start = perf_counter()
         if head.seen is not None:
             head.seen.bytes_in = len(body)
-        asked = Asked(head)
+        asked = PendingRequest(head)
         if _is_heavy(head, body):
             loop = asyncio.get_running_loop()
             asked.future = loop.create_task(self._infer_apart(asked, body, timeout, hold))
@@ -246,7 +246,7 @@ class Inference:
         asked.future = self._host.ask(request, limit, head.priority or request.priority)
         return asked
 
-    async def ask_stream(self, head: Head, body: bytes, hold: Hold) -> AskedStream:
+    async def ask_stream(self, head: RequestHead, body: bytes, hold: Hold) -> AskedStream:
         """Decode the body and ask the model for a streamed answer, sent as JSON.
 
         `hold` is that of `ask`.
@@ -275,7 +275,7 @@ class Inference:
         self._host.count("http", None)
         return self._codec.encode_final(asked.request)
 
-    def answer(self, asked: Asked, answer: Answer) -> Response:
+    def answer(self, asked: PendingRequest, answer: Answer) -> Response:
         """Make and count the response; raises if it cannot be encoded as requested."""
         start = perf_counter()
         encoded = self._codec.encode(asked.request, answer.outputs, answer.parameters)
@@ -294,7 +294,9 @@ class Inference:
             observer.answered(seen, stages, asked.request.inputs, answer, len(body))
         return response
 
-    def refuse(self, error: BaseException, request_id: bytes, seen: Seen | None = None) -> Response:
+    def refuse(
+        self, error: BaseException, request_id: bytes, seen: RequestRecord | None = None
+    ) -> Response:
         """Make and count the response to a failed request; an unexpected error shows no details."""
         if not is_public(error):
             logger.error("infer request %s failed", request_id.decode(), exc_info=error)
@@ -313,20 +315,25 @@ class Inference:
         self._host.count(HTTP, error)
         self.ended(self.watch({}, self.request_id({}), client), error, status)
 
-    def gone(self, seen: Seen | None = None) -> None:
+    def gone(self, seen: RequestRecord | None = None) -> None:
         """Count a request whose client disconnected."""
         error = asyncio.CancelledError()
         self._host.count("http", error)
         self.ended(seen, error)
 
     def ended(
-        self, seen: Seen | None, error: BaseException | None = None, told: int | None = None
+        self,
+        seen: RequestRecord | None,
+        error: BaseException | None = None,
+        told: int | None = None,
     ) -> None:
         """Report a failed or streamed request to the observers."""
         if seen is not None and self._host.observer is not None:
             self._host.observer.ended(seen, error, told)
 
-    async def _infer_apart(self, asked: Asked, body: bytes, seconds: float, hold: Hold) -> Answer:
+    async def _infer_apart(
+        self, asked: PendingRequest, body: bytes, seconds: float, hold: Hold
+    ) -> Answer:
         start = perf_counter()
         try:
             async with asyncio.timeout(seconds):
@@ -339,7 +346,7 @@ class Inference:
         priority = asked.head.priority or request.priority
         return await self._host.ask(request, limit, priority)
 
-    async def _decode_apart(self, head: Head, body: bytes, hold: Hold) -> InferRequest:
+    async def _decode_apart(self, head: RequestHead, body: bytes, hold: Hold) -> InferRequest:
         if head.coding != IDENTITY:
             came, limit = len(body), self._host.settings.max_body_bytes
             body = await inflate_apart(
@@ -352,7 +359,7 @@ class Inference:
         return await loop.run_in_executor(self._decoder, self.decode, head, body)
 
 
-def _is_heavy(head: Head, body: bytes) -> bool:
+def _is_heavy(head: RequestHead, body: bytes) -> bool:
     """Return whether decoding the body may block the event loop for milliseconds."""
     json = len(body) if head.json_length is None else head.json_length
     return json > _HEAVY_JSON or head.coding != IDENTITY

@@ -21,7 +21,7 @@ from bundle.errors import MlctlError
 from bundle.tensors import Datatype, Signature, TensorSpec
 from services.online.http.predict_calls import take
 from services.online.models.repository import Serving
-from services.online.models.served_model import ModelHost
+from services.online.models.served_model import ServedModel
 from services.online.observability.calls import Stages
 from services.online.security.public import failed, is_public
 from services.protocol.jsondata import decode_data
@@ -32,7 +32,7 @@ ROUTE = "/predict"
 logger = logging.getLogger("mlctl.predict")
 
 
-def predict_routes(serving: Serving) -> dict[str, ModelHost]:
+def predict_routes(serving: Serving) -> dict[str, ServedModel]:
     """The paths of the typed APIs: one for the default model, and each one's own of several."""
     routes = {ROUTE: serving.hosts[0]}
     if len(serving.hosts) > 1:
@@ -53,7 +53,7 @@ def argument_names(specs: Iterable[TensorSpec]) -> dict[str, str]:
     return names
 
 
-def make_predict(host: ModelHost, route: str = ROUTE) -> Any:
+def make_predict(host: ServedModel, route: str = ROUTE) -> Any:
     """The `predict` method of the service class of `host`, as a BentoML API at the path `route`."""
     import bentoml
 
@@ -76,7 +76,7 @@ def make_predict(host: ModelHost, route: str = ROUTE) -> Any:
 
 
 async def _predict(
-    host: ModelHost,
+    host: ServedModel,
     names: Mapping[str, str],
     output: Any,
     arguments: Mapping[str, Any],

@@ -8,8 +8,8 @@ from typing import Any
 from bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
 from services.online.http.app import App, Message, Receive, Send
 from services.online.http.fields import fields_of
-from services.online.models.served_model import ModelHost
-from services.online.observability.calls import PREDICT, Seen
+from services.online.models.served_model import ServedModel
+from services.online.observability.calls import PREDICT, RequestRecord
 from services.online.observability.ids import RequestIds
 from services.online.security.public import CALLERS
 
@@ -17,33 +17,33 @@ _CALL = "mlctl.predict"
 _IDS = RequestIds()
 
 
-class Call:
+class PredictCall:
     """One call; `asked` is whether the model was, which then counts it. `seen` is for observers."""
 
     __slots__ = ("asked", "seen")
 
-    def __init__(self, seen: Seen | None) -> None:
+    def __init__(self, seen: RequestRecord | None) -> None:
         self.asked = False
         self.seen = seen
 
 
-def begin(host: ModelHost, scope: Mapping[str, Any]) -> Call:
+def begin(host: ServedModel, scope: Mapping[str, Any]) -> PredictCall:
     """The call with this scope is there."""
     headers = fields_of(scope.get("headers", ()))
     if host.observer is None:
-        return Call(None)
+        return PredictCall(None)
     request_id = _IDS.of(headers.get(b"x-request-id"))
     traceparent, tracestate = headers.get(b"traceparent"), headers.get(b"tracestate")
     seen = host.observer.begin(PREDICT, request_id, traceparent, scope.get("client"), tracestate)
     length = headers.get(b"content-length", b"")
     if seen is not None and length.isdigit():
         seen.bytes_in = int(length)
-    return Call(seen)
+    return PredictCall(seen)
 
 
-def take(host: ModelHost, scope: Mapping[str, Any]) -> Seen | None:
+def take(host: ServedModel, scope: Mapping[str, Any]) -> RequestRecord | None:
     """The model is asked: whoever asks it tells observers how that ends."""
-    call: Call = scope.get(_CALL) or begin(host, scope)
+    call: PredictCall = scope.get(_CALL) or begin(host, scope)
     call.asked = True
     return call.seen
 
@@ -54,7 +54,7 @@ class PredictCalls:
     `routes` has the model that is asked at each path.
     """
 
-    def __init__(self, app: App, routes: Mapping[str, ModelHost]) -> None:
+    def __init__(self, app: App, routes: Mapping[str, ServedModel]) -> None:
         self._app = app
         self._routes = routes
 
@@ -73,7 +73,7 @@ class PredictCalls:
         await self._app(scope, receive, forward)
 
 
-def _ended(host: ModelHost, call: Call, status: int) -> None:
+def _ended(host: ServedModel, call: PredictCall, status: int) -> None:
     if status < 400:
         return  # what is no call of the model, such as OPTIONS
     error = MlctlError(_code(status), "the call was refused")

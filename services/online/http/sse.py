@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any
 
-from services.online.http.inference import AskedStream, Inference
+from services.online.http.inference import AskedStream, InferHandler
 from services.runtime.streaming import Answer, AnswerStream
 
 Message = MutableMapping[str, Any]
@@ -55,7 +55,7 @@ class EventWriter:
 
 
 async def send_events(
-    asked: AskedStream, inference: Inference, events: EventWriter, receive: Receive
+    asked: AskedStream, inference: InferHandler, events: EventWriter, receive: Receive
 ) -> None:
     """Send each piece as it comes, and the end.
 

@@ -11,7 +11,7 @@ from bundle import __version__
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import TensorSpec
 from services.online.models.repository import Serving
-from services.online.models.served_model import ModelHost
+from services.online.models.served_model import ServedModel
 from services.protocol.jsonbody import parse_object
 from services.protocol.wire import invalid
 
@@ -53,7 +53,7 @@ def is_ready(serving: Serving, name: str, version: str = "") -> bool:
     return serving.find(name, version).ready
 
 
-def model_metadata(host: ModelHost) -> dict[str, Any]:
+def model_metadata(host: ServedModel) -> dict[str, Any]:
     """The model's versions (it has one: its digest) and its tensors."""
     return {
         "name": host.name,
@@ -69,7 +69,7 @@ def repository_index(serving: Serving, *, ready: bool) -> list[dict[str, str]]:
     return [_indexed(host) for host in serving.hosts if host.ready or not ready]
 
 
-def _indexed(host: ModelHost) -> dict[str, str]:
+def _indexed(host: ServedModel) -> dict[str, str]:
     state, reason = (_READY, "") if host.ready else (_UNAVAILABLE, host.state)
     return {"name": host.name, "version": host.digest, "state": state, "reason": reason}
 

@@ -16,23 +16,23 @@ from bundle.errors import MlctlError
 from bundle.tensors import Signature
 from services.online.batching.scheduler import Limits, Priority, deadline_exceeded
 from services.online.metrics.counts import Metrics
-from services.online.models.served_model import ModelHost, Phase
-from services.online.settings import Settings
+from services.online.models.served_model import ModelPhase, ServedModel
+from services.online.settings import ServerSettings
 from services.protocol.wire import InferRequest, invalid
-from services.runtime.bento_layout import Packed
+from services.runtime.bento_layout import BentoContents
 from services.runtime.padding import Arrays
 from services.runtime.pipeline import join, of_stage
 from services.runtime.streaming import Answer, AnswerStream
 
 
-class PipelineHost(ModelHost):
-    """What is a `ModelHost` to those who ask, and has no model of its own."""
+class ServedPipeline(ServedModel):
+    """What is a `ServedModel` to those who ask, and has no model of its own."""
 
     def __init__(
         self,
-        packed: Packed,
-        stages: Mapping[str, ModelHost],
-        settings: Settings,
+        packed: BentoContents,
+        stages: Mapping[str, ServedModel],
+        settings: ServerSettings,
         registry: CollectorRegistry,
     ) -> None:
         """The pipeline of `packed`, whose models `stages` serve."""
@@ -57,7 +57,7 @@ class PipelineHost(ModelHost):
     def state(self) -> str:
         """That of the first stage that is not ready, else its own."""
         found = (stage.state for stage in self._stages if not stage.ready)
-        return next(found, super().state) if self.phase is Phase.READY else self.phase.value
+        return next(found, super().state) if self.phase is ModelPhase.READY else self.phase.value
 
     @property
     def live(self) -> bool:
@@ -67,13 +67,13 @@ class PipelineHost(ModelHost):
     @property
     def limits(self) -> Limits | None:
         """Those of the first stage, where requests queue first; None before the start."""
-        return None if self.phase is Phase.NEW else self._stages[0].limits
+        return None if self.phase is ModelPhase.NEW else self._stages[0].limits
 
     async def start(self) -> None:
         """Begin to serve; the stages were started, proved and warmed up before."""
         self._metrics = Metrics(self.name, self._registry)
         self._observe()
-        self.phase = Phase.READY
+        self.phase = ModelPhase.READY
 
     def infer(
         self,
@@ -128,7 +128,7 @@ class PipelineHost(ModelHost):
 
     async def stop(self, grace: float = 0.0) -> None:
         """Accept no more, and answer what was accepted; the stages are stopped after it."""
-        self.phase = Phase.STOPPING
+        self.phase = ModelPhase.STOPPING
         if self._open:
             await asyncio.wait(self._open)
         await super().stop(grace)
@@ -169,5 +169,5 @@ class PipelineHost(ModelHost):
             raise invalid(f"the inputs must have equally many rows: {told}")
 
     def _check_phase(self) -> None:
-        if self.phase is not Phase.READY:
+        if self.phase is not ModelPhase.READY:
             self._serving()

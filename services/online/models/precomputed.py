@@ -15,9 +15,16 @@ from prometheus_client import CollectorRegistry
 from bundle.clock import Clock
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Signature
-from services.online.models.precomputed_metrics import DOWN, FOREIGN, HIT, MISS, STALE, HybridMeter
-from services.precomputed.base import Row
-from services.precomputed.finding import Finder, Found
+from services.online.models.precomputed_metrics import (
+    DOWN,
+    FOREIGN,
+    HIT,
+    MISS,
+    STALE,
+    PrecomputedMetrics,
+)
+from services.precomputed.base import PrecomputedRow
+from services.precomputed.finding import Finder, FoundRows
 from services.precomputed.rows import RowCodec
 from services.precomputed.store_urls import open_store
 from services.protocol.priority import Priority
@@ -26,8 +33,8 @@ from services.runtime.padding import Arrays
 from services.runtime.streaming import Answer
 
 if TYPE_CHECKING:
-    from services.online.batching.executor import Batching
-    from services.online.settings import Settings
+    from services.online.batching.executor import BatchExecutor
+    from services.online.settings import ServerSettings
 
 Submit = Callable[[Arrays, float, Priority], asyncio.Future[Answer]]
 
@@ -48,7 +55,7 @@ class Precomputable(Protocol):
         """What it takes and returns."""
 
 
-class Hybrid:
+class PrecomputedLookup:
     """Answers requests with entity keys to one model in one worker; `ttl` is in seconds."""
 
     def __init__(
@@ -56,7 +63,7 @@ class Hybrid:
         codec: RowCodec,
         finder: Finder,
         submit: Submit,
-        meter: HybridMeter,
+        meter: PrecomputedMetrics,
         clock: Clock,
         *,
         ttl: float | None = None,
@@ -112,7 +119,7 @@ class Hybrid:
             return self._whole(found.rows, seconds)
         return await self._fill(request, found, limit - seconds, priority)
 
-    def _fresh(self, found: Found) -> Found:
+    def _fresh(self, found: FoundRows) -> FoundRows:
         """Remove rows that are too old or not of this model, and count all by result."""
         rows, stale = found.rows, 0
         foreign = [i for i, row in enumerate(rows) if row and not self._codec.fits(row.payload)]
@@ -131,7 +138,7 @@ class Hybrid:
         self._meter.count(DOWN if found.down else MISS, absent - stale - len(foreign))
         return found
 
-    def _whole(self, rows: Sequence[Row | None], seconds: float) -> Answer:
+    def _whole(self, rows: Sequence[PrecomputedRow | None], seconds: float) -> Answer:
         """Return the answer of rows that are all stored."""
         stored = [row for row in rows if row is not None]
         age = max(0.0, self._clock.wall() - min(row.at for row in stored))
@@ -140,7 +147,7 @@ class Hybrid:
         return Answer(outputs, 0.0, seconds, 0, parameters)
 
     async def _fill(
-        self, request: InferRequest, found: Found, limit: float, priority: Priority
+        self, request: InferRequest, found: FoundRows, limit: float, priority: Priority
     ) -> Answer:
         """Run the model on the rows that the store lacks, and return the whole answer."""
         missing = [index for index, row in enumerate(found.rows) if row is None]
@@ -155,7 +162,7 @@ class Hybrid:
             payloads[index] = payload
         return self._mixed(found, [each for each in payloads if each is not None], ran)
 
-    def _mixed(self, found: Found, payloads: Sequence[bytes], ran: Answer) -> Answer:
+    def _mixed(self, found: FoundRows, payloads: Sequence[bytes], ran: Answer) -> Answer:
         outputs = self._codec.decode(payloads)
         stored = [row for row in found.rows if row is not None]
         parameters: dict[str, str | float] = {"source": "online", "age_s": 0.0}
@@ -171,11 +178,11 @@ class Hybrid:
 
 def open_hybrid(
     model: Precomputable,
-    settings: Settings,
-    batching: Batching,
+    settings: ServerSettings,
+    batching: BatchExecutor,
     clock: Clock,
     registry: CollectorRegistry,
-) -> Hybrid | None:
+) -> PrecomputedLookup | None:
     """Return what answers the model's requests with keys; None if MLCTL_HYBRID is not set.
 
     UNSUPPORTED_MODEL for a model whose answers cannot be precomputed.
@@ -191,9 +198,11 @@ def open_hybrid(
     codec = RowCodec(model.signature.outputs)
     store = open_store(settings.hybrid, settings.hybrid_store)
     timeout = settings.hybrid_timeout_ms / 1000
-    meter = HybridMeter(model.name, registry)
+    meter = PrecomputedMetrics(model.name, registry)
     finder = Finder(store.reader(model.digest, timeout), timeout, clock)
-    return Hybrid(codec, finder, batching.submit, meter, clock, ttl=settings.hybrid_ttl_s)
+    return PrecomputedLookup(
+        codec, finder, batching.submit, meter, clock, ttl=settings.hybrid_ttl_s
+    )
 
 
 def _check_rows(request: InferRequest) -> None:

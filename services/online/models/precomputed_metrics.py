@@ -13,7 +13,7 @@ _SECONDS = (
 )  # fmt: skip
 
 
-class HybridMeter:
+class PrecomputedMetrics:
     """Counts in memory; create it on the worker's event loop."""
 
     def __init__(self, model: str, registry: CollectorRegistry) -> None:

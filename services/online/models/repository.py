@@ -1,7 +1,7 @@
 """Several models in one process, each with its own session, batcher, counts and phase.
 
 What is the server's alone is shared: settings, tokens, the bytes in flight, draining. The
-server is ready when all are, and one that hangs ends the worker for all. A `ModelHost` by
+server is ready when all are, and one that hangs ends the worker for all. A `ServedModel` by
 itself is the same to those who serve: a server with one model. A pipeline is one more of
 several, the first; it asks the others.
 """
@@ -16,30 +16,30 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from bundle.clock import Clock
 from bundle.errors import ErrorCode, MlctlError
 from services.online.batching.budget import Inflight
-from services.online.models.pipeline import PipelineHost
-from services.online.models.served_model import ModelHost
+from services.online.models.pipeline import ServedPipeline
+from services.online.models.served_model import ServedModel
 from services.online.security.tokens import Access
-from services.online.settings import Settings
+from services.online.settings import ServerSettings
 from services.protocol.wire import shown
-from services.runtime.bento_layout import Packed
+from services.runtime.bento_layout import BentoContents
 
 
 class Serving(Protocol):
     """What a server serves: `hosts` are its models, the default one first.
 
-    `name` and `digest` are the model's, or those of all together. See `ModelHost` for the rest.
+    `name` and `digest` are the model's, or those of all together. See `ServedModel` for the rest.
     """
 
     name: str
     digest: str
-    settings: Settings
+    settings: ServerSettings
     access: Access
     inflight: Inflight
     draining: bool
     turned: asyncio.Event
 
     @property
-    def hosts(self) -> tuple[ModelHost, ...]:
+    def hosts(self) -> tuple[ServedModel, ...]:
         """The models."""
         ...
 
@@ -58,7 +58,7 @@ class Serving(Protocol):
         """In a word."""
         ...
 
-    def find(self, name: str, version: str = "") -> ModelHost:
+    def find(self, name: str, version: str = "") -> ServedModel:
         """The model `name`, in `version` if one is given; MODEL_NOT_FOUND if it is not here."""
         ...
 
@@ -83,13 +83,13 @@ class Serving(Protocol):
         ...
 
 
-class Hosts:
+class ModelRepository:
     """The models of one Bento with several."""
 
     def __init__(
         self,
-        packed: Packed,
-        settings: Settings,
+        packed: BentoContents,
+        settings: ServerSettings,
         *,
         clock: Clock | None = None,
         registry: CollectorRegistry = REGISTRY,
@@ -105,7 +105,7 @@ class Hosts:
         # One folder of samples holds the rows of one signature: the default model's.
         others = settings.model_copy(update={"sample_dir": None})
         self._models = tuple(
-            ModelHost(
+            ServedModel(
                 bundle,
                 others if number or pipeline else settings,
                 clock=clock,
@@ -114,12 +114,12 @@ class Hosts:
             )
             for number, bundle in enumerate(packed.bundles)
         )
-        self._pipelines: tuple[PipelineHost, ...] = ()
+        self._pipelines: tuple[ServedPipeline, ...] = ()
         if pipeline is not None:
             stages = {host.name: host for host in self._models}
-            whole = PipelineHost(packed, stages, settings, registry)
+            whole = ServedPipeline(packed, stages, settings, registry)
             self._pipelines = (whole,)
-        self.hosts: tuple[ModelHost, ...] = (*self._pipelines, *self._models)
+        self.hosts: tuple[ServedModel, ...] = (*self._pipelines, *self._models)
         self._by_name = {host.name: host for host in self.hosts}
 
     @property
@@ -141,7 +141,7 @@ class Hosts:
         """That of the first model that is not ready, else "ready"."""
         return next((host.state for host in self.hosts if not host.ready), "ready")
 
-    def find(self, name: str, version: str = "") -> ModelHost:
+    def find(self, name: str, version: str = "") -> ServedModel:
         """The model `name`; MODEL_NOT_FOUND tells which there are."""
         host = self._by_name.get(name)
         if host is None:
@@ -155,7 +155,7 @@ class Hosts:
         return host.find(name, version)
 
     def drain(self) -> None:
-        """Drain all models; see `ModelHost.drain`."""
+        """Drain all models; see `ServedModel.drain`."""
         self.draining = True
         for host in self.hosts:
             host.drain()
@@ -163,7 +163,7 @@ class Hosts:
         turned.set()
 
     def publish(self) -> None:
-        """See `ModelHost.publish`."""
+        """See `ServedModel.publish`."""
         for host in self.hosts:
             host.publish()
 
@@ -191,8 +191,8 @@ class Hosts:
             host.abandon()
 
 
-def serving_of(packed: Packed, settings: Settings) -> ModelHost | Hosts:
+def serving_of(packed: BentoContents, settings: ServerSettings) -> ServedModel | ModelRepository:
     """What serves the bundles of one Bento."""
     if packed.together is None:
-        return ModelHost(packed.bundles[0], settings)
-    return Hosts(packed, settings)
+        return ServedModel(packed.bundles[0], settings)
+    return ModelRepository(packed, settings)

@@ -22,14 +22,14 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
 from services.online.batching.budget import Inflight
 from services.online.batching.desks import Caller, Desk
-from services.online.batching.executor import Answer, Batching
+from services.online.batching.executor import Answer, BatchExecutor
 from services.online.batching.scheduler import Limits, Priority, QueueFullError
 from services.online.metrics.counts import Metrics
 from services.online.metrics.tally import Tally
-from services.online.models.precomputed import Hybrid, open_hybrid
+from services.online.models.precomputed import PrecomputedLookup, open_hybrid
 from services.online.observability.calls import outcome_of
 from services.online.observability.observer import Observer, open_observer
-from services.online.settings import Settings
+from services.online.settings import ServerSettings
 from services.protocol.wire import InferRequest, shown
 from services.runtime.batch_costs import BatchCosts
 from services.runtime.padding import LengthPadding
@@ -50,7 +50,7 @@ _COLLECTED = (10_000, 20, 50)
 logger = logging.getLogger("mlctl.host")
 
 
-class Phase(Enum):
+class ModelPhase(Enum):
     """Where a host is in its life."""
 
     NEW = "starting"
@@ -58,13 +58,13 @@ class Phase(Enum):
     STOPPING = "stopping"
 
 
-class ModelHost:
+class ServedModel:
     """One model of one bundle in one process."""
 
     def __init__(
         self,
         bundle: VerifiedBundle,
-        settings: Settings,
+        settings: ServerSettings,
         *,
         clock: Clock | None = None,
         registry: CollectorRegistry = REGISTRY,
@@ -75,28 +75,28 @@ class ModelHost:
         self.digest = bundle.digest
         self.signature = bundle.manifest.signature
         self.settings = settings
-        self.phase = Phase.NEW
+        self.phase = ModelPhase.NEW
         self.access = settings.access()
         self.draining = False
         self.turned = asyncio.Event()
         self._bundle = bundle
         self._clock = clock or SystemClock()
         self._registry = registry
-        self._batching: Batching | None = None
+        self._batching: BatchExecutor | None = None
         self._costs = BatchCosts()
         self._lengths: LengthPadding | None = None
         self._hung = False
         self.inflight = inflight or Inflight(settings.max_inflight_bytes)
         self._metrics: Metrics | None = None
         self.observer: Observer | None = None
-        self._hybrid: Hybrid | None = None
+        self._hybrid: PrecomputedLookup | None = None
 
     @property
-    def hosts(self) -> tuple[ModelHost, ...]:
+    def hosts(self) -> tuple[ServedModel, ...]:
         """The models that are served: this one alone."""
         return (self,)
 
-    def find(self, name: str, version: str = "") -> ModelHost:
+    def find(self, name: str, version: str = "") -> ServedModel:
         """This model; MODEL_NOT_FOUND if another name is meant, or a `version` not its digest."""
         if name != self.name:
             _not_found(f"no model {shown(name)} here; this server has {self.name!r}")
@@ -109,14 +109,14 @@ class ModelHost:
     @property
     def ready(self) -> bool:
         """Whether requests should be sent here: they are answered while draining, too."""
-        return self.phase is Phase.READY and not self.draining and not self._hung
+        return self.phase is ModelPhase.READY and not self.draining and not self._hung
 
     @property
     def state(self) -> str:
         """The phase in a word, or that the host drains or hangs."""
         if self._hung:
             return "hung"
-        return "draining" if self.draining and self.phase is Phase.READY else self.phase.value
+        return "draining" if self.draining and self.phase is ModelPhase.READY else self.phase.value
 
     def drain(self) -> None:
         """Report "not ready", and go on answering requests.
@@ -167,7 +167,7 @@ class ModelHost:
         # A transform that yields is closed on the thread, while a batch might run here.
         inline = quick and self.signature.bounded and not scorer.yields
         self._costs = BatchCosts(measured)
-        self._batching = Batching(
+        self._batching = BatchExecutor(
             scorer,
             self._limits(scorer, inline=inline),
             self._clock,
@@ -183,7 +183,7 @@ class ModelHost:
         gc.freeze()
         # Requests hardly make cycles: to seek some among those that wait took 6 % of the loop.
         gc.set_threshold(*_COLLECTED)
-        self.phase = Phase.READY
+        self.phase = ModelPhase.READY
         logger.info("model %s (%s) is ready, inline=%s", self.name, self.digest[:12], inline)
 
     def infer(
@@ -194,27 +194,27 @@ class ModelHost:
     ) -> asyncio.Future[Answer]:
         """Ask the model; cancel the future to leave. `timeout` can only shorten the deadline.
 
-        Raises UNAVAILABLE unless ready, and what `Batching.submit` raises.
+        Raises UNAVAILABLE unless ready, and what `BatchExecutor.submit` raises.
         """
         return self._serving().submit(inputs, self._seconds(timeout), priority)
 
     def submit_all(self, callers: Sequence[Caller], desk: Desk) -> None:
-        """See `Batching.submit_all`. Raises UNAVAILABLE unless ready."""
+        """See `BatchExecutor.submit_all`. Raises UNAVAILABLE unless ready."""
         self._serving().submit_all(callers, desk)
 
     def refusal(self, rows: int, priority: Priority) -> QueueFullError | None:
-        """See `Batching.refusal`. None unless ready."""
-        if self.phase is not Phase.READY or self._hung or self._batching is None:
+        """See `BatchExecutor.refusal`. None unless ready."""
+        if self.phase is not ModelPhase.READY or self._hung or self._batching is None:
             return None
         return self._batching.refusal(rows, priority)
 
     def withdraw(self, caller: Caller) -> None:
-        """See `Batching.withdraw`."""
+        """See `BatchExecutor.withdraw`."""
         if self._batching is not None:
             self._batching.withdraw(caller)
 
     def join_key(self, inputs: dict[str, np.ndarray]) -> Hashable | None:
-        """See `Batching.join_key`."""
+        """See `BatchExecutor.join_key`."""
         return self._serving().join_key(inputs)
 
     def ask(
@@ -224,7 +224,7 @@ class ModelHost:
 
         Raises what `infer` does.
         """
-        if self._hybrid is None or not request.keys or self.phase is not Phase.READY:
+        if self._hybrid is None or not request.keys or self.phase is not ModelPhase.READY:
             return self.infer(request.inputs, timeout, priority)
         return self._hybrid.ask(request, self._seconds(timeout), priority)
 
@@ -240,8 +240,8 @@ class ModelHost:
         """
         return self._serving().stream(inputs, self._seconds(timeout), priority)
 
-    def _serving(self) -> Batching:
-        if self.phase is not Phase.READY or self._hung or self._batching is None:
+    def _serving(self) -> BatchExecutor:
+        if self.phase is not ModelPhase.READY or self._hung or self._batching is None:
             raise MlctlError(ErrorCode.UNAVAILABLE, f"model {self.name!r} is {self.state}")
         return self._batching
 
@@ -279,7 +279,7 @@ class ModelHost:
 
         A run that outlasts its callers is given `grace` seconds: it may never end.
         """
-        self.phase = Phase.STOPPING
+        self.phase = ModelPhase.STOPPING
         if self._hybrid is not None:
             await self._hybrid.drain()
         if self._batching is not None:

@@ -13,13 +13,13 @@ from bundle.tensors import Datatype, TensorSpec
 from services.online.metrics.tally import Tally
 from services.online.metrics.triton import TRITON_VERSION
 from services.online.models.metadata import PLATFORM
-from services.online.models.served_model import ModelHost
+from services.online.models.served_model import ServedModel
 
 _BACKEND = "onnxruntime"
 _LANES = 2
 
 
-def model_config(host: ModelHost) -> dict[str, Any]:
+def model_config(host: ServedModel) -> dict[str, Any]:
     """How the model is served, as a `ModelConfig`; UNAVAILABLE before it is ready.
 
     Shapes leave the batch out where the model has one, which `max_batch_size` then bounds:
@@ -46,7 +46,7 @@ def model_config(host: ModelHost) -> dict[str, Any]:
     return config
 
 
-def model_statistics(*hosts: ModelHost) -> dict[str, Any]:
+def model_statistics(*hosts: ServedModel) -> dict[str, Any]:
     """What this worker counted since it started, times in nanoseconds; UNAVAILABLE before that.
 
     Requests count in `inference_stats`, rows in `inference_count`, batches in the rest. The
@@ -55,7 +55,7 @@ def model_statistics(*hosts: ModelHost) -> dict[str, Any]:
     return {"model_stats": [_statistics(host) for host in hosts]}
 
 
-def _statistics(host: ModelHost) -> dict[str, Any]:
+def _statistics(host: ServedModel) -> dict[str, Any]:
     tally = host.tally
     if tally is None:
         raise _not_yet(host)
@@ -107,5 +107,5 @@ def _tensor(spec: TensorSpec, *, batched: bool) -> dict[str, Any]:
     }
 
 
-def _not_yet(host: ModelHost) -> MlctlError:
+def _not_yet(host: ServedModel) -> MlctlError:
     return MlctlError(ErrorCode.UNAVAILABLE, f"model {host.name!r} is {host.state}")

@@ -24,7 +24,7 @@ from services.online.observability.traceparent import trace_id
 MAX_WAITING = 50_000
 
 
-class Output(Protocol):
+class LogOutput(Protocol):
     """Where lines go."""
 
     def write(self, lines: bytes) -> None:
@@ -98,7 +98,7 @@ class AppendedFile:
 class AccessLog:
     """Takes requests that are done, and writes them when the observer's thread says so."""
 
-    def __init__(self, output: Output, model: str, digest: str) -> None:
+    def __init__(self, output: LogOutput, model: str, digest: str) -> None:
         self._output = output
         self._model = {"model": model, "digest": digest}
         self._waiting = Backlog[Done](MAX_WAITING)
@@ -182,7 +182,7 @@ def _trace_id(header: bytes | None) -> str:
     return "null" if found is None else f'"{found}"'
 
 
-def open_output(name: str) -> Output:
+def open_output(name: str) -> LogOutput:
     """`stdout`, `stderr` or a file; INVALID_INPUT if that cannot be written."""
     if name in ("stdout", "stderr"):
         return StandardOutput(getattr(sys, f"__{name}__").fileno())

@@ -19,7 +19,7 @@ HTTP, GRPC, PREDICT = "http", "grpc", "predict"
 _CLIENT_CLOSED = 499
 
 
-class Seen:
+class RequestRecord:
     """A request that is watched; `bytes_in` are its body's once that is known.
 
     `traced` is whether its caller records it, `sampling` what is to be written of its payload.
@@ -68,7 +68,7 @@ class Done(NamedTuple):
     `told`, the HTTP status of a refusal where it is another one than the code's.
     """
 
-    seen: Seen
+    seen: RequestRecord
     at: float
     seconds: float
     code: str
@@ -101,7 +101,7 @@ def outcome_of(error: BaseException | None) -> str:
     return (error.code if isinstance(error, MlctlError) else ErrorCode.INTERNAL).value
 
 
-class Payload(NamedTuple):
+class RecordedPayload(NamedTuple):
     """What was asked and answered in one request of `rows` rows, to be written as `sampling` says.
 
     Tensors that are not to be written are not in it; all of it holds `size` bytes.

@@ -18,8 +18,8 @@ from bundle.tensors import Signature
 from services.online.batching.executor import Answer
 from services.online.metrics.exposition import CounterSink, Exposition
 from services.online.observability.access_log import AccessLog, open_output
-from services.online.observability.calls import OK, Done, Seen, Stages, outcome_of
-from services.online.observability.sampling import Control, Recorder
+from services.online.observability.calls import OK, Done, RequestRecord, Stages, outcome_of
+from services.online.observability.sampling import Recorder, SamplingControl
 from services.online.observability.segments import SegmentWriter
 from services.online.observability.settings import OFF, ObserveSettings
 from services.online.observability.traceparent import is_sampled
@@ -33,7 +33,7 @@ _STOP_SECONDS = 10.0
 logger = logging.getLogger("mlctl.observe")
 
 
-class Sink(Protocol):
+class RecordSink(Protocol):
     """What the thread drives."""
 
     @property
@@ -61,7 +61,9 @@ class Observer:
         self._recorder = recorder
         self._batched = batched
         self._clients = clients
-        self._sinks: list[Sink] = [sink for sink in (log, tracing, recorder) if sink is not None]
+        self._sinks: list[RecordSink] = [
+            sink for sink in (log, tracing, recorder) if sink is not None
+        ]
         self._ending = threading.Event()
         self._complained: dict[int, float] = {}
         self._exposition: Exposition | None = None
@@ -75,7 +77,7 @@ class Observer:
         traceparent: bytes | None,
         client: Any = None,
         tracestate: bytes | None = None,
-    ) -> Seen | None:
+    ) -> RequestRecord | None:
         """A request's headers are there; None if nobody wants to hear more of it.
 
         `client` is the peer's address: a pair of host and port, or gRPC's text.
@@ -85,7 +87,7 @@ class Observer:
         if self._log is None and not traced and sampling is None:
             return None
         peer = _shown(client) if self._clients and client else None
-        return Seen(
+        return RequestRecord(
             protocol,
             request_id,
             traceparent,
@@ -97,7 +99,7 @@ class Observer:
 
     def answered(
         self,
-        seen: Seen,
+        seen: RequestRecord,
         stages: Stages,
         inputs: Arrays,
         answer: Answer,
@@ -110,7 +112,9 @@ class Observer:
         if self._recorder is not None and seen.sampling is not None and inputs:
             self._recorder.put(seen, seen.sampling, at, rows, inputs, answer.outputs)
 
-    def ended(self, seen: Seen, error: BaseException | None, told: int | None = None) -> None:
+    def ended(
+        self, seen: RequestRecord, error: BaseException | None, told: int | None = None
+    ) -> None:
         """The request failed (with a CancelledError its caller left), or its stream is whole.
 
         `told` is the HTTP status, where it is not the error's.
@@ -162,7 +166,7 @@ class Observer:
             self._guarded(sink, sink.close)
         self.publish()
 
-    def _guarded(self, sink: Sink, work: Any) -> None:
+    def _guarded(self, sink: RecordSink, work: Any) -> None:
         """What fails here is told and counted; it must harm neither requests nor the others."""
         try:
             work()
@@ -217,7 +221,7 @@ def _open_recorder(
             ", ".join(sorted(known)),
         )
     writer = SegmentWriter(settings.sample_dir, signature, digest)
-    return Recorder(writer, Control(sampling, settings.sample_control), clock)
+    return Recorder(writer, SamplingControl(sampling, settings.sample_control), clock)
 
 
 def _shown(client: Any) -> str:

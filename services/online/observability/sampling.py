@@ -19,7 +19,7 @@ from bundle.clock import Clock
 from bundle.errors import MlctlError
 from bundle.sampling import Sampling, chosen
 from services.online.observability.backlog import Backlog
-from services.online.observability.calls import Payload, Seen
+from services.online.observability.calls import RecordedPayload, RequestRecord
 from services.online.observability.segments import SegmentWriter
 
 Arrays = Mapping[str, np.ndarray]
@@ -34,7 +34,7 @@ OFF = Sampling()
 logger = logging.getLogger("mlctl.observe")
 
 
-class Control:
+class SamplingControl:
     """The sampling that is in force: the control file's while there is one, else the settings'."""
 
     def __init__(self, settings: Sampling, path: Path | None) -> None:
@@ -80,12 +80,12 @@ class Control:
 class Recorder:
     """Takes chosen requests, and writes them when the observer's thread says so."""
 
-    def __init__(self, writer: SegmentWriter, control: Control, clock: Clock) -> None:
+    def __init__(self, writer: SegmentWriter, control: SamplingControl, clock: Clock) -> None:
         self._writer = writer
         self._control = control
         self._clock = clock
-        self._waiting = Backlog[Payload](MAX_REQUESTS, MAX_BYTES)
-        self._pending: list[Payload] = []
+        self._waiting = Backlog[RecordedPayload](MAX_REQUESTS, MAX_BYTES)
+        self._pending: list[RecordedPayload] = []
         self._pending_bytes = 0
         self._sampling = control.poll(clock.wall())
         self._lost = 0
@@ -104,7 +104,13 @@ class Recorder:
         return None
 
     def put(
-        self, seen: Seen, sampling: Sampling, at: float, rows: int, asked: Arrays, answered: Arrays
+        self,
+        seen: RequestRecord,
+        sampling: Sampling,
+        at: float,
+        rows: int,
+        asked: Arrays,
+        answered: Arrays,
     ) -> None:
         """Note one request; its arrays are not changed by anyone from now on."""
         inputs = _kept(asked, sampling) if sampling.inputs else {}
@@ -112,7 +118,9 @@ class Recorder:
         outputs = {name: array.copy() for name, array in _kept(answered, sampling).items()}
         size = max(_size(inputs), seen.bytes_in or 0 if inputs else 0) + _size(outputs)
         request_id = seen.request_id.decode("latin-1")
-        self._waiting.put(Payload(request_id, at, sampling, rows, size, inputs, outputs), size)
+        self._waiting.put(
+            RecordedPayload(request_id, at, sampling, rows, size, inputs, outputs), size
+        )
 
     def flush(self) -> None:
         """Look at the control file, and write what is due; OSError if it cannot be written."""

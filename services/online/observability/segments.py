@@ -29,7 +29,7 @@ from bundle.sampling import (
     Sampling,
 )
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from services.online.observability.calls import Payload
+from services.online.observability.calls import RecordedPayload
 
 _TEMPORARY_SUFFIX = ".tmp"
 # What a killed worker left unfinished.
@@ -59,7 +59,7 @@ class SegmentWriter:
                 ErrorCode.INVALID_INPUT, f"MLCTL_SAMPLE_DIR: {folder} is no folder to write to"
             )
 
-    def write(self, payloads: Sequence[Payload], sampling: Sampling, now: float) -> int:
+    def write(self, payloads: Sequence[RecordedPayload], sampling: Sampling, now: float) -> int:
         """Write `payloads` as one segment at Unix time `now`; how many rows it has.
 
         OSError if it cannot be written; nothing of it is there then.
@@ -78,7 +78,7 @@ class SegmentWriter:
         self._trim(sampling.max_bytes)
         return int(table.num_rows)
 
-    def _table(self, payloads: Sequence[Payload], sampling: Sampling) -> Any:
+    def _table(self, payloads: Sequence[RecordedPayload], sampling: Sampling) -> Any:
         import pyarrow as pa
 
         rows = [payload.rows for payload in payloads]

@@ -8,7 +8,7 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
-from services.online.openapi.model import Model, type_name
+from services.online.openapi.model import ApiModel, type_name
 from services.online.openapi.schemas import (
     Schema,
     described_schemas,
@@ -36,7 +36,7 @@ def to_text(content: Schema) -> str:
 
 
 def document(
-    models: Sequence[Model], *, version: str | None = None, token: bool | None = None
+    models: Sequence[ApiModel], *, version: str | None = None, token: bool | None = None
 ) -> Schema:
     """The document of a server of `models`, the default one first.
 
@@ -75,7 +75,7 @@ def document(
     }
 
 
-def _labelled(models: Sequence[Model]) -> Iterator[tuple[str, Model]]:
+def _labelled(models: Sequence[ApiModel]) -> Iterator[tuple[str, ApiModel]]:
     """Each model with a distinct identifier, for names of operations and schemas."""
     taken: set[str] = set()
     for model in models:
@@ -103,7 +103,7 @@ def _server_paths(*, token: bool) -> Iterator[tuple[str, Schema]]:
     yield "/v2/models/stats", {"get": statistics}
 
 
-def _model_paths(label: str, model: Model) -> Iterator[tuple[str, Schema]]:
+def _model_paths(label: str, model: ApiModel) -> Iterator[tuple[str, Schema]]:
     root = f"/v2/models/{quote(model.name, safe='')}"
     for path, suffix in ((root, ""), (f"{root}/versions/{{version}}", "Version")):
         more: Schema = {"parameters": [_version(model)]} if suffix else {}
@@ -121,7 +121,7 @@ def _model_paths(label: str, model: Model) -> Iterator[tuple[str, Schema]]:
         yield f"{path}/infer_stream", {"post": _stream(model, named, type_name(label)), **more}
 
 
-def _infer(model: Model, named: str, kind: str) -> Schema:
+def _infer(model: ApiModel, named: str, kind: str) -> Schema:
     answer = {
         "description": "The answer.",
         "headers": {
@@ -139,7 +139,7 @@ def _infer(model: Model, named: str, kind: str) -> Schema:
     return {**made, "parameters": _headers(), "requestBody": _body(model, kind)}
 
 
-def _stream(model: Model, named: str, kind: str) -> Schema:
+def _stream(model: ApiModel, named: str, kind: str) -> Schema:
     made = _operation(
         f"{named}InferStream", f"Ask model {model.name} for its answer in pieces", "Error", *_ASKING
     )
@@ -165,7 +165,7 @@ def _event(kind: str) -> Schema:
 _ASKING = (400, 404, 413, 415, 503, 504)
 
 
-def _body(model: Model, kind: str) -> Schema:
+def _body(model: ApiModel, kind: str) -> Schema:
     plain = _json(f"{kind}Request")
     if (shown := example_request(model.inputs)) is not None:
         plain["application/json"]["example"] = shown
@@ -192,7 +192,7 @@ def _headers() -> list[Schema]:
     ]
 
 
-def _version(model: Model) -> Schema:
+def _version(model: ApiModel) -> Schema:
     schema: Schema = {"type": "string", "minLength": 1, "examples": [model.digest]}
     what = "The digest of the model; another one is not found."
     return {

@@ -8,7 +8,7 @@ from typing import Any
 
 from bundle.errors import ERROR_TABLE
 from bundle.tensors import DYNAMIC, Datatype
-from services.online.openapi.model import Tensor
+from services.online.openapi.model import ApiTensor
 from services.online.security.public import CALLERS
 from services.protocol.jsondata import BINARY_ONLY
 from services.protocol.keys import MAX_KEY_CHARS, MAX_KEYS
@@ -22,7 +22,7 @@ _KEY: Schema = {
 }
 
 
-def request_schema(inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> Schema:
+def request_schema(inputs: tuple[ApiTensor, ...], outputs: tuple[ApiTensor, ...]) -> Schema:
     """The JSON of an infer request."""
     tensors: Schema = {
         "type": "array",
@@ -50,7 +50,7 @@ def request_schema(inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> S
     }
 
 
-def example_request(inputs: tuple[Tensor, ...]) -> Schema | None:
+def example_request(inputs: tuple[ApiTensor, ...]) -> Schema | None:
     """A request of one row, all zero; None where JSON has no form of it or it is long."""
     tensors = []
     for tensor in inputs:
@@ -64,7 +64,7 @@ def example_request(inputs: tuple[Tensor, ...]) -> Schema | None:
     return {"inputs": tensors}
 
 
-def response_schema(name: str, digest: str, outputs: tuple[Tensor, ...]) -> Schema:
+def response_schema(name: str, digest: str, outputs: tuple[ApiTensor, ...]) -> Schema:
     """The JSON of an answer."""
     return {
         "type": "object",
@@ -145,7 +145,7 @@ def described_schemas() -> dict[str, Schema]:
     }
 
 
-def _input(tensor: Tensor) -> Schema:
+def _input(tensor: ApiTensor) -> Schema:
     declared = _declared(tensor)
     sized = {"type": "object", "required": ["binary_data_size"], "properties": _size()}
     binary: Schema = {**declared, "required": ["name", "datatype", "shape", "parameters"]}
@@ -159,7 +159,7 @@ def _input(tensor: Tensor) -> Schema:
     return {"anyOf": [plain, binary]}
 
 
-def _output(tensor: Tensor) -> Schema:
+def _output(tensor: ApiTensor) -> Schema:
     declared = _declared(tensor)
     rank = len(tensor.shape)
     sizes = {"type": "array", "items": {"type": "integer", "minimum": 0}}
@@ -175,7 +175,7 @@ def _output(tensor: Tensor) -> Schema:
     return {**declared, "required": ["name", "datatype", "shape"]}
 
 
-def _declared(tensor: Tensor) -> Schema:
+def _declared(tensor: ApiTensor) -> Schema:
     size: Schema = {"type": "integer", "minimum": 0, "maximum": MAX_ELEMENTS}
     shape: Schema = {
         "type": "array",
@@ -192,7 +192,7 @@ def _declared(tensor: Tensor) -> Schema:
     return {"type": "object", "properties": properties}
 
 
-def _data(tensor: Tensor) -> Schema:
+def _data(tensor: ApiTensor) -> Schema:
     """Flat values in row-major order, or nested as the shape is."""
     value = _value(tensor.dtype)
     flat: Schema = {"type": "array", "items": value}
@@ -245,7 +245,7 @@ def _request_parameters() -> Schema:
     return {"type": ["object", "null"], "properties": properties}
 
 
-def _wanted(outputs: tuple[Tensor, ...]) -> Schema:
+def _wanted(outputs: tuple[ApiTensor, ...]) -> Schema:
     flags = {"type": ["object", "null"], "properties": {"binary_data": {"type": "boolean"}}}
     names = {"enum": [tensor.name for tensor in outputs]}
     return {

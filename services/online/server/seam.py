@@ -27,7 +27,7 @@ from services.online.grpc.server import GrpcServer
 from services.online.http.app import App, Message, V2App
 from services.online.http.connection import accept_loop as accepting
 from services.online.http.connection.protocol import lean_protocol
-from services.online.http.inference import Inference
+from services.online.http.inference import InferHandler
 from services.online.http.limits import BodyLimit
 from services.online.http.openapi_page import OPENAPI_PATH, OpenApiPage
 from services.online.http.predict import make_predict, predict_routes
@@ -44,8 +44,8 @@ from services.online.server.workers import (
     prepare_server,
     supervisor,
 )
-from services.online.settings import Settings
-from services.runtime.bento_layout import Packed
+from services.online.settings import ServerSettings
+from services.runtime.bento_layout import BentoContents
 
 # For calls that do not ask the model, and for bodies that are still arriving: the model's requests
 # are answered within their deadlines before.
@@ -82,7 +82,7 @@ class MlctlService(bentoml.Service[Any]):
 
     def to_asgi(self, is_main: bool = True) -> Any:
         host: Serving = self.inner.host
-        inference, *others = [Inference(each) for each in host.hosts]
+        inference, *others = [InferHandler(each) for each in host.hosts]
         serve_http(host.settings, inference, *others)
         limits = (host.settings.max_body_bytes, host.inflight)
         timed = TimeLimit(bento_app(self, is_main), host.settings.deadline_ms / 1000 + 1)
@@ -96,7 +96,7 @@ class MlctlService(bentoml.Service[Any]):
         return gated(front, inference, host)
 
 
-def gated(app: App, inference: Inference, host: Serving) -> App:
+def gated(app: App, inference: InferHandler, host: Serving) -> App:
     """Put `app` behind the token check if the server requires tokens."""
     if not host.access.required:
         return app
@@ -110,7 +110,7 @@ def gated(app: App, inference: Inference, host: Serving) -> App:
     return TokenGate(app, host.access, refuse)
 
 
-def serve_http(settings: Settings, inference: Inference, *others: Inference) -> None:
+def serve_http(settings: ServerSettings, inference: InferHandler, *others: InferHandler) -> None:
     """Set the HTTP protocol, and the loop, of the server that this process starts next.
 
     BentoML makes uvicorn's configuration after the application and names neither,
@@ -123,10 +123,10 @@ def serve_http(settings: Settings, inference: Inference, *others: Inference) -> 
     protocols["auto"] = type(limited.__name__, (limited,), limits)
 
 
-def build_service(found: VerifiedBundle | Packed, settings: Settings) -> MlctlService:
+def build_service(found: VerifiedBundle | BentoContents, settings: ServerSettings) -> MlctlService:
     """Return the service of one bundle or several; a worker loads the models when it starts."""
     settings.check()
-    packed = found if isinstance(found, Packed) else Packed((found,))
+    packed = found if isinstance(found, BentoContents) else BentoContents((found,))
     host = serving_of(packed, settings)
     hook = bentoml.on_deployment(partial(_prepare_server, settings))
     attributes = {"host": host, "prepare_server": hook}
@@ -205,7 +205,7 @@ class Worker:
             self._watchdog = Watchdog(lambda: self.host.live, self.host.abandon, seconds)
 
 
-def _prepare_server(settings: Settings) -> None:
+def _prepare_server(settings: ServerSettings) -> None:
     try:
         prepare_server(settings)
     except MlctlError as error:

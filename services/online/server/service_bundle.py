@@ -9,13 +9,19 @@ from pathlib import Path
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import verify
-from services.online.settings import Settings
-from services.runtime.bento_layout import MODEL_FOLDER, MODELS_FILE, Packed, is_bundle, unpack
+from services.online.settings import ServerSettings
+from services.runtime.bento_layout import (
+    MODEL_FOLDER,
+    MODELS_FILE,
+    BentoContents,
+    is_bundle,
+    unpack,
+)
 
 BESIDE = Path(__file__).resolve().parents[3]
 
 
-def find_bundles(settings: Settings, beside: Path = BESIDE) -> Packed:
+def find_bundles(settings: ServerSettings, beside: Path = BESIDE) -> BentoContents:
     """The verified bundles to serve; MANIFEST_INVALID says how to get one.
 
     DIGEST_MISMATCH if one beside the package is not the one that the Bento names.
@@ -30,10 +36,10 @@ def find_bundles(settings: Settings, beside: Path = BESIDE) -> Packed:
             f"Fetch one: `mlctl pull NAME --out {MODEL_FOLDER}`, or set MLCTL_BUNDLE to its "
             "folder.",
         )
-    return Packed((verify(root),)) if settings.bundle else unpack(beside)
+    return BentoContents((verify(root),)) if settings.bundle else unpack(beside)
 
 
-def find_trusted_bundles(settings: Settings, beside: Path = BESIDE) -> Packed:
+def find_trusted_bundles(settings: ServerSettings, beside: Path = BESIDE) -> BentoContents:
     """As `find_bundles`, and signed under the key that `settings` requires, if it does.
 
     SIGNATURE_INVALID for a bundle that is not.

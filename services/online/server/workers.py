@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from services.online.ports import reserve_port
-from services.online.settings import Settings
+from services.online.settings import ServerSettings
 
 _COUNTS = "MLCTL_COUNTS_DIR"
 _SUPERVISOR = "MLCTL_SUPERVISOR_PID"
@@ -34,7 +34,7 @@ _OTHER_FILES = 256
 _reserved: list[socket.socket] = []
 
 
-def prepare_server(settings: Settings) -> None:
+def prepare_server(settings: ServerSettings) -> None:
     """In the supervisor, before it starts a worker; PORT_TAKEN if the gRPC port is.
 
     A folder of this server's own for its counts: that of BentoML's store is emptied by
@@ -86,7 +86,7 @@ def look_by_a_steady_clock() -> None:
     loop_class.time = staticmethod(time.monotonic)
 
 
-def join_server(settings: Settings) -> None:
+def join_server(settings: ServerSettings) -> None:
     """In a worker, before anything is counted: count where the others do; take connections."""
     if folder := os.environ.get(_COUNTS):
         os.environ[_PROMETHEUS] = folder

@@ -20,7 +20,7 @@ _SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
+class InputColumns:
     """The columns of an input: one, or as many as a row of it has values, in order."""
 
     spec: TensorSpec
@@ -47,7 +47,7 @@ def parse_map(items: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 def find_feeds(
     schema: pa.Schema, signature: Signature, wanted: Mapping[str, tuple[str, ...]]
-) -> tuple[Feed, ...]:
+) -> tuple[InputColumns, ...]:
     """The feed of each input; INVALID_INPUT lists the columns, and how to map them.
 
     Without `--map` an input is the column of its name, or else columns NAME_0, NAME_1...; the
@@ -62,7 +62,7 @@ def find_feeds(
             columns = _expanded(wanted[spec.name], schema, signature)
         else:
             columns = _by_name(spec, schema, signature)
-        feed = Feed(spec, columns)
+        feed = InputColumns(spec, columns)
         if problem := _problem(feed, schema):
             raise _refusal(f"input {spec.name!r}: {problem}", schema, signature)
         feeds.append(feed)
@@ -91,7 +91,7 @@ def _by_name(spec: TensorSpec, schema: pa.Schema, signature: Signature) -> tuple
     raise _refusal(f"no column feeds input {spec.name!r}", schema, signature)
 
 
-def _problem(feed: Feed, schema: pa.Schema) -> str | None:
+def _problem(feed: InputColumns, schema: pa.Schema) -> str | None:
     """Why the columns cannot feed the input, whatever they hold; None if they can."""
     fields = [schema.field(name) for name in feed.columns]
     if len(fields) > 1:
@@ -102,7 +102,7 @@ def _problem(feed: Feed, schema: pa.Schema) -> str | None:
     return _single_problem(feed, fields[0].name, fields[0].type)
 
 
-def _single_problem(feed: Feed, name: str, kind: Any) -> str | None:
+def _single_problem(feed: InputColumns, name: str, kind: Any) -> str | None:
     import pyarrow as pa
 
     inner = getattr(kind, "storage_type", kind)
@@ -139,7 +139,7 @@ def _is_list(kind: Any) -> bool:
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
-def _width(feed: Feed) -> str:
+def _width(feed: InputColumns) -> str:
     return "a list of any length" if feed.width == DYNAMIC else f"{feed.width} values"
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bundle.tensors import DYNAMIC, Datatype, TensorSpec
-from services.runtime.tabular.input_columns import Feed
+from services.runtime.tabular.input_columns import InputColumns
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,7 +33,7 @@ class Tensors:
 
 
 def to_tensors(
-    table: pa.Table, feeds: Sequence[Feed], *, forbid_nan: bool = False
+    table: pa.Table, feeds: Sequence[InputColumns], *, forbid_nan: bool = False
 ) -> tuple[list[Tensors], Reasons]:
     """Tensors of all rows that fit, and by row's index why the others do not.
 
@@ -66,7 +66,7 @@ def _kept(arrays: dict[str, np.ndarray], rows: np.ndarray, reasons: Reasons) -> 
 
 def _grouped(
     table: pa.Table,
-    feeds: Sequence[Feed],
+    feeds: Sequence[InputColumns],
     arrays: dict[str, np.ndarray],
     lengths: dict[str, np.ndarray],
     reasons: Reasons,
@@ -94,7 +94,7 @@ def _grouped(
     return groups
 
 
-def _fixed(table: pa.Table, feed: Feed, reasons: Reasons) -> np.ndarray:
+def _fixed(table: pa.Table, feed: InputColumns, reasons: Reasons) -> np.ndarray:
     """All rows of an input whose rows have one size; what stands in a bad row means nothing."""
     shape = (table.num_rows, *feed.spec.shape[1:])
     if len(feed.columns) > 1:
@@ -113,7 +113,7 @@ def _fixed(table: pa.Table, feed: Feed, reasons: Reasons) -> np.ndarray:
     return filled.reshape(shape)
 
 
-def _wide(table: pa.Table, feed: Feed, reasons: Reasons) -> np.ndarray:
+def _wide(table: pa.Table, feed: InputColumns, reasons: Reasons) -> np.ndarray:
     import pyarrow as pa
 
     part = table.select(feed.columns)
@@ -130,7 +130,7 @@ def _wide(table: pa.Table, feed: Feed, reasons: Reasons) -> np.ndarray:
     every = np.arange(table.num_rows)
     for index, name in enumerate(feed.columns):
         matrix[:, index] = _values(
-            _flat(table.column(name)), Feed(feed.spec, (name,)), every, 1, reasons
+            _flat(table.column(name)), InputColumns(feed.spec, (name,)), every, 1, reasons
         )
     return matrix
 
@@ -150,7 +150,7 @@ def _is_list(kind: Any) -> bool:
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
-def _lengths(column: Any, feed: Feed, reasons: Reasons) -> np.ndarray:
+def _lengths(column: Any, feed: InputColumns, reasons: Reasons) -> np.ndarray:
     """How many values each row has; -1 for those without a list."""
     from pyarrow import compute
 
@@ -163,7 +163,7 @@ def _lengths(column: Any, feed: Feed, reasons: Reasons) -> np.ndarray:
     return found.astype(np.int64)
 
 
-def _right_length(column: Any, feed: Feed, reasons: Reasons) -> np.ndarray:
+def _right_length(column: Any, feed: InputColumns, reasons: Reasons) -> np.ndarray:
     """Which rows have a list of as many values as the input takes, however nested."""
     import pyarrow as pa
     from pyarrow import compute
@@ -197,7 +197,9 @@ def _nested_length(value: object) -> int:
     return -1 if -1 in counts else sum(counts)
 
 
-def _values(column: Any, feed: Feed, rows: np.ndarray, width: int, reasons: Reasons) -> np.ndarray:
+def _values(
+    column: Any, feed: InputColumns, rows: np.ndarray, width: int, reasons: Reasons
+) -> np.ndarray:
     """The column's values one after the other, `width` for each of `rows`."""
     from pyarrow import compute
 
@@ -327,7 +329,7 @@ def _number(value: object, wanted: np.dtype[Any]) -> float:
         return int(number)
 
 
-def _refuse_nan(feed: Feed, array: np.ndarray, rows: np.ndarray, reasons: Reasons) -> None:
+def _refuse_nan(feed: InputColumns, array: np.ndarray, rows: np.ndarray, reasons: Reasons) -> None:
     if array.dtype.kind != "f":
         return
     found = np.isnan(array.reshape(len(array), -1)).any(axis=1)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.runtime.tensorrt.profile import DEFAULT_LENGTHS, Profile, Range, render_shapes
+from services.runtime.tensorrt.profile import DEFAULT_LENGTHS, Profile, SizeRange, render_shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class EngineOptions:
     `workspace_bytes` None leaves TensorRT all of the GPU.
     """
 
-    lengths: Range = DEFAULT_LENGTHS
+    lengths: SizeRange = DEFAULT_LENGTHS
     workspace_bytes: int | None = None
     build_timeout_s: float = 1800.0
 

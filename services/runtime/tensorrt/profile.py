@@ -17,7 +17,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class SizeRange:
     """The least, the usual and the greatest size of a dynamic dimension."""
 
     least: int
@@ -33,7 +33,7 @@ class Range:
 
 
 # The lengths that text encoders of the BERT family are trained with.
-DEFAULT_LENGTHS = Range(1, 128, 512)
+DEFAULT_LENGTHS = SizeRange(1, 128, 512)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ Profile = Mapping[str, Shapes]
 
 
 def make_profile(
-    inputs: Mapping[str, Shape], batching: Batching | None, lengths: Range = DEFAULT_LENGTHS
+    inputs: Mapping[str, Shape], batching: Batching | None, lengths: SizeRange = DEFAULT_LENGTHS
 ) -> Profile:
     """A profile over those of `inputs` (shapes by name, -1 is dynamic) that need one.
 
@@ -68,12 +68,12 @@ def make_profile(
     }
 
 
-def batch_range(batching: Batching | None) -> Range:
+def batch_range(batching: Batching | None) -> SizeRange:
     """From one row to the largest bucket, tuned for the middle one of the table."""
     if batching is None:
-        return Range(1, 1, 1)
+        return SizeRange(1, 1, 1)
     buckets = batching.buckets
-    return Range(1, buckets[len(buckets) // 2], batching.max_rows)
+    return SizeRange(1, buckets[len(buckets) // 2], batching.max_rows)
 
 
 def render_shapes(profile: Profile) -> dict[str, str]:

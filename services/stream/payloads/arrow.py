@@ -16,12 +16,12 @@ from bundle.errors import MlctlError
 from bundle.tensors import Signature
 from services.batch.answers import output_column
 from services.protocol.wire import invalid
-from services.runtime.tabular.input_columns import Feed, find_feeds, parse_map
+from services.runtime.tabular.input_columns import InputColumns, find_feeds, parse_map
 from services.runtime.tabular.tensors import to_tensors
 from services.stream.base import Decoded
 from services.stream.payloads import PayloadRequest
 from services.stream.payloads.jsonrows import too_long
-from services.stream.payloads.objects import Piece, joined
+from services.stream.payloads.objects import MessageGroup, joined
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,7 +42,7 @@ class ArrowPayload:
         self._wanted = wanted
         self._signature = signature
         self._map = parse_map(wanted.map)
-        self._feeds: dict[Any, tuple[Feed, ...] | str] = {}
+        self._feeds: dict[Any, tuple[InputColumns, ...] | str] = {}
 
     def decode(self, values: Sequence[bytes]) -> Sequence[Decoded]:
         rejected = too_long(values, self._wanted.max_bytes)
@@ -86,7 +86,7 @@ class ArrowPayload:
 
     def _pieces(
         self, schema: pa.Schema, indices: list[int], tables: list[Any], rejected: dict[int, str]
-    ) -> Iterator[Piece]:
+    ) -> Iterator[MessageGroup]:
         import pyarrow as pa
 
         feeds = self._feeds_of(schema)
@@ -96,7 +96,7 @@ class ArrowPayload:
         groups, reasons = to_tensors(pa.concat_tables(tables), feeds)
         if len(groups) == 1 and not reasons:
             counts = [table.num_rows for table in tables]
-            yield Piece(indices, groups[0].arrays, counts, [self._kept(t) for t in tables])
+            yield MessageGroup(indices, groups[0].arrays, counts, [self._kept(t) for t in tables])
             return
         for index, table in zip(indices, tables, strict=True):
             groups, reasons = to_tensors(table, feeds)
@@ -106,9 +106,9 @@ class ArrowPayload:
             elif len(groups) != 1:
                 rejected[index] = "the rows of a message must have one length"
             else:
-                yield Piece([index], groups[0].arrays, [table.num_rows], [self._kept(table)])
+                yield MessageGroup([index], groups[0].arrays, [table.num_rows], [self._kept(table)])
 
-    def _feeds_of(self, schema: pa.Schema) -> tuple[Feed, ...] | str:
+    def _feeds_of(self, schema: pa.Schema) -> tuple[InputColumns, ...] | str:
         """The feeds of a schema, or why it has none."""
         known = self._feeds.get(schema)
         if known is None:

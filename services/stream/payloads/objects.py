@@ -32,7 +32,7 @@ class Carried(NamedTuple):
     kept: Mapping[str, Any]
 
 
-class Piece(NamedTuple):
+class MessageGroup(NamedTuple):
     """Messages of equal shapes: `rows` and `carried` are of those at `indices`."""
 
     indices: Sequence[int]
@@ -64,7 +64,7 @@ class ObjectReader:
 
     def _pieces(
         self, documents: Sequence[Any], indices: Sequence[int], rejected: dict[int, str]
-    ) -> Iterator[Piece]:
+    ) -> Iterator[MessageGroup]:
         piece = self._whole([documents[i] for i in indices], indices) if self._fixed else None
         if piece is not None:
             yield piece
@@ -79,7 +79,7 @@ class ObjectReader:
                 except MlctlError as error:
                     rejected[index] = error.message
 
-    def _whole(self, documents: Sequence[Any], indices: Sequence[int]) -> Piece | None:
+    def _whole(self, documents: Sequence[Any], indices: Sequence[int]) -> MessageGroup | None:
         """All of them at once; None if any is not one plain row."""
         if set(map(type, documents)) != {dict}:
             return None
@@ -93,9 +93,9 @@ class ObjectReader:
                 carried = [self._carried(document, many=False) for document in documents]
         except (KeyError, TypeError, MlctlError):
             return None
-        return Piece(indices, inputs, [1] * len(documents), carried)
+        return MessageGroup(indices, inputs, [1] * len(documents), carried)
 
-    def _one(self, index: int, document: Any) -> Piece:
+    def _one(self, index: int, document: Any) -> MessageGroup:
         found = None if self._alone is None else self._alone(index, document)
         many = found is not None
         if not isinstance(document, dict):
@@ -109,7 +109,7 @@ class ObjectReader:
                 found[name], several = _value(spec, document[name])
                 many = many or several
         rows = check_rows(found, self._specs, self._most)
-        return Piece([index], found, [rows], [self._carried(document, many=many)])
+        return MessageGroup([index], found, [rows], [self._carried(document, many=many)])
 
     def _carried(self, document: Mapping[str, Any], *, many: bool) -> Carried | None:
         if not self._keep:
@@ -134,9 +134,9 @@ def check_rows(inputs: Mapping[str, np.ndarray], specs: Mapping[str, TensorSpec]
     return rows
 
 
-def joined(pieces: Iterable[Piece], rejected: dict[int, str]) -> Sequence[Decoded]:
+def joined(pieces: Iterable[MessageGroup], rejected: dict[int, str]) -> Sequence[Decoded]:
     """Pieces of equal shapes as one item, in the order of their first messages."""
-    groups: dict[Any, list[Piece]] = {}
+    groups: dict[Any, list[MessageGroup]] = {}
     for piece in pieces:
         key = tuple(array.shape[1:] for array in piece.inputs.values())
         groups.setdefault(key, []).append(piece)
@@ -148,7 +148,7 @@ def joined(pieces: Iterable[Piece], rejected: dict[int, str]) -> Sequence[Decode
     ]
 
 
-def _decoded(pieces: Sequence[Piece], rejected: dict[int, str]) -> Decoded:
+def _decoded(pieces: Sequence[MessageGroup], rejected: dict[int, str]) -> Decoded:
     first = pieces[0]
     if len(pieces) == 1:
         indices, rows, carried, inputs = first.indices, first.rows, first.carried, first.inputs

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.packages import install_hint
-from services.stream.base import Place, Transport
+from services.stream.base import StreamUrl, Transport
 
 # Each module has `transport`, a services.stream.base.Transport.
 BY_SCHEME: Mapping[str, str] = MappingProxyType(
@@ -24,7 +24,7 @@ BY_SCHEME: Mapping[str, str] = MappingProxyType(
 )
 
 
-def transport_of(place: Place) -> Transport:
+def transport_of(place: StreamUrl) -> Transport:
     """The transport of `place`; INVALID_INPUT if its scheme is none that we know."""
     name = BY_SCHEME.get(place.scheme)
     if name is None:

@@ -13,14 +13,14 @@ from services.stream.base import (
     Consumer,
     Ending,
     Guarantee,
-    Link,
     LinkRequest,
     Message,
     Pausable,
-    Place,
     Producer,
     RebalanceListener,
     Rebalancing,
+    StreamConnection,
+    StreamUrl,
     TakingOver,
 )
 from services.stream.transports import transport_of
@@ -92,7 +92,7 @@ class Bridge:
         return self._consumer.group_lag()
 
 
-def connect(request: LinkRequest) -> Link:
+def connect(request: LinkRequest) -> StreamConnection:
     """The link of `request`, whose places may be at different brokers.
 
     INVALID_INPUT if `exactly_once` is asked of brokers that are not one, or if the source is also
@@ -122,17 +122,17 @@ def connect(request: LinkRequest) -> Link:
     )
 
 
-def same_broker(one: Place, other: Place) -> bool:
+def same_broker(one: StreamUrl, other: StreamUrl) -> bool:
     """Whether a commit at both places can be one step."""
     return one.scheme == other.scheme and one.address == other.address
 
 
-def _whole(dead: Place | None) -> Place | None:
+def _whole(dead: StreamUrl | None) -> StreamUrl | None:
     """A place where dead letters keep their headers, which lines of text do not by themselves."""
     if dead is None or dead.scheme not in LINES:
         return dead
     return replace(dead, options={**dead.options, "headers": "yes"})
 
 
-def _producer(place: Place | None) -> Producer | None:
+def _producer(place: StreamUrl | None) -> Producer | None:
     return None if place is None else transport_of(place).open_producer(place)

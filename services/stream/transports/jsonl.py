@@ -22,11 +22,11 @@ from bundle.files import write_atomic
 from services.stream.base import (
     Examined,
     Guarantee,
-    Link,
     LinkRequest,
     Message,
     Outgoing,
-    Place,
+    StreamConnection,
+    StreamUrl,
 )
 from services.stream.transports.bridge import connect
 from services.stream.transports.lines import Cutter, from_line, to_line
@@ -46,7 +46,7 @@ class LineReader:
     has ended.
     """
 
-    def __init__(self, place: Place, file: int = -1, offset: int = 0) -> None:
+    def __init__(self, place: StreamUrl, file: int = -1, offset: int = 0) -> None:
         self._place = place
         self._file = file
         self._next = offset
@@ -126,7 +126,7 @@ class FileReader(LineReader):
     """
 
     def __init__(
-        self, place: Place, group: str = "", start: str = "earliest", offset: int = 0
+        self, place: StreamUrl, group: str = "", start: str = "earliest", offset: int = 0
     ) -> None:
         super().__init__(place, offset=offset)
         self._path = _path(place)
@@ -228,7 +228,7 @@ class LineProducer:
     With the option `headers=yes` keys and headers stay.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: StreamUrl) -> None:
         self._place = place
         self._whole = place.options.get("headers") == "yes"
 
@@ -276,7 +276,7 @@ class LineProducer:
 class LinesTransport:
     """Pipes and files of lines."""
 
-    def open_link(self, request: LinkRequest) -> Link:
+    def open_link(self, request: LinkRequest) -> StreamConnection:
         """A bridge: answers are written, then the position."""
         return connect(request)
 
@@ -285,10 +285,10 @@ class LinesTransport:
             return LineReader(request.source, 0)
         return FileReader(request.source, request.group, request.start)
 
-    def open_producer(self, place: Place) -> LineProducer:
+    def open_producer(self, place: StreamUrl) -> LineProducer:
         return LineProducer(place)
 
-    def browse(self, place: Place, *, last: int | None = None) -> Iterator[Message]:
+    def browse(self, place: StreamUrl, *, last: int | None = None) -> Iterator[Message]:
         """The lines that are there; INVALID_INPUT for a pipe."""
         if place.scheme == PIPE:
             raise MlctlError(ErrorCode.INVALID_INPUT, "a pipe cannot be looked at")
@@ -299,7 +299,7 @@ class LinesTransport:
                 yield from found[skip:]
                 skip = max(0, skip - len(found))
 
-    def follow(self, place: Place, wait_s: float) -> Iterator[Message | None]:
+    def follow(self, place: StreamUrl, wait_s: float) -> Iterator[Message | None]:
         """Lines from now on."""
         pipe = place.scheme == PIPE
         with LineReader(place, 0) if pipe else FileReader(place, start="latest") as reader:
@@ -309,7 +309,7 @@ class LinesTransport:
                 if not found:
                     yield None
 
-    def examine(self, place: Place, group: str) -> Examined:
+    def examine(self, place: StreamUrl, group: str) -> Examined:
         """What is in the file, and how much of it `group` has not done."""
         if place.scheme == PIPE:
             remark = "what was read from a pipe and not answered yet is gone with the process"
@@ -347,7 +347,7 @@ def read_position(path: Path) -> tuple[int, int] | None:
     return int(found[1]), int(found[2])
 
 
-def _path(place: Place) -> Path:
+def _path(place: StreamUrl) -> Path:
     if unknown := sorted(set(place.options) - {"headers"}):
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
@@ -359,7 +359,7 @@ def _path(place: Place) -> Path:
     return Path(place.address)
 
 
-def _need(place: Place) -> Path:
+def _need(place: StreamUrl) -> Path:
     path = _path(place)
     if not path.is_file():
         raise MlctlError(ErrorCode.NOT_FOUND, f"there is no file {path}")

@@ -10,16 +10,16 @@ from services.stream.base import (
     Commit,
     Examined,
     Guarantee,
-    Link,
     LinkRequest,
     Message,
-    Place,
     RebalanceListener,
+    StreamConnection,
+    StreamUrl,
     Transport,
 )
 from services.stream.transports import kafka_browse
 from services.stream.transports.kafka_reader import GroupReader
-from services.stream.transports.kafka_sender import Sender, TransactionalSender
+from services.stream.transports.kafka_sender import KafkaSender, TransactionalSender
 
 
 class KafkaLink:
@@ -31,7 +31,7 @@ class KafkaLink:
         self._reader = GroupReader(request)
         topics = [topic for topic in (self._answers, self._dead) if topic]
         place = request.answers or request.source
-        self._sender: Sender
+        self._sender: KafkaSender
         self._transactions: TransactionalSender | None = None
         if request.exactly_once:
             self.guarantee = Guarantee.EXACTLY_ONCE
@@ -39,7 +39,7 @@ class KafkaLink:
             self._sender = self._transactions
         else:
             self.guarantee = Guarantee.AT_LEAST_ONCE
-            self._sender = Sender(place, topics)
+            self._sender = KafkaSender(place, topics)
         # What waits for nothing but its acknowledgement: it is not sent again.
         self._delivered: Sequence[Message] | None = None
         # Called for each batch, and nothing to add.
@@ -84,22 +84,22 @@ class KafkaLink:
 class KafkaTransport:
     """A Transport, Browsable."""
 
-    def open_link(self, request: LinkRequest) -> Link:
+    def open_link(self, request: LinkRequest) -> StreamConnection:
         return KafkaLink(request)
 
     def open_consumer(self, request: LinkRequest) -> GroupReader:
         return GroupReader(request)
 
-    def open_producer(self, place: Place) -> Sender:
-        return Sender(place, [place.topic])
+    def open_producer(self, place: StreamUrl) -> KafkaSender:
+        return KafkaSender(place, [place.topic])
 
-    def browse(self, place: Place, *, last: int | None = None) -> Iterator[Message]:
+    def browse(self, place: StreamUrl, *, last: int | None = None) -> Iterator[Message]:
         return kafka_browse.browse(place, last)
 
-    def follow(self, place: Place, wait_s: float) -> Iterator[Message | None]:
+    def follow(self, place: StreamUrl, wait_s: float) -> Iterator[Message | None]:
         return kafka_browse.follow(place, wait_s)
 
-    def examine(self, place: Place, group: str) -> Examined:
+    def examine(self, place: StreamUrl, group: str) -> Examined:
         return kafka_browse.examine(place, group)
 
 

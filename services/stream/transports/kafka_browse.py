@@ -8,10 +8,10 @@ from contextlib import closing
 from typing import Any
 
 from bundle.errors import ErrorCode, MlctlError
-from services.stream.base import Examined, Guarantee, Message, Place
+from services.stream.base import Examined, Guarantee, Message, StreamUrl
 from services.stream.transports.kafka_client import (
     PATIENCE_S,
-    Health,
+    ClientHealth,
     load_driver,
     make,
     partitions_of,
@@ -19,7 +19,7 @@ from services.stream.transports.kafka_client import (
     translate_errors,
     translated,
 )
-from services.stream.transports.kafka_reader import Names, converted
+from services.stream.transports.kafka_reader import PartitionNames, converted
 
 _MANY = 1000
 
@@ -27,7 +27,7 @@ _MANY = 1000
 class _Look:
     """An assigned consumer, without a membership, over all partitions of a place."""
 
-    def __init__(self, place: Place, group: str = "mlctl-look") -> None:
+    def __init__(self, place: StreamUrl, group: str = "mlctl-look") -> None:
         settings = {
             **properties(place),
             "group.id": group,
@@ -37,7 +37,7 @@ class _Look:
             "isolation.level": "read_committed",
             "auto.offset.reset": "earliest",
         }
-        self.place, self.names, self.health = place, Names(), Health()
+        self.place, self.names, self.health = place, PartitionNames(), ClientHealth()
         self.driver = load_driver()
         self.consumer = make("Consumer", settings, self.health)
 
@@ -61,7 +61,7 @@ class _Look:
         self.consumer.close()
 
 
-def browse(place: Place, last: int | None) -> Iterator[Message]:
+def browse(place: StreamUrl, last: int | None) -> Iterator[Message]:
     """By partition in order; the `last` ones by the time that they were sent."""
     with closing(_Look(place)) as look:
         marks = {at: (low, high) for at, (low, high) in look.watermarks().items() if high > low}
@@ -108,7 +108,7 @@ def _is_end(look: _Look, raw: Any) -> bool:
     return False
 
 
-def follow(place: Place, wait_s: float) -> Iterator[Message | None]:
+def follow(place: StreamUrl, wait_s: float) -> Iterator[Message | None]:
     """What is sent from now on."""
     with closing(_Look(place)) as look:
         look.assign({at: high for at, (_low, high) in look.watermarks().items()})
@@ -126,7 +126,7 @@ def follow(place: Place, wait_s: float) -> Iterator[Message | None]:
                 deadline = time.monotonic() + wait_s
 
 
-def examine(place: Place, group: str) -> Examined:
+def examine(place: StreamUrl, group: str) -> Examined:
     """What the brokers say; a group that never committed is behind by all there is."""
     with closing(_Look(place, group or "mlctl-look")) as look:
         marks = look.watermarks()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.packages import install_hint
-from services.stream.base import Place
+from services.stream.base import StreamUrl
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError
@@ -57,7 +57,7 @@ def load_driver() -> Any:
     return confluent_kafka
 
 
-def properties(place: Place, environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
+def properties(place: StreamUrl, environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """What the user set of librdkafka's properties; the place's options go first.
 
     INVALID_INPUT if the place has no broker, no topic or a password, or sets what is reserved.
@@ -83,7 +83,7 @@ def _refuse(message: str, hint: str) -> None:
     raise MlctlError(ErrorCode.INVALID_INPUT, message, hint)
 
 
-class Health:
+class ClientHealth:
     """What the client's own threads met last: the calls themselves only time out."""
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class Health:
             raise translated(error)
 
 
-def make(kind: str, settings: Mapping[str, Any], health: Health) -> Any:
+def make(kind: str, settings: Mapping[str, Any], health: ClientHealth) -> Any:
     """A client, `kind` is Consumer or Producer; INVALID_INPUT for a property that is none."""
     driver = load_driver()
     try:
@@ -148,7 +148,7 @@ def translate_errors(place: str) -> Iterator[None]:
         raise translated(error.args[0], place) from error
 
 
-def partitions_of(client: Any, place: Place, health: Health) -> Mapping[int, Any]:
+def partitions_of(client: Any, place: StreamUrl, health: ClientHealth) -> Mapping[int, Any]:
     """The partitions of the topic; NOT_FOUND, or as translated()."""
     try:
         with translate_errors(place.shown()):

@@ -16,7 +16,7 @@ from services.stream.base import (
 )
 from services.stream.transports.kafka_client import (
     PATIENCE_S,
-    Health,
+    ClientHealth,
     load_driver,
     make,
     partitions_of,
@@ -69,7 +69,7 @@ def converted(raw: Iterable[Raw], names: Mapping[int, str]) -> list[Message]:
     ]
 
 
-class Names(dict[int, str]):
+class PartitionNames(dict[int, str]):
     """The text of a partition's number, made once."""
 
     def __missing__(self, number: int) -> str:
@@ -100,8 +100,8 @@ class GroupReader:
             "enable.partition.eof": True,
         }
         self._latest = request.start == "latest"
-        self._health = Health()
-        self._names = Names()
+        self._health = ClientHealth()
+        self._names = PartitionNames()
         self._listener: RebalanceListener | None = None
         self._held: list[Message] = []
         self._owned: set[str] = set()

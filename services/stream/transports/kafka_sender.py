@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from bundle.errors import ErrorCode, MlctlError
-from services.stream.base import Commit, Outgoing, Place, RefusedAnswersError
+from services.stream.base import Commit, Outgoing, RefusedAnswersError, StreamUrl
 from services.stream.transports.kafka_client import (
     PATIENCE_S,
-    Health,
+    ClientHealth,
     load_driver,
     make,
     partitions_of,
@@ -50,14 +50,14 @@ def _largest(settings: Mapping[str, Any]) -> int:
         ) from None
 
 
-class Sender:
+class KafkaSender:
     """A Producer of one place, and what sends a link's answers; for one thread.
 
     A batch whose delivery is not known stays in the client, which goes on trying: the same
     batch again only waits for it. So a broker that comes back causes no duplicates.
     """
 
-    def __init__(self, place: Place, topics: Iterable[str]) -> None:
+    def __init__(self, place: StreamUrl, topics: Iterable[str]) -> None:
         self._driver = load_driver()
         self._place = place
         self._topics = [*topics]
@@ -69,7 +69,7 @@ class Sender:
             "on_delivery": self._reported,
         }
         self._most = _largest(self._settings)
-        self._health = Health()
+        self._health = ClientHealth()
         self._failed: list[KafkaError] = []
         self._under_way: object = None
 
@@ -167,14 +167,14 @@ class Sender:
         return MlctlError(ErrorCode.BROKER_UNAVAILABLE, what)
 
 
-class TransactionalSender(Sender):
+class TransactionalSender(KafkaSender):
     """Answers, dead letters and the group's position in one transaction for each batch.
 
     A producer's id is its own. Who may commit the position is told by the member's generation,
     so that a member that was replaced cannot commit, whatever its id.
     """
 
-    def __init__(self, place: Place, topics: Iterable[str], group: str) -> None:
+    def __init__(self, place: StreamUrl, topics: Iterable[str], group: str) -> None:
         super().__init__(place, topics)
         chosen = {name: value for name, value in self._settings.items() if "transaction" in name}
         self._named = "transactional.id" in chosen

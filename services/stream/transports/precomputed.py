@@ -11,12 +11,12 @@ from typing import Self
 
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
-from services.precomputed.base import Row, Store, StoreError, check_name
+from services.precomputed.base import PrecomputedRow, PrecomputedStore, StoreError, check_name
 from services.precomputed.settings import load_place
 from services.precomputed.store_urls import open_store
 from services.protocol.keys import is_key
 from services.stream.answer_headers import DIGEST, SOURCE
-from services.stream.base import Consumer, Link, LinkRequest, Outgoing, Place
+from services.stream.base import Consumer, LinkRequest, Outgoing, StreamConnection, StreamUrl
 from services.stream.payloads.precomputed import split_value
 
 # So many keys' newest positions are remembered.
@@ -27,7 +27,7 @@ Position = tuple[str, tuple[int, ...]]
 class HybridProducer:
     """Writes the answers of a stream into a store."""
 
-    def __init__(self, store: Store, clock: Clock | None = None) -> None:
+    def __init__(self, store: PrecomputedStore, clock: Clock | None = None) -> None:
         self._store = store
         self._clock = clock or SystemClock()
         self._newest: dict[str, Position] = {}
@@ -35,7 +35,7 @@ class HybridProducer:
     def publish(self, messages: Sequence[Outgoing]) -> None:
         """SINK_UNAVAILABLE while the store is away; INVALID_INPUT for one without a key."""
         now = self._clock.wall()
-        rows: dict[str, dict[str, Row]] = {}
+        rows: dict[str, dict[str, PrecomputedRow]] = {}
         seen: dict[str, Position] = {}
         for message in messages:
             headers = dict(message.headers)
@@ -48,7 +48,7 @@ class HybridProducer:
             if self._is_older(position, seen.get(key) or self._newest.get(key)):
                 continue
             seen[key] = position
-            rows.setdefault(headers[DIGEST].decode(), {})[key] = Row(key, now, payload)
+            rows.setdefault(headers[DIGEST].decode(), {})[key] = PrecomputedRow(key, now, payload)
         try:
             for digest, found in rows.items():
                 self._store.upsert(digest, list(found.values()))
@@ -75,13 +75,13 @@ class HybridProducer:
 class HybridTransport:
     """A place to write to only."""
 
-    def open_link(self, request: LinkRequest) -> Link:
+    def open_link(self, request: LinkRequest) -> StreamConnection:
         raise _not_read(request.source)
 
     def open_consumer(self, request: LinkRequest) -> Consumer:
         raise _not_read(request.source)
 
-    def open_producer(self, place: Place) -> HybridProducer:
+    def open_producer(self, place: StreamUrl) -> HybridProducer:
         if unknown := sorted(set(place.options) - {"key"}):
             raise MlctlError(
                 ErrorCode.INVALID_INPUT,
@@ -118,7 +118,7 @@ def _position(source: str) -> Position:
     return partition, tuple(int(part) for part in offset.split("-") if part.isdigit())
 
 
-def _not_read(place: Place) -> MlctlError:
+def _not_read(place: StreamUrl) -> MlctlError:
     return MlctlError(
         ErrorCode.INVALID_INPUT, f"{place.shown()} can be written to, but is no source of messages"
     )

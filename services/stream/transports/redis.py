@@ -14,12 +14,12 @@ from services.stream.base import (
     Consumer,
     Examined,
     Guarantee,
-    Link,
     LinkRequest,
     Message,
     Outgoing,
-    Place,
     Producer,
+    StreamConnection,
+    StreamUrl,
     group_in_use,
     no_group,
 )
@@ -34,7 +34,7 @@ _PAGE = 1000
 class RedisProducer:
     """Writes to one stream, in pieces that do not hold up the server for long."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: StreamUrl) -> None:
         self._place = place
         self._db = connect(place)
         self._add = self._db.register_script(scripts.ADD)
@@ -58,7 +58,7 @@ class RedisProducer:
 class RedisTransport:
     """The transport of `redis://` and `rediss://`."""
 
-    def open_link(self, request: LinkRequest) -> Link:
+    def open_link(self, request: LinkRequest) -> StreamConnection:
         for place in (request.answers, request.dead):
             if place is not None and place.address != request.source.address:
                 raise MlctlError(
@@ -71,10 +71,10 @@ class RedisTransport:
     def open_consumer(self, request: LinkRequest) -> Consumer:
         return RedisLink(request)
 
-    def open_producer(self, place: Place) -> Producer:
+    def open_producer(self, place: StreamUrl) -> Producer:
         return RedisProducer(place)
 
-    def browse(self, place: Place, *, last: int | None = None) -> Iterator[Message]:
+    def browse(self, place: StreamUrl, *, last: int | None = None) -> Iterator[Message]:
         """The entries that are there now, oldest first: all, or only the `last` ones."""
         field = _field(place)
         with connect(place) as db:
@@ -92,7 +92,7 @@ class RedisTransport:
                     return
                 after = b"(" + rows[-1][0]
 
-    def follow(self, place: Place, wait_s: float) -> Iterator[Message | None]:
+    def follow(self, place: StreamUrl, wait_s: float) -> Iterator[Message | None]:
         """Entries from now on, and None whenever `wait_s` seconds brought none."""
         with connect(place) as db:
             after = _newest(db, place)
@@ -107,7 +107,7 @@ class RedisTransport:
                 after = rows[-1][0]
                 yield from read_entries(place.topic, rows, _field(place))
 
-    def examine(self, place: Place, group: str) -> Examined:
+    def examine(self, place: StreamUrl, group: str) -> Examined:
         """What the server says of `place`; BROKER_UNAVAILABLE, NOT_FOUND."""
         with translate_errors(place), connect(place) as db:
             server, kept = db.info("server"), db.info("persistence")
@@ -129,7 +129,7 @@ class RedisTransport:
                 tuple(remarks),
             )
 
-    def forget(self, place: Place, group: str) -> None:
+    def forget(self, place: StreamUrl, group: str) -> None:
         """Delete `group`; NOT_FOUND, or JOB_RUNNING if one of its consumers is not idle."""
         with translate_errors(place), connect(place) as db:
             keys = (place.topic, lease_key(place.topic, group))
@@ -140,18 +140,18 @@ class RedisTransport:
             raise group_in_use(group)
 
 
-def _field(place: Place) -> bytes:
+def _field(place: StreamUrl) -> bytes:
     return place.options.get("field", "").encode() or VALUE
 
 
-def _newest(db: Any, place: Place) -> bytes:
+def _newest(db: Any, place: StreamUrl) -> bytes:
     """The id of the newest entry that is there."""
     with translate_errors(place):
         rows = db.execute_command("XREVRANGE", place.topic, "+", "-", "COUNT", 1)
     return bytes(rows[0][0]) if rows else b"0-0"
 
 
-def _waited_for(db: Any, place: Place, group: str) -> list[str]:
+def _waited_for(db: Any, place: StreamUrl, group: str) -> list[str]:
     """Say which other groups have not committed all: `trim=acknowledged` keeps that for them."""
     found = []
     newest = _newest(db, place)

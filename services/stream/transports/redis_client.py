@@ -13,7 +13,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from bundle.errors import ErrorCode, MlctlError
-from services.stream.base import Place
+from services.stream.base import StreamUrl
 from services.stream.transports.tls import client_context, unavailable
 
 _SECONDS = 10.0
@@ -24,7 +24,7 @@ _OPTIONS = (*_CLIENT_OPTIONS, "consumer", "idle_s", "field", "trim")
 _PASSING = ("OOM", "LOADING", "READONLY", "NOREPLICAS", "MASTERDOWN", "MISCONF", "BUSY", "TRYAGAIN")
 
 
-def connect(place: Place) -> Any:
+def connect(place: StreamUrl) -> Any:
     """A client of the server of `place`, which connects when it is first used.
 
     It has one connection, and it never repeats a command by itself: whether a step that was cut
@@ -69,7 +69,7 @@ def connect(place: Place) -> Any:
     return client
 
 
-def _of_tls(place: Place) -> dict[str, str]:
+def _of_tls(place: StreamUrl) -> dict[str, str]:
     """The options of `place` for TLS; INVALID_INPUT if it has none, or their files are no use."""
     given = {name: place.options[name] for name in _CLIENT_OPTIONS if name in place.options}
     if given and place.scheme != "rediss":
@@ -91,7 +91,7 @@ def _credentials() -> dict[str, Any]:
 
 
 @contextmanager
-def translate_errors(place: Place) -> Iterator[None]:
+def translate_errors(place: StreamUrl) -> Iterator[None]:
     """The library's errors as ours: BROKER_UNAVAILABLE is all that another try may mend."""
     try:
         yield
@@ -107,7 +107,7 @@ def translate_errors(place: Place) -> Iterator[None]:
         raise _meant(place, f"{type(error).__name__} {error}") from error
 
 
-def missing(place: Place) -> MlctlError:
+def missing(place: StreamUrl) -> MlctlError:
     """NOT_FOUND for a stream or a group that someone deleted."""
     return MlctlError(
         ErrorCode.NOT_FOUND,
@@ -116,7 +116,7 @@ def missing(place: Place) -> MlctlError:
     )
 
 
-def _meant(place: Place, text: str) -> MlctlError:
+def _meant(place: StreamUrl, text: str) -> MlctlError:
     if any(word in text for word in _PASSING) or "OutOfMemory" in text or "ReadOnly" in text:
         return MlctlError(
             ErrorCode.BROKER_UNAVAILABLE, f"{place.shown()} takes nothing now: {text}"

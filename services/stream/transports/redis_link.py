@@ -19,7 +19,7 @@ from services.stream.base import (
     LostPartitionsError,
     Message,
     Outgoing,
-    Place,
+    StreamUrl,
 )
 from services.stream.transports import redis_scripts as scripts
 from services.stream.transports.redis_client import connect, missing, translate_errors
@@ -250,7 +250,7 @@ def lease_key(topic: str, group: str) -> str:
     return f"{topic}:mlctl:{group}:alone"
 
 
-def idle_ms(place: Place) -> int:
+def idle_ms(place: StreamUrl) -> int:
     """Milliseconds of silence after which a consumer is given up."""
     return max(1, int(place.number("idle_s", _IDLE_SECONDS) * 1000))
 

@@ -24,8 +24,8 @@ from services.stream.base import (
     LostPartitionsError,
     Message,
     Outgoing,
-    Place,
     RebalanceListener,
+    StreamUrl,
 )
 from services.stream.transports.sqlite_group import Membership
 from services.stream.transports.sqlite_log import Log, Topic, translate_errors
@@ -184,7 +184,7 @@ class SqliteLink:
 class SqliteProducer:
     """Appends messages to one topic."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: StreamUrl) -> None:
         self._place = place
 
     def __enter__(self) -> Self:
@@ -215,10 +215,10 @@ class SqliteTransport:
     def open_consumer(self, request: LinkRequest) -> SqliteLink:
         return SqliteLink(request)
 
-    def open_producer(self, place: Place) -> SqliteProducer:
+    def open_producer(self, place: StreamUrl) -> SqliteProducer:
         return SqliteProducer(place)
 
-    def browse(self, place: Place, *, last: int | None = None) -> Iterator[Message]:
+    def browse(self, place: StreamUrl, *, last: int | None = None) -> Iterator[Message]:
         log = Log(_path(place), create=False)
         try:
             topic = log.topic(place.topic, create=False)
@@ -237,7 +237,7 @@ class SqliteTransport:
         finally:
             log.close()
 
-    def follow(self, place: Place, wait_s: float) -> Iterator[Message | None]:
+    def follow(self, place: StreamUrl, wait_s: float) -> Iterator[Message | None]:
         log = Log(_path(place), create=False)
         try:
             topic = log.topic(place.topic, create=False)
@@ -261,7 +261,7 @@ class SqliteTransport:
         finally:
             log.close()
 
-    def examine(self, place: Place, group: str) -> Examined:
+    def examine(self, place: StreamUrl, group: str) -> Examined:
         log = Log(_path(place), create=False)
         try:
             with translate_errors():
@@ -269,7 +269,7 @@ class SqliteTransport:
         finally:
             log.close()
 
-    def forget(self, place: Place, group: str) -> None:
+    def forget(self, place: StreamUrl, group: str) -> None:
         log = Log(_path(place), create=False)
         try:
             topic = log.topic(place.topic, create=False)
@@ -282,7 +282,7 @@ class SqliteTransport:
 class _Retention:
     """Removes what is older than a place's option `retention` says, now and then."""
 
-    def __init__(self, log: Log, place: Place) -> None:
+    def __init__(self, log: Log, place: StreamUrl) -> None:
         self._log = log
         self._topic = log.topic(place.topic)
         self._seconds = place.number("retention", 0.0)
@@ -333,7 +333,7 @@ def _pages(log: Log, topic: Topic, part: int, after: int) -> Iterator[Message]:
         yield from islice(page, len(page))
 
 
-def _path(place: Place) -> Path:
+def _path(place: StreamUrl) -> Path:
     if not place.address:
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
@@ -349,7 +349,7 @@ def _path(place: Place) -> Path:
     return Path(place.address)
 
 
-def _topic(log: Log, place: Place) -> Topic:
+def _topic(log: Log, place: StreamUrl) -> Topic:
     partitions = place.number("partitions", 0.0)
     return log.topic(place.topic, int(partitions) or None)
 

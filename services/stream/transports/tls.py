@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bundle.errors import ErrorCode, MlctlError
-from services.stream.base import Place
+from services.stream.base import StreamUrl
 
 
 def client_context(options: Mapping[str, str], ca: str, cert: str, key: str) -> ssl.SSLContext:
@@ -47,7 +47,7 @@ def need_file(name: str, path: str) -> None:
         ) from error
 
 
-def unavailable(place: Place, error: BaseException) -> MlctlError:
+def unavailable(place: StreamUrl, error: BaseException) -> MlctlError:
     """BROKER_UNAVAILABLE, and what TLS has against the broker if that is why."""
     trouble = _of_tls(error)
     if trouble is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from services.online.openapi.model import Model, describe
+from services.online.openapi.model import ApiModel, describe
 
 DIGEST = "ab12" * 16
 
@@ -17,7 +17,7 @@ def every_datatype() -> Signature:
     return Signature(inputs=specs, outputs=specs)
 
 
-def odd() -> Model:
+def odd() -> ApiModel:
     """What is hard to write: keywords, spaces, digits first, equal but for case, and long."""
     names = ["class", "a b", "A.B", "1st", "self", "np", "tensor of the layer " * 4, "ü"]
     inputs = [

@@ -14,7 +14,7 @@ from bento.clients.python import PythonGenerator
 from bento.clients.source import find_source
 from bento.clients.writing import write_files
 from bento.packaging import BuiltBento
-from services.online.openapi.model import Model
+from services.online.openapi.model import ApiModel
 from tests.bento.clients.models import odd
 from tests.support.serving import Server
 
@@ -77,7 +77,7 @@ def run(folder: Path, *command: str) -> str:
     return done.stdout
 
 
-def written(model: Model, folder: Path) -> Path:
+def written(model: ApiModel, folder: Path) -> Path:
     write_files(folder, PythonGenerator().files(model))
     return folder
 

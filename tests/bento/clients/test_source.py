@@ -7,7 +7,7 @@ from bento.clients.source import find_source
 from bento.packaging import BuiltBento
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
-from loadtest.target import Model as Served
+from loadtest.target import RemoteModel as Served
 from tests.bento.clients.models import every_datatype
 from tests.support.serving import Server
 

@@ -19,7 +19,7 @@ from bento.clients.source import find_source
 from bento.clients.typescript import TypescriptGenerator
 from bento.clients.writing import write_files
 from bento.packaging import BuiltBento
-from services.online.openapi.model import Model, describe
+from services.online.openapi.model import ApiModel, describe
 from services.protocol.codec import V2Codec
 from tests.bento.clients.models import DIGEST, every_datatype, odd
 from tests.support.serving import Server
@@ -70,7 +70,7 @@ def _install(kept: Path) -> None:
         folder.rename(kept)
 
 
-def written(model: Model, folder: Path) -> None:
+def written(model: ApiModel, folder: Path) -> None:
     write_files(folder, TypescriptGenerator().files(model))
 
 

@@ -7,17 +7,17 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from bento.manifests.plan import Edge, Model, Plan, Scaling
+from bento.manifests.plan import Edge, ManifestModel, ManifestPlan, Scaling
 from bento.manifests.resources import guess
-from bento.manifests.targets import Extras, Target, manifests
+from bento.manifests.targets import Extras, ManifestTarget, manifests
 
 # The one in C takes a tenth of the time, where there is one.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 IMAGE = "registry.example/shop@sha256:" + "a" * 64
 DIGEST = "3f2a" + "0" * 60
-PLAN = Plan(
+PLAN = ManifestPlan(
     name="shop",
-    model=Model(f"shop:{DIGEST[:12]}", DIGEST, "shop", max_rows=32),
+    model=ManifestModel(f"shop:{DIGEST[:12]}", DIGEST, "shop", max_rows=32),
     image=IMAGE,
     resources=guess(10 << 20, 1, gpu=False),
 )
@@ -33,7 +33,9 @@ FULL = replace(
 )
 
 
-def documents(plan: Plan, target: Target, extras: Extras | None = None) -> dict[str, Any]:
+def documents(
+    plan: ManifestPlan, target: ManifestTarget, extras: Extras | None = None
+) -> dict[str, Any]:
     """What the YAML says, by kind and name; Compose's and BentoCloud's by their file."""
     found = {}
     for name, text in manifests(plan, target, extras).items():

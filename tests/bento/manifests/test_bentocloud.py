@@ -6,13 +6,13 @@ from typing import Any
 from bentoml._internal.cloud.schemas.schemasv2 import CreateDeploymentSchema
 from bentoml._internal.utils.cattr import bentoml_cattr
 
-from bento.manifests.plan import Plan, Scaling
-from bento.manifests.targets import Extras, Target
+from bento.manifests.plan import ManifestPlan, Scaling
+from bento.manifests.targets import Extras, ManifestTarget
 from tests.bento.manifests.plans import PLAN, documents
 
 
-def made(plan: Plan, extras: Extras | None = None) -> Any:
-    return documents(plan, Target.BENTOCLOUD, extras)["bentocloud.yaml"]
+def made(plan: ManifestPlan, extras: Extras | None = None) -> Any:
+    return documents(plan, ManifestTarget.BENTOCLOUD, extras)["bentocloud.yaml"]
 
 
 def understood(document: Any) -> Any:

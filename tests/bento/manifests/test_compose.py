@@ -6,14 +6,14 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from bento.manifests.plan import Plan
-from bento.manifests.targets import Target
+from bento.manifests.plan import ManifestPlan
+from bento.manifests.targets import ManifestTarget
 from tests.bento.manifests.plans import FULL, PLAN, documents
 from tests.support.schemas import compose_faults, mutants
 
 
-def made(plan: Plan) -> Any:
-    return documents(plan, Target.COMPOSE)["compose.yaml"]
+def made(plan: ManifestPlan) -> Any:
+    return documents(plan, ManifestTarget.COMPOSE)["compose.yaml"]
 
 
 def test_it_keeps_to_the_specification() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from bento.manifests.kserve import Canary, Mode
-from bento.manifests.plan import Plan, Scaling
-from bento.manifests.targets import Extras, Target
+from bento.manifests.plan import ManifestPlan, Scaling
+from bento.manifests.targets import Extras, ManifestTarget
 from bundle.errors import MlctlError
 from tests.bento.manifests.plans import FULL, IMAGE, PLAN, documents
 from tests.support.schemas import faults, mutants
@@ -16,13 +16,13 @@ STABLE = Extras(Mode.STANDARD, Canary(10, "registry.example/shop:before"))
 KNATIVE = Extras(Mode.KNATIVE, Canary(10))
 
 
-def made(plan: Plan, extras: Extras) -> Any:
-    return documents(plan, Target.KSERVE, extras)["InferenceService/shop"]
+def made(plan: ManifestPlan, extras: Extras) -> Any:
+    return documents(plan, ManifestTarget.KSERVE, extras)["InferenceService/shop"]
 
 
 @pytest.mark.parametrize("extras", [Extras(), Extras(Mode.KNATIVE), STABLE, KNATIVE])
 @pytest.mark.parametrize("plan", [PLAN, replace(FULL, scaling=Scaling(1, 4))])
-def test_it_keeps_to_the_published_schema(plan: Plan, extras: Extras) -> None:
+def test_it_keeps_to_the_published_schema(plan: ManifestPlan, extras: Extras) -> None:
     assert not faults(made(plan, extras))
 
 

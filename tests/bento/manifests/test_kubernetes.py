@@ -7,11 +7,11 @@ from typing import Any
 import httpx
 import pytest
 
-from bento.manifests.plan import Colour, Edge, Layout, Plan, Scaling
-from bento.manifests.targets import Target, manifests
+from bento.manifests.plan import Edge, ManifestLayout, ManifestPlan, ManifestSlot, Scaling
+from bento.manifests.targets import ManifestTarget, manifests
 from bundle.errors import MlctlError
-from rollout.domain.kubernetes_target import Target as Rollout
-from rollout.domain.spec import Colour as Side
+from rollout.domain.kubernetes_target import KubernetesTarget as Rollout
+from rollout.domain.spec import Slot as Side
 from rollout.drivers.kubernetes import route as routes
 from rollout.drivers.kubernetes.route import Claim
 from tests.bento.manifests.plans import FULL, IMAGE, PLAN, documents
@@ -20,14 +20,14 @@ from tests.support.serving import Server
 
 SINGLE = replace(
     PLAN,
-    layout=Layout.SINGLE,
+    layout=ManifestLayout.SINGLE,
     edge=Edge("public", ("shop.example.com",), "grpc.shop.example.com"),
 )
-CANDIDATE = replace(FULL, only=Colour.GREEN)
+CANDIDATE = replace(FULL, only=ManifestSlot.GREEN)
 
 
-def made(plan: Plan) -> dict[str, Any]:
-    return documents(plan, Target.KUBERNETES)
+def made(plan: ManifestPlan) -> dict[str, Any]:
+    return documents(plan, ManifestTarget.KUBERNETES)
 
 
 def container_of(deployment: Any) -> Any:
@@ -38,7 +38,7 @@ def container_of(deployment: Any) -> Any:
 @pytest.mark.parametrize(
     "plan", [PLAN, FULL, SINGLE, CANDIDATE], ids=["plain", "full", "single", "candidate"]
 )
-def test_everything_keeps_to_the_published_schemas(plan: Plan) -> None:
+def test_everything_keeps_to_the_published_schemas(plan: ManifestPlan) -> None:
     for name, document in made(plan).items():
         assert not faults(document), name
 
@@ -53,7 +53,9 @@ def test_the_schemas_know_every_field_that_is_written() -> None:
 
 
 def test_the_same_plan_gives_the_same_bytes() -> None:
-    assert manifests(FULL, Target.KUBERNETES) == manifests(replace(FULL), Target.KUBERNETES)
+    assert manifests(FULL, ManifestTarget.KUBERNETES) == manifests(
+        replace(FULL), ManifestTarget.KUBERNETES
+    )
 
 
 def test_promote_moves_both_protocols_of_the_route_at_once() -> None:
@@ -99,9 +101,12 @@ def test_every_selector_finds_its_own_pods_only() -> None:
     found = made(FULL)
     labels = {
         name: found[f"Deployment/shop-{name}"]["spec"]["template"]["metadata"]["labels"]
-        for name in Colour
+        for name in ManifestSlot
     }
-    for name, other in ((Colour.BLUE, Colour.GREEN), (Colour.GREEN, Colour.BLUE)):
+    for name, other in (
+        (ManifestSlot.BLUE, ManifestSlot.GREEN),
+        (ManifestSlot.GREEN, ManifestSlot.BLUE),
+    ):
         for chosen in (
             found[f"Deployment/shop-{name}"]["spec"]["selector"]["matchLabels"],
             found[f"Service/shop-{name}"]["spec"]["selector"],
@@ -144,7 +149,7 @@ def test_the_grace_period_covers_a_deadline_that_was_set() -> None:
 
 
 def test_other_settings_mean_other_pods() -> None:
-    def template(plan: Plan) -> Any:
+    def template(plan: ManifestPlan) -> Any:
         return made(plan)["Deployment/shop-blue"]["spec"]["template"]
 
     assert template(PLAN) == template(replace(PLAN, scaling=Scaling(7)))

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from bento.containers.containerfile import Image, containerfile
-from bento.manifests.plan import Colour, Edge, Layout, Scaling, name_of, settings_of
-from bento.manifests.targets import Target, manifests
+from bento.manifests.plan import Edge, ManifestLayout, ManifestSlot, Scaling, name_of, settings_of
+from bento.manifests.targets import ManifestTarget, manifests
 from bundle.errors import ErrorCode, MlctlError
 from tests.bento.manifests.plans import PLAN
 
@@ -25,7 +25,7 @@ from tests.bento.manifests.plans import PLAN
         ({"settings": {"MLCTL_HYBRID_STORE": "postgresql://u:p@h/d"}}, "has a password"),
         ({"settings": {"MLCTL_HYBRID_STORE": "redis://:p/w@h/0"}}, "has a password"),
         ({"settings": {"MLCTL_HYBRID_STORE": "postgresql://u@h/d?password=p"}}, "has a password"),
-        ({"layout": Layout.SINGLE, "only": Colour.BLUE}, "leave out --colour"),
+        ({"layout": ManifestLayout.SINGLE, "only": ManifestSlot.BLUE}, "leave out --colour"),
         ({"edge": Edge("g", (), "grpc.example")}, "moves no GRPCRoute"),
     ],
 )
@@ -70,8 +70,10 @@ def test_settings_are_those_of_the_server() -> None:
     assert settings_of(given) == dict(each.split("=") for each in given)
 
 
-@pytest.mark.parametrize("target", [Target.KUBERNETES, Target.KSERVE, Target.COMPOSE])
-def test_without_an_image_it_says_how_to_get_one(target: Target) -> None:
+@pytest.mark.parametrize(
+    "target", [ManifestTarget.KUBERNETES, ManifestTarget.KSERVE, ManifestTarget.COMPOSE]
+)
+def test_without_an_image_it_says_how_to_get_one(target: ManifestTarget) -> None:
     with pytest.raises(MlctlError) as caught:
         manifests(replace(PLAN, image=""), target)
     assert f"mlctl containerize {PLAN.model.tag}" in caught.value.hint

@@ -8,13 +8,13 @@ import pytest
 
 from bento.manifests.resources import guess, read_bench
 from bundle.errors import ErrorCode, MlctlError
-from loadtest.figures import Record, ServerUse, summarize
+from loadtest.figures import LatencyRecord, ServerUse, summarize
 
 DIGEST = "d" * 64
 
 
 def run(clients: int, answered: int, cpu: float | None, memory: int | None) -> dict[str, Any]:
-    record = Record()
+    record = LatencyRecord()
     for _ in range(answered):
         record.add(0.001, "ok")
     use = ServerUse(1.0, cpu, memory)

@@ -16,7 +16,7 @@ import pytest
 
 from bento.transfer import push
 from bento.transfer.archive import LISTING_NAME, list_files, parse_listing
-from bento.transfer.push import Place, Target, parse_source, parse_target
+from bento.transfer.push import Destination, TransferTarget, parse_source, parse_target
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
 from services.runtime.bento_store import BentoInfo, find_bento
@@ -47,11 +47,15 @@ def read(layout: Path, digest: str) -> Any:
 
 
 def test_what_is_named() -> None:
-    assert parse_target("mlflow") == Target(Place.MLFLOW)
-    assert parse_target("oci:a:b") == Target(Place.OCI, "a:b")
-    assert parse_target("here") == parse_target("folder:here") == Target(Place.FOLDER, "here")
-    assert parse_source("oci:a#tiny:1") == Target(Place.OCI, "a", "tiny:1")
-    assert parse_source("mlflow:m/2") == Target(Place.MLFLOW, "m/2")
+    assert parse_target("mlflow") == TransferTarget(Destination.MLFLOW)
+    assert parse_target("oci:a:b") == TransferTarget(Destination.OCI, "a:b")
+    assert (
+        parse_target("here")
+        == parse_target("folder:here")
+        == TransferTarget(Destination.FOLDER, "here")
+    )
+    assert parse_source("oci:a#tiny:1") == TransferTarget(Destination.OCI, "a", "tiny:1")
+    assert parse_source("mlflow:m/2") == TransferTarget(Destination.MLFLOW, "m/2")
     assert parse_source("digits") is parse_source("models:/digits/1") is None
     assert code_of(lambda: parse_target("oci:")) is ErrorCode.INVALID_INPUT
     assert code_of(lambda: parse_source("folder:")) is ErrorCode.INVALID_INPUT

@@ -12,14 +12,14 @@ import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
-from loadtest.parity.base import Asked, Way
-from loadtest.parity.compare import Verdict
+from loadtest.parity.base import ParityCase, Way
+from loadtest.parity.compare import PathVerdict
 from loadtest.parity.online import open_online
 from loadtest.parity.run import ask, golden_inputs, is_exact, judge, open_served
 from loadtest.parity.streams import StreamWay
 from loadtest.parity.tables import BatchWay
 from loadtest.target import Address
-from services.online.settings import Settings, load_settings
+from services.online.settings import ServerSettings, load_settings
 from services.runtime.pipeline_scorer import WholePipeline
 from services.runtime.scorable import Scorable
 from services.runtime.scorer import Scorer
@@ -30,7 +30,7 @@ from tests.support.serving import Server
 X = np.random.default_rng(7).normal(size=(40, 4)).astype(np.float32)
 
 
-def asked_of(bundle: VerifiedBundle, x: np.ndarray = X) -> list[Asked]:
+def asked_of(bundle: VerifiedBundle, x: np.ndarray = X) -> list[ParityCase]:
     return list(ask(Scorer.open(bundle, load_settings()), "rows", {"x": x}))
 
 
@@ -61,7 +61,7 @@ def test_every_way_of_a_server_has_the_same_bits(
     for asked in asked_of(shared_bundle):
         for way in online:
             finding = judge(way, asked, None)
-            assert (finding.verdict, finding.rows) == (Verdict.SAME, 40), finding
+            assert (finding.verdict, finding.rows) == (PathVerdict.SAME, 40), finding
 
 
 @pytest.mark.slow
@@ -72,9 +72,9 @@ def test_another_model_behind_the_server_is_told_in_every_way(
     other = make_bundle(tmp_path / "bundle", scale=float(np.nextafter(np.float32(2), 3)))
     for way in online:
         finding = judge(way, asked_of(other)[1], None)
-        assert finding.verdict is Verdict.DIFFERS, finding
+        assert finding.verdict is PathVerdict.DIFFERS, finding
         assert 0 < finding.differing <= 40
-        assert judge(way, asked_of(other)[1], lambda _want: 1e-4).verdict is Verdict.CLOSE
+        assert judge(way, asked_of(other)[1], lambda _want: 1e-4).verdict is PathVerdict.CLOSE
 
 
 @pytest.mark.slow
@@ -83,7 +83,7 @@ def test_a_request_that_is_refused_is_no_answer(online: list[Way], tmp_path: Pat
     asked = asked_of(wider, np.zeros((2, 5), np.float32))[0]
     for way in online:
         if way.name != "/predict":
-            assert judge(way, asked, None).verdict is Verdict.NO_ANSWER
+            assert judge(way, asked, None).verdict is PathVerdict.NO_ANSWER
     assert "expected [-1, 4]" in judge(online[0], asked, None).detail
 
 
@@ -104,7 +104,7 @@ def test_a_batch_and_a_stream_have_the_same_bits(shared_bundle: VerifiedBundle) 
     for asked in asked_of(shared_bundle):
         for way in offline(shared_bundle):
             finding = judge(way, asked, None)
-            assert (finding.verdict, finding.rows) == (Verdict.SAME, 40), finding
+            assert (finding.verdict, finding.rows) == (PathVerdict.SAME, 40), finding
 
 
 def test_a_batch_and_a_stream_of_another_model_differ(
@@ -112,7 +112,7 @@ def test_a_batch_and_a_stream_of_another_model_differ(
 ) -> None:
     for way in offline(make_bundle(tmp_path / "bundle", scale=3.0)):
         finding = judge(way, asked_of(shared_bundle)[1], lambda _want: 1e-3)
-        assert (finding.verdict, finding.differing) == (Verdict.DIFFERS, 40)
+        assert (finding.verdict, finding.differing) == (PathVerdict.DIFFERS, 40)
 
 
 def test_rows_that_the_model_does_not_take_are_no_answer(
@@ -122,7 +122,7 @@ def test_rows_that_the_model_does_not_take_are_no_answer(
     asked = asked_of(wider, np.zeros((2, 5), np.float32))[0]
     for way in offline(shared_bundle):
         finding = judge(way, asked, None)
-        assert (finding.verdict, finding.passed) == (Verdict.NO_ANSWER, False)
+        assert (finding.verdict, finding.passed) == (PathVerdict.NO_ANSWER, False)
         assert finding.detail
 
 
@@ -140,7 +140,7 @@ def test_a_batch_and_a_stream_of_a_pipeline_have_the_bits_of_its_stages(tmp_path
     for asked in (alone, together):
         for way in offline(model):
             finding = judge(way, asked, None)
-            assert (finding.verdict, finding.rows) == (Verdict.SAME, 4), finding
+            assert (finding.verdict, finding.rows) == (PathVerdict.SAME, 4), finding
 
 
 def test_a_stage_of_other_answers_is_told_of_a_pipeline(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_a_stage_of_other_answers_is_told_of_a_pipeline(tmp_path: Path) -> None:
     together = list(ask(open_served(model, load_settings()), "golden", golden_inputs(model)))[-1]
     for way in offline(other):
         finding = judge(way, together, lambda _want: 1e-4)
-        assert (finding.verdict, finding.output) == (Verdict.DIFFERS, "y"), finding
+        assert (finding.verdict, finding.output) == (PathVerdict.DIFFERS, "y"), finding
 
 
 def test_what_json_has_no_word_for_is_left_out(shared_bundle: VerifiedBundle) -> None:
@@ -160,12 +160,12 @@ def test_what_json_has_no_word_for_is_left_out(shared_bundle: VerifiedBundle) ->
         ways = open_online(client, address, "tiny", shared_bundle.manifest.signature)
     asked = asked_of(shared_bundle, np.full((1, 4), np.nan, np.float32))[0]
     by_json = {way.name: judge(way, asked, None) for way in (ways[1], ways[2])}
-    assert {each.verdict for each in by_json.values()} == {Verdict.LEFT_OUT}
+    assert {each.verdict for each in by_json.values()} == {PathVerdict.LEFT_OUT}
     assert all(each.passed for each in by_json.values())
-    assert judge(BatchWay(shared_bundle), asked, None).verdict is Verdict.SAME
+    assert judge(BatchWay(shared_bundle), asked, None).verdict is PathVerdict.SAME
 
 
 def test_only_the_cpu_in_fp32_is_held_to_the_bit(shared_bundle: VerifiedBundle) -> None:
-    assert is_exact(shared_bundle, Settings())
-    assert not is_exact(shared_bundle, Settings(provider="cuda"))
-    assert not is_exact(shared_bundle, Settings(pad_rows=True))
+    assert is_exact(shared_bundle, ServerSettings())
+    assert not is_exact(shared_bundle, ServerSettings(provider="cuda"))
+    assert not is_exact(shared_bundle, ServerSettings(pad_rows=True))

@@ -13,7 +13,7 @@ from optimize.proofs import tensorrt_check as importer
 from optimize.proofs.tensorrt_check import check_importable
 from registry.quiet import quiet
 from services.runtime.tensorrt.process import Cause, WorkerError
-from services.runtime.tensorrt.profile import Range
+from services.runtime.tensorrt.profile import SizeRange
 from tests.services.runtime.tensorrt.graphs import convolution, scaling
 
 TABLE = Batching(max_rows=8, buckets=(1, 8), row_independent=True)
@@ -92,7 +92,7 @@ def test_dynamic_quantization_is_refused(source: Path, tmp_path: Path) -> None:
 
 def test_other_dynamic_dimensions_need_no_more_than_a_range(tmp_path: Path) -> None:
     model = scaling(tmp_path / "model.onnx", ("rows", "length"))
-    assert check_importable(model, TABLE, Range(1, 16, 64)).ok
+    assert check_importable(model, TABLE, SizeRange(1, 16, 64)).ok
 
 
 def test_without_the_package_nothing_is_claimed(

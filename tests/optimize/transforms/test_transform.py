@@ -10,7 +10,7 @@ from bundle.home import HOME_VARIABLE
 from bundle.tensors import Datatype, Signature, TensorSpec
 from optimize.transforms.checks import Tensors
 from optimize.transforms.transform import SourceTransform, read_transform
-from services.online.settings import Settings
+from services.online.settings import ServerSettings
 from services.runtime.scorer import Scorer
 from tests.support.transforms import (
     TOKENIZER,
@@ -71,7 +71,7 @@ def test_a_folder_is_read_with_its_data(tokenizer: SourceTransform) -> None:
 
 
 def test_what_is_evaluated_is_what_is_served(tokenizer: SourceTransform, tmp_path: Path) -> None:
-    scorer = Scorer.open(make_text_bundle(tmp_path / "bundle"), Settings())
+    scorer = Scorer.open(make_text_bundle(tmp_path / "bundle"), ServerSettings())
     request = texts("one two three", "else one", "three")
     served, evaluated = scorer.run(request), tokenizer.around(token_sum)(request)
     assert {name: array.tolist() for name, array in served.items()} == {

@@ -19,12 +19,12 @@ import pytest
 from bundle.errors import ErrorCode, MlctlError
 from rollout.client import deployments
 from rollout.domain.gates import Gate
-from rollout.domain.spec import Colour, Outcome, Ports, RolloutSpec
+from rollout.domain.spec import Outcome, Ports, RolloutSpec, Slot
 from rollout.drivers.local.launcher import free_ports, process_role
 from rollout.drivers.local.processes import strays
 from rollout.journal import paths as places
 from rollout.journal.journal import Journal
-from rollout.journal.records import Event
+from rollout.journal.records import JournalEvent
 from tests.support.rollouts import (
     Load,
     daemon_of,
@@ -38,7 +38,7 @@ from tests.support.rollouts import (
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.slow
-ROLES = ("daemon", "proxy", *Colour)
+ROLES = ("daemon", "proxy", *Slot)
 # One write of the weights, on a busy machine; a step of these rollouts is longer.
 PROMPT_SECONDS = 10.0
 
@@ -70,7 +70,7 @@ def served(port: int) -> str:
     return str(answer.json()["model_version"])[:2]
 
 
-def run(name: str, tag: str, spec: RolloutSpec | None = None) -> list[Event]:
+def run(name: str, tag: str, spec: RolloutSpec | None = None) -> list[JournalEvent]:
     rollout = deployments.promote(name, revision(tag), spec or quick_spec())
     return list(deployments.follow(name, rollout))
 
@@ -96,7 +96,7 @@ def test_a_good_revision_is_promoted_without_a_failed_request(shop: str, port: i
     (status,) = deployments.status(shop)
     assert status.deployment.live == revision("tiny:bb")
     assert status.deployment.champion == revision("tiny:bb").digest
-    assert status.weights == {Colour.BLUE: 0, Colour.GREEN: 100}
+    assert status.weights == {Slot.BLUE: 0, Slot.GREEN: 100}
     assert status.running == {"daemon": True, "proxy": True, "green/0": True}
     with pytest.raises(MlctlError) as caught:
         deployments.promote(shop, revision("tiny:bb"), quick_spec())

@@ -6,8 +6,8 @@ import pytest
 
 from rollout.client.view import Flow, RolloutView, Snapshot, screen
 from rollout.domain.counts import Totals
-from rollout.domain.spec import Colour, Outcome
-from rollout.domain.state_machine import Phase
+from rollout.domain.spec import Outcome, Slot
+from rollout.domain.state_machine import RolloutPhase
 from tests.support.played import Played
 
 
@@ -20,7 +20,7 @@ def snapshot(played: Played) -> Snapshot:
         deployment=played.journal.deployment("shop"),
         weights=dict(played.plane.weights),
         healthy=dict(played.plane.healthy),
-        replicas={Colour.BLUE: 2, Colour.GREEN: 1},
+        replicas={Slot.BLUE: 2, Slot.GREEN: 1},
         rollout=rollout,
         tick=ticks[-1] if ticks else None,
     )
@@ -33,7 +33,7 @@ def rollout_of(seen: Snapshot) -> RolloutView:
 
 
 def test_a_step_and_what_it_waits_for(played: Played) -> None:
-    played.until(Phase.SHIFT)
+    played.until(RolloutPhase.SHIFT)
     played.tick(2)
     state = screen(snapshot(played))
     assert (state.name, state.address, state.answers) == ("shop", "http://127.0.0.1:8000", True)
@@ -43,7 +43,7 @@ def test_a_step_and_what_it_waits_for(played: Played) -> None:
     ]
     shown = rollout_of(snapshot(played))
     step = shown.step
-    assert (step.phase, step.number, step.steps) == (Phase.SHIFT, 1, 3)
+    assert (step.phase, step.number, step.steps) == (RolloutPhase.SHIFT, 1, 3)
     assert (step.seconds, step.least_seconds, step.needed) == (2.0, 3.0, 20)
     assert shown.deadline_left == pytest.approx(200 - (played.clock.wall() - 1000))
     assert shown.threshold == pytest.approx(20.0)
@@ -54,10 +54,10 @@ def test_a_step_and_what_it_waits_for(played: Played) -> None:
 
 
 def test_what_speaks_against_a_bad_candidate_fills_up(played: Played) -> None:
-    played.until(Phase.SHIFT)
+    played.until(RolloutPhase.SHIFT)
     played.tick(2, errors=1)
     before = {gate.gate: gate.filled for gate in rollout_of(snapshot(played)).harm}
-    played.until(Phase.DONE, errors=10)
+    played.until(RolloutPhase.DONE, errors=10)
     shown = rollout_of(snapshot(played))
     after = {gate.gate: gate.filled for gate in shown.harm}
     assert before["errors_vs_limit"] < after["errors_vs_limit"] == 1.0
@@ -66,32 +66,35 @@ def test_what_speaks_against_a_bad_candidate_fills_up(played: Played) -> None:
 
 
 def test_what_a_colour_answers_is_told_by_edges(played: Played) -> None:
-    played.until(Phase.SHIFT)
+    played.until(RolloutPhase.SHIFT)
     totals = Totals(requests=200, errors=4, timed=200, within=(150, 200))
     flow = Flow(totals, seconds=10.0, edges=(5.0, 9.0))
-    (blue, green) = screen(replace(snapshot(played), flows={Colour.BLUE: flow})).colours
+    (blue, green) = screen(replace(snapshot(played), flows={Slot.BLUE: flow})).colours
     assert (blue.rate, blue.p50, blue.p99, blue.error_share) == (20.0, 5.0, 9.0, 0.02)
     assert (green.rate, green.p50, green.p99, green.error_share) == (None, None, None, None)
 
 
 def test_a_pause_stops_the_clocks(played: Played) -> None:
-    played.until(Phase.SHIFT)
+    played.until(RolloutPhase.SHIFT)
     seen = snapshot(played)
     assert seen.rollout is not None
     progress = replace(
-        seen.rollout.progress, phase=Phase.PAUSED, interrupted=Phase.SHIFT, paused=seen.now
+        seen.rollout.progress,
+        phase=RolloutPhase.PAUSED,
+        interrupted=RolloutPhase.SHIFT,
+        paused=seen.now,
     )
     paused = replace(seen, now=seen.now + 50, rollout=replace(seen.rollout, progress=progress))
     shown = rollout_of(paused)
     assert (shown.step.phase, shown.step.seconds, shown.deadline_left) == (
-        Phase.PAUSED,
+        RolloutPhase.PAUSED,
         rollout_of(seen).step.seconds,
         None,
     )
 
 
 def test_after_a_promotion_the_former_is_named(played: Played) -> None:
-    played.until(Phase.DONE)
+    played.until(RolloutPhase.DONE)
     state = screen(snapshot(played))
     assert [(each.part, each.bento) for each in state.colours] == [
         ("live", "tiny:bb"),
@@ -100,7 +103,7 @@ def test_after_a_promotion_the_former_is_named(played: Played) -> None:
 
 
 def test_agreement_is_a_share_of_what_was_compared(played: Played) -> None:
-    played.until(Phase.SHIFT)
+    played.until(RolloutPhase.SHIFT)
     played.tick()
     seen = snapshot(played)
     assert seen.tick is not None

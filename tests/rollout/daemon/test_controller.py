@@ -10,12 +10,12 @@ import pytest
 from bundle.clock import ManualClock
 from rollout.daemon.controller import Controller, Watch, World
 from rollout.domain.gates import Gate
-from rollout.domain.operator_commands import Wish
-from rollout.domain.ports import Probe, Traffic
-from rollout.domain.spec import Colour, Outcome, Ports, RolloutSpec, Settings
-from rollout.domain.state_machine import Phase, Progress
+from rollout.domain.operator_commands import OperatorCommand
+from rollout.domain.ports import ProcessState, TrafficSplit
+from rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec, Slot
+from rollout.domain.state_machine import RolloutPhase, RolloutProgress
 from rollout.journal.journal import Journal
-from rollout.journal.records import Event, Rollout
+from rollout.journal.records import JournalEvent, Rollout
 from tests.support.memory import MemoryLauncher, MemoryPlane
 from tests.support.rollouts import revision
 
@@ -44,7 +44,9 @@ class Stage:
     spec: RolloutSpec = SPEC
 
     def __post_init__(self) -> None:
-        self.journal.create("shop", Ports(1, 2), Settings(drain_seconds=5), revision("tiny:aa"))
+        self.journal.create(
+            "shop", Ports(1, 2), DeploymentSettings(drain_seconds=5), revision("tiny:aa")
+        )
         rollout = self.journal.begin("shop", revision("tiny:bb"), self.spec)
         self.controller = self.take_over(rollout)
 
@@ -64,18 +66,18 @@ class Stage:
             self.clock.advance(1.0)
             for colour, weight in self.plane.weights.items():
                 n = requests * weight // 100
-                bad = colour is Colour.GREEN and n > 0
+                bad = colour is Slot.GREEN and n > 0
                 self.plane.serve(colour, n, errors=errors * bad, slow=slow * bad)
             self.controller.tick()
 
-    def until(self, phase: Phase, limit: int = 100) -> None:
+    def until(self, phase: RolloutPhase, limit: int = 100) -> None:
         for _ in range(limit):
             if self.controller.progress.phase is phase:
                 return
             self.tick()
         raise AssertionError(f"{phase} was not reached: {self.controller.progress}")
 
-    def events(self, kind: str) -> list[Event]:
+    def events(self, kind: str) -> list[JournalEvent]:
         return [event for event in self.journal.events("shop") if event.kind == kind]
 
     @property
@@ -89,23 +91,23 @@ def stage(journal: Journal, clock: ManualClock) -> Stage:
 
 
 def test_a_good_candidate_gets_all_traffic_step_by_step(stage: Stage) -> None:
-    stage.until(Phase.DONE)
+    stage.until(RolloutPhase.DONE)
     assert stage.plane.history == [0, 10, 50, 100]
     assert stage.record.outcome is Outcome.PROMOTED
     assert stage.journal.deployment("shop").live == revision("tiny:bb")
-    assert stage.journal.deployment("shop").colour is Colour.GREEN
+    assert stage.journal.deployment("shop").colour is Slot.GREEN
     (ended,) = stage.events("ended")
     assert ended.body["verdict"]["gate"] == Gate.PROOF
 
 
 def test_no_traffic_holds_and_ends_inconclusive(stage: Stage) -> None:
-    stage.until(Phase.SHIFT)
+    stage.until(RolloutPhase.SHIFT)
     stage.tick(50, requests=0)
-    assert stage.controller.progress.phase is Phase.SHIFT
-    assert stage.plane.weights[Colour.GREEN] == 10
+    assert stage.controller.progress.phase is RolloutPhase.SHIFT
+    assert stage.plane.weights[Slot.GREEN] == 10
     stage.tick(200, requests=0)
     assert stage.record.outcome is Outcome.INCONCLUSIVE
-    assert stage.plane.weights[Colour.GREEN] == 0
+    assert stage.plane.weights[Slot.GREEN] == 0
 
 
 @pytest.mark.parametrize(
@@ -113,7 +115,7 @@ def test_no_traffic_holds_and_ends_inconclusive(stage: Stage) -> None:
     [({"errors": 10}, Gate.ERRORS_VS_LIMIT), ({"slow": 10}, Gate.LATENCY_VS_LIMIT)],
 )
 def test_a_bad_candidate_is_rolled_back(stage: Stage, fault: dict[str, int], gate: Gate) -> None:
-    stage.until(Phase.SHIFT)
+    stage.until(RolloutPhase.SHIFT)
     for _ in range(10):
         stage.tick(**fault)
     assert stage.record.outcome is Outcome.ROLLED_BACK
@@ -127,14 +129,14 @@ def test_a_bad_candidate_is_rolled_back(stage: Stage, fault: dict[str, int], gat
 
 
 def test_traffic_is_back_in_the_very_tick_of_the_decision(stage: Stage) -> None:
-    stage.until(Phase.SHIFT)
-    stage.launcher.probes[Colour.GREEN] = Probe.DEAD
+    stage.until(RolloutPhase.SHIFT)
+    stage.launcher.probes[Slot.GREEN] = ProcessState.DEAD
     stage.tick()
-    assert stage.plane.weights[Colour.GREEN] == 0
+    assert stage.plane.weights[Slot.GREEN] == 0
 
 
 def test_a_candidate_that_dies_while_starting(stage: Stage) -> None:
-    stage.launcher.probes[Colour.GREEN] = Probe.DEAD
+    stage.launcher.probes[Slot.GREEN] = ProcessState.DEAD
     stage.tick(3)
     assert stage.record.outcome is Outcome.ROLLED_BACK
     assert stage.plane.history == [0]
@@ -144,47 +146,47 @@ def test_a_candidate_that_dies_while_starting(stage: Stage) -> None:
 
 
 def test_a_candidate_that_is_never_ready(stage: Stage) -> None:
-    stage.launcher.probes[Colour.GREEN] = Probe.STARTING
+    stage.launcher.probes[Slot.GREEN] = ProcessState.STARTING
     stage.tick(110)
-    assert stage.controller.progress.phase is Phase.WARM
+    assert stage.controller.progress.phase is RolloutPhase.WARM
     stage.tick(20)
     assert stage.controller.progress.ruling is not None
     assert "did not become ready" in stage.controller.progress.ruling.why
 
 
 def test_a_candidate_with_another_digest(stage: Stage) -> None:
-    stage.launcher.probes[Colour.GREEN] = Probe.WRONG_MODEL
+    stage.launcher.probes[Slot.GREEN] = ProcessState.WRONG_MODEL
     stage.tick(3)
     assert stage.controller.progress.ruling is not None
     assert "digest" in stage.controller.progress.ruling.why
 
 
 def test_no_traffic_before_the_proxy_finds_the_candidate_healthy(stage: Stage) -> None:
-    stage.plane.healthy[Colour.GREEN] = False
+    stage.plane.healthy[Slot.GREEN] = False
     stage.tick(10)
-    assert stage.controller.progress.phase is Phase.WARM
-    stage.plane.healthy[Colour.GREEN] = True
+    assert stage.controller.progress.phase is RolloutPhase.WARM
+    stage.plane.healthy[Slot.GREEN] = True
     stage.tick()
-    assert stage.plane.weights[Colour.GREEN] == 10
+    assert stage.plane.weights[Slot.GREEN] == 10
 
 
 def test_a_refused_configuration_rolls_back(stage: Stage) -> None:
-    stage.until(Phase.SHIFT)
+    stage.until(RolloutPhase.SHIFT)
     stage.plane.rejects = True
     with pytest.raises(Exception, match="refused"):
         stage.tick()
-    assert stage.controller.progress.phase is Phase.ROLLBACK
+    assert stage.controller.progress.phase is RolloutPhase.ROLLBACK
     stage.plane.rejects = False
-    stage.until(Phase.DONE)
+    stage.until(RolloutPhase.DONE)
     assert stage.record.outcome is Outcome.ROLLED_BACK
 
 
 def test_an_operator_takes_it_back(stage: Stage) -> None:
-    stage.until(Phase.BAKE)
-    stage.journal.request("shop", Wish.ROLLBACK, "the numbers look odd")
+    stage.until(RolloutPhase.BAKE)
+    stage.journal.request("shop", OperatorCommand.ROLLBACK, "the numbers look odd")
     stage.controller.tick()
-    assert stage.plane.weights == {Colour.BLUE: 100, Colour.GREEN: 0}
-    stage.until(Phase.DONE)
+    assert stage.plane.weights == {Slot.BLUE: 100, Slot.GREEN: 0}
+    stage.until(RolloutPhase.DONE)
     (ended,) = stage.events("ended")
     assert ended.body["verdict"]["gate"] == Gate.OPERATOR
     assert ended.body["verdict"]["why"] == "the numbers look odd"
@@ -192,49 +194,49 @@ def test_an_operator_takes_it_back(stage: Stage) -> None:
 
 def test_a_rollback_asked_for_during_the_last_look_of_the_bake_is_obeyed(stage: Stage) -> None:
     """The request arrives between the tick's look and the record of its promotion."""
-    stage.until(Phase.BAKE)
+    stage.until(RolloutPhase.BAKE)
     real = stage.journal.save
 
     def save(
-        rollout: Rollout, progress: Progress, kind: str, body: dict[str, Any], epoch: int
+        rollout: Rollout, progress: RolloutProgress, kind: str, body: dict[str, Any], epoch: int
     ) -> None:
-        if progress.phase is Phase.FINALIZE and not stage.events("rollback_requested"):
-            stage.journal.request("shop", Wish.ROLLBACK, "at the last moment")
+        if progress.phase is RolloutPhase.FINALIZE and not stage.events("rollback_requested"):
+            stage.journal.request("shop", OperatorCommand.ROLLBACK, "at the last moment")
         real(rollout, progress, kind, body, epoch)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stage.journal, "save", save)
-        stage.until(Phase.DONE)
+        stage.until(RolloutPhase.DONE)
     assert stage.record.outcome is Outcome.ROLLED_BACK
     assert stage.journal.deployment("shop").live == revision("tiny:aa")
-    assert stage.plane.weights[Colour.GREEN] == 0
+    assert stage.plane.weights[Slot.GREEN] == 0
 
 
 def test_a_stray_write_is_corrected_within_a_tick(stage: Stage) -> None:
-    stage.until(Phase.SHIFT)
-    stage.plane.apply(Traffic({Colour.BLUE: 0, Colour.GREEN: 100}))
+    stage.until(RolloutPhase.SHIFT)
+    stage.plane.apply(TrafficSplit({Slot.BLUE: 0, Slot.GREEN: 100}))
     stage.tick()
-    assert stage.plane.weights[Colour.GREEN] == 10
+    assert stage.plane.weights[Slot.GREEN] == 10
 
 
 def test_the_candidate_stays_while_the_live_revision_is_sick(stage: Stage) -> None:
-    stage.until(Phase.SHIFT)
-    stage.plane.healthy[Colour.BLUE] = False
-    stage.journal.request("shop", Wish.ROLLBACK, "by hand")
+    stage.until(RolloutPhase.SHIFT)
+    stage.plane.healthy[Slot.BLUE] = False
+    stage.journal.request("shop", OperatorCommand.ROLLBACK, "by hand")
     stage.tick(5)
-    assert stage.controller.progress.phase is Phase.ROLLBACK
-    assert stage.plane.endpoints[Colour.GREEN]
-    stage.plane.healthy[Colour.BLUE] = True
-    stage.until(Phase.DONE)
-    assert not stage.plane.endpoints[Colour.GREEN]
+    assert stage.controller.progress.phase is RolloutPhase.ROLLBACK
+    assert stage.plane.endpoints[Slot.GREEN]
+    stage.plane.healthy[Slot.BLUE] = True
+    stage.until(RolloutPhase.DONE)
+    assert not stage.plane.endpoints[Slot.GREEN]
 
 
 def test_requests_in_flight_delay_the_stop(stage: Stage) -> None:
-    stage.until(Phase.FINALIZE)
+    stage.until(RolloutPhase.FINALIZE)
     stage.journal.put_process(
         "shop",
         "blue/0",
-        (served := stage.launcher.start(Colour.BLUE, revision("tiny:aa"))).process,
+        (served := stage.launcher.start(Slot.BLUE, revision("tiny:aa"))).process,
         {
             "revision": {
                 "bento": "tiny:aa",
@@ -247,18 +249,18 @@ def test_requests_in_flight_delay_the_stop(stage: Stage) -> None:
             "log": "/dev/null",
         },
     )
-    stage.plane.active[Colour.BLUE] = 3
+    stage.plane.active[Slot.BLUE] = 3
     stage.tick(3)
-    assert stage.launcher.probe(served) is Probe.READY
-    stage.plane.active[Colour.BLUE] = 0
+    assert stage.launcher.probe(served) is ProcessState.READY
+    stage.plane.active[Slot.BLUE] = 0
     stage.tick(2)
-    assert stage.launcher.probe(served) is Probe.DEAD
+    assert stage.launcher.probe(served) is ProcessState.DEAD
     assert stage.record.outcome is Outcome.PROMOTED
 
 
 def test_the_end_waits_for_the_champion(stage: Stage) -> None:
     stage.champion_settled = False
-    stage.until(Phase.FINALIZE)
+    stage.until(RolloutPhase.FINALIZE)
     stage.tick(5)
     assert stage.record.outcome is None
     assert stage.journal.deployment("shop").live == revision("tiny:bb")
@@ -268,7 +270,7 @@ def test_the_end_waits_for_the_champion(stage: Stage) -> None:
 
 
 def test_another_daemon_goes_on_with_the_same_evidence(stage: Stage) -> None:
-    stage.until(Phase.SHIFT)
+    stage.until(RolloutPhase.SHIFT)
     stage.tick(3)
     before = stage.controller.progress
     stage.clock.advance(5.0)
@@ -279,22 +281,22 @@ def test_another_daemon_goes_on_with_the_same_evidence(stage: Stage) -> None:
     assert after == replace(
         before, since=stage.clock.wall(), step_requests=0, step_ticks=0, evidence=after.evidence
     )
-    stage.until(Phase.DONE)
+    stage.until(RolloutPhase.DONE)
     assert stage.record.outcome is Outcome.PROMOTED
 
 
 def test_what_nobody_watched_for_too_long_is_rolled_back(stage: Stage) -> None:
-    stage.until(Phase.SHIFT)
+    stage.until(RolloutPhase.SHIFT)
     stage.clock.advance(60.0)
     stage.take_over(stage.controller.rollout.id).resume(unwatched_seconds=60.0)
-    assert stage.plane.weights[Colour.GREEN] == 0
-    stage.until(Phase.DONE)
+    assert stage.plane.weights[Slot.GREEN] == 0
+    stage.until(RolloutPhase.DONE)
     (ended,) = stage.events("ended")
     assert ended.body["verdict"]["gate"] == Gate.UNWATCHED
 
 
 def test_every_tick_is_an_event_with_its_numbers(stage: Stage) -> None:
-    stage.until(Phase.SHIFT)
+    stage.until(RolloutPhase.SHIFT)
     stage.tick(2)
     body = stage.events("tick")[-1].body
     assert body["weight"] == 10
@@ -306,50 +308,50 @@ def test_every_tick_is_an_event_with_its_numbers(stage: Stage) -> None:
 
 
 def test_a_pause_holds_the_weight_until_it_is_resumed(stage: Stage) -> None:
-    stage.until(Phase.SHIFT)
-    stage.journal.request("shop", Wish.PAUSE, "lunch")
+    stage.until(RolloutPhase.SHIFT)
+    stage.journal.request("shop", OperatorCommand.PAUSE, "lunch")
     stage.tick(300)
-    assert stage.controller.progress.phase is Phase.PAUSED
-    assert stage.plane.weights[Colour.GREEN] == 10
-    stage.journal.request("shop", Wish.RESUME, "back")
-    stage.until(Phase.DONE)
+    assert stage.controller.progress.phase is RolloutPhase.PAUSED
+    assert stage.plane.weights[Slot.GREEN] == 10
+    stage.journal.request("shop", OperatorCommand.RESUME, "back")
+    stage.until(RolloutPhase.DONE)
     assert stage.record.outcome is Outcome.PROMOTED
 
 
 def test_a_paused_candidate_that_fails_is_rolled_back(stage: Stage) -> None:
-    stage.until(Phase.SHIFT)
-    stage.journal.request("shop", Wish.PAUSE, "lunch")
+    stage.until(RolloutPhase.SHIFT)
+    stage.journal.request("shop", OperatorCommand.PAUSE, "lunch")
     stage.tick(2)
     stage.tick(15, errors=10)
     assert stage.record.outcome is Outcome.ROLLED_BACK
 
 
 def test_a_pause_survives_its_daemon(stage: Stage) -> None:
-    stage.until(Phase.SHIFT)
-    stage.journal.request("shop", Wish.PAUSE, "lunch")
+    stage.until(RolloutPhase.SHIFT)
+    stage.journal.request("shop", OperatorCommand.PAUSE, "lunch")
     stage.tick()
     stage.clock.advance(5.0)
     stage.take_over(stage.controller.rollout.id).resume(unwatched_seconds=5.0)
     stage.tick(50)
-    assert stage.controller.progress.phase is Phase.PAUSED
-    stage.journal.request("shop", Wish.RESUME, "back")
+    assert stage.controller.progress.phase is RolloutPhase.PAUSED
+    stage.journal.request("shop", OperatorCommand.RESUME, "back")
     stage.tick()
     assert stage.controller.progress.since <= stage.clock.wall()
 
 
 def test_an_abort_ends_without_a_verdict_on_the_candidate(stage: Stage) -> None:
-    stage.until(Phase.BAKE)
-    stage.journal.request("shop", Wish.ABORT, "the wrong one")
-    stage.until(Phase.DONE)
+    stage.until(RolloutPhase.BAKE)
+    stage.journal.request("shop", OperatorCommand.ABORT, "the wrong one")
+    stage.until(RolloutPhase.DONE)
     assert stage.record.outcome is Outcome.ABORTED
-    assert stage.plane.weights[Colour.GREEN] == 0
+    assert stage.plane.weights[Slot.GREEN] == 0
 
 
 def test_full_is_recorded_as_an_operators_doing(stage: Stage) -> None:
-    stage.until(Phase.SHIFT)
-    stage.journal.request("shop", Wish.FULL, "the live one is broken")
+    stage.until(RolloutPhase.SHIFT)
+    stage.journal.request("shop", OperatorCommand.FULL, "the live one is broken")
     stage.tick()
-    assert stage.plane.weights[Colour.GREEN] == 100
+    assert stage.plane.weights[Slot.GREEN] == 100
     stage.tick(15, errors=20)
     assert stage.record.outcome is Outcome.PROMOTED
     (ended,) = stage.events("ended")
@@ -362,7 +364,7 @@ def test_a_proxy_without_copies_leaves_the_shadow_out_and_says_so(
     shadowed = replace(SPEC, shadow_percent=20, mirror_percent=5)
     plane = MemoryPlane(EDGES, can_mirror=False)
     stage = Stage(journal, clock, plane, MemoryLauncher(), spec=shadowed)
-    stage.until(Phase.DONE)
+    stage.until(RolloutPhase.DONE)
     assert stage.record.outcome is Outcome.PROMOTED
     told = [
         event.body["shadow_skipped"]
@@ -375,24 +377,24 @@ def test_a_proxy_without_copies_leaves_the_shadow_out_and_says_so(
 def test_copies_go_to_the_candidate_before_any_weight(journal: Journal, clock: ManualClock) -> None:
     shadowed = replace(SPEC, shadow_percent=20)
     stage = Stage(journal, clock, MemoryPlane(EDGES), MemoryLauncher(), spec=shadowed)
-    stage.until(Phase.SHADOW)
+    stage.until(RolloutPhase.SHADOW)
     stage.tick(20)
-    assert stage.controller.progress.phase is Phase.SHADOW  # nothing was compared yet
+    assert stage.controller.progress.phase is RolloutPhase.SHADOW  # nothing was compared yet
     traffic = stage.plane.traffic
     assert traffic is not None
-    assert (traffic.weights[Colour.GREEN], traffic.mirror, traffic.mirror_to) == (
+    assert (traffic.weights[Slot.GREEN], traffic.mirror, traffic.mirror_to) == (
         0,
         20,
-        Colour.GREEN,
+        Slot.GREEN,
     )
 
 
 def test_tick__a_daemon_is_woken_in_between__one_evaluation_per_interval(stage: Stage) -> None:
-    stage.until(Phase.SHIFT)
+    stage.until(RolloutPhase.SHIFT)
     looks = len(stage.events("tick"))
     for _ in range(16):  # in one second, with ticks of half a second
         stage.clock.advance(1 / 16)
-        stage.plane.serve(Colour.GREEN, 1, slow=1)
+        stage.plane.serve(Slot.GREEN, 1, slow=1)
         stage.controller.tick()
     assert len(stage.events("tick")) - looks == 2
-    assert stage.controller.progress.phase is Phase.SHIFT
+    assert stage.controller.progress.phase is RolloutPhase.SHIFT

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from rollout.daemon.vitals import Counters, Pulse, Vitals, read_counters
-from rollout.domain.autoscale import Load
-from rollout.domain.ports import Served
+from rollout.domain.autoscale import ReplicaLoad
+from rollout.domain.ports import RunningRevision
 from rollout.domain.process_ref import ProcessRef
 from rollout.domain.spec import Endpoint
 from tests.support.rollouts import revision
@@ -67,7 +67,7 @@ def test_counters_are_summed_over_models() -> None:
 
 def test_a_load_is_per_worker_and_of_the_time_between() -> None:
     before, now = Counters(10.0, 0.0, 3.0), Counters(12.0, 8.0, 5.0)
-    assert now.load(before, workers=2) == Load(queue_rows=4.0, busy=0.5)
+    assert now.load(before, workers=2) == ReplicaLoad(queue_rows=4.0, busy=0.5)
     assert before.load(now, workers=1).busy <= 1.0  # a counter that began again
 
 
@@ -99,11 +99,13 @@ def test_what_is_watched_is_asked_and_what_is_not_is_forgotten(
     server: http.server.ThreadingHTTPServer,
 ) -> None:
     endpoint = Endpoint(server.server_address[1], 1)
-    served = Served(revision("tiny:aa"), endpoint, ProcessRef(1, 0.0, "token"), "/dev/null")
+    served = RunningRevision(
+        revision("tiny:aa"), endpoint, ProcessRef(1, 0.0, "token"), "/dev/null"
+    )
     with Vitals(hung_seconds=60.0, workers=1) as vitals:
         vitals.watch([served], loads=True)
         wait_until(vitals.loads)
-        assert vitals.loads() == (Load(7.0, 0.0),)
+        assert vitals.loads() == (ReplicaLoad(7.0, 0.0),)
         assert not vitals.hung(served)
         server.live = 503  # type: ignore[attr-defined]
         wait_until(lambda: vitals.hung(served))

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout.domain.autoscale import Bounds, Load, Seen, State, decide
+from rollout.domain.autoscale import Bounds, ReplicaLoad, ScalingObservation, State, decide
 
 BOUNDS = Bounds(least=1, most=8, idle_seconds=30.0)
 ZERO = Bounds(least=0, most=8, idle_seconds=30.0)
-IDLE, CALM = Load(0.0, 0.0), Load(0.0, 0.55)
+IDLE, CALM = ReplicaLoad(0.0, 0.0), ReplicaLoad(0.0, 0.55)
 
 
 @dataclass
@@ -30,14 +30,14 @@ class Story:
     ready: list[float] = field(default_factory=lambda: [0.0])
     changes: list[tuple[float, int]] = field(default_factory=list)
 
-    def run(self, seconds: float, load: Callable[[int], Load], rate: int = 1) -> None:
+    def run(self, seconds: float, load: Callable[[int], ReplicaLoad], rate: int = 1) -> None:
         """Look once a second; `load` is a replica's at so many that serve."""
         for _ in range(int(seconds)):
             self.now += 1.0
             self.requests += rate
             serving = sum(at <= self.now for at in self.ready)
             loads = (load(serving),) * serving
-            seen = Seen(self.now, self.replicas, loads, self.requests, active=0)
+            seen = ScalingObservation(self.now, self.replicas, loads, self.requests, active=0)
             self.state, wanted = decide(self.state, seen, self.bounds)
             if wanted != self.replicas:
                 self.changes.append((self.now, wanted))
@@ -47,9 +47,9 @@ class Story:
                 del self.ready[wanted:]
 
 
-def shared(cores: float) -> Callable[[int], Load]:
+def shared(cores: float) -> Callable[[int], ReplicaLoad]:
     """A steady amount of work, shared by those that serve; the queue grows when it is too much."""
-    return lambda serving: Load(40.0 if cores > serving else 0.0, min(1.0, cores / serving))
+    return lambda serving: ReplicaLoad(40.0 if cores > serving else 0.0, min(1.0, cores / serving))
 
 
 def test_a_burst_is_answered_within_seconds() -> None:
@@ -63,7 +63,7 @@ def test_a_burst_is_answered_within_seconds() -> None:
 
 def test_one_crowded_look_is_no_reason() -> None:
     story = Story()
-    story.run(2, lambda _: Load(100.0, 1.0))
+    story.run(2, lambda _: ReplicaLoad(100.0, 1.0))
     story.run(30, lambda _: CALM)
     assert story.changes == []
 
@@ -84,7 +84,7 @@ def test_it_goes_down_one_by_one_and_slowly() -> None:
 
 def test_a_replica_that_is_silent_keeps_the_number() -> None:
     story = Story(replicas=2, ready=[0.0, 1e9])
-    story.run(200, lambda _: Load(100.0, 1.0))
+    story.run(200, lambda _: ReplicaLoad(100.0, 1.0))
     assert story.changes == []
 
 
@@ -103,7 +103,7 @@ def test_it_sleeps_only_after_no_request_at_all() -> None:
 def test_a_long_request_keeps_it_awake() -> None:
     state = State()
     for second in range(100):
-        seen = Seen(float(second), 1, (IDLE,), requests=7, active=1)
+        seen = ScalingObservation(float(second), 1, (IDLE,), requests=7, active=1)
         state, wanted = decide(state, seen, ZERO)
         assert wanted == 1
 
@@ -116,7 +116,7 @@ def test_without_the_right_to_sleep_one_stays() -> None:
 
 @pytest.mark.parametrize(("bounds", "wanted"), [(Bounds(3, 5, 1.0), 3), (Bounds(1, 1, 1.0), 1)])
 def test_new_bounds_hold_at_once(bounds: Bounds, wanted: int) -> None:
-    seen = Seen(0.0, 2, (CALM, CALM), 1, 0)
+    seen = ScalingObservation(0.0, 2, (CALM, CALM), 1, 0)
     assert decide(State(), seen, bounds)[1] == wanted
 
 
@@ -136,7 +136,7 @@ def test_a_steady_load_comes_to_rest(cores: float, start: int, delay: float) -> 
 LOOKS = st.lists(
     st.tuples(
         st.floats(0.0, 100.0),
-        st.lists(st.builds(Load, st.floats(0, 1e4), st.floats(0, 1)), max_size=8),
+        st.lists(st.builds(ReplicaLoad, st.floats(0, 1e4), st.floats(0, 1)), max_size=8),
         st.integers(0, 3),
         st.integers(0, 2),
     ),
@@ -151,14 +151,16 @@ LOOKS = st.lists(
     start=st.integers(0, 10),
 )
 def test_whatever_is_seen_the_bounds_hold(
-    looks: list[tuple[float, list[Load], int, int]], least: int, more: int, start: int
+    looks: list[tuple[float, list[ReplicaLoad], int, int]], least: int, more: int, start: int
 ) -> None:
     bounds = Bounds(least, max(1, least + more), 20.0)
     state, replicas, now, requests = State(), start, 0.0, 0
     for seconds, loads, moved, active in looks:
         now, requests = now + seconds, requests + moved
         before = replicas
-        state, replicas = decide(state, Seen(now, before, tuple(loads), requests, active), bounds)
+        state, replicas = decide(
+            state, ScalingObservation(now, before, tuple(loads), requests, active), bounds
+        )
         assert bounds.least <= replicas <= bounds.most
         if bounds.least <= before <= bounds.most:
             assert replicas <= max(2 * before, before + 1)

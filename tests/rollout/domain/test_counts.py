@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from rollout.domain.counts import Counts, LatencyRule, Reading, Totals, difference
-from rollout.domain.spec import Colour
+from rollout.domain.spec import Slot
 
 EDGES = (10.0, 20.0, 50.0)
 
@@ -11,15 +11,15 @@ def totals(n: int, errors: int, *within: int) -> Totals:
 
 
 def reading(blue: Totals, green: Totals) -> Reading:
-    totals_ = {Colour.BLUE: blue, Colour.GREEN: green}
-    return Reading(totals_, dict.fromkeys(Colour, True), dict.fromkeys(Colour, 0))
+    totals_ = {Slot.BLUE: blue, Slot.GREEN: green}
+    return Reading(totals_, dict.fromkeys(Slot, True), dict.fromkeys(Slot, 0))
 
 
 def test_a_tick_is_the_difference_of_two_readings() -> None:
     before = reading(totals(5, 1, 1, 2, 5), totals(0, 0, 0, 0, 0))
     after = reading(totals(9, 2, 2, 4, 9), totals(3, 0, 3, 3, 3))
     parts = difference(before, after)
-    assert parts == {Colour.BLUE: totals(4, 1, 1, 2, 4), Colour.GREEN: totals(3, 0, 3, 3, 3)}
+    assert parts == {Slot.BLUE: totals(4, 1, 1, 2, 4), Slot.GREEN: totals(3, 0, 3, 3, 3)}
 
 
 def test_a_restarted_proxy_gives_no_tick() -> None:

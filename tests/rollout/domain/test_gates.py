@@ -10,7 +10,7 @@ import numpy as np
 from rollout.domain import e_values as eprocess
 from rollout.domain import gates
 from rollout.domain.counts import Counts, Window
-from rollout.domain.gates import Action, Evidence, Gate
+from rollout.domain.gates import Action, Gate, GateEvidence
 from rollout.domain.shadow_window import ShadowWindow
 from rollout.domain.spec import RolloutSpec
 
@@ -21,16 +21,16 @@ def same(n: int = 100, errors: int = 0, slow: int = 0, tail: int = 0) -> Counts:
     return Counts(n, errors, n, slow, tail)
 
 
-def folded(ticks: int, candidate: Counts, live: Counts, spec: RolloutSpec = SPEC) -> Evidence:
-    evidence = Evidence(seed=1)
+def folded(ticks: int, candidate: Counts, live: Counts, spec: RolloutSpec = SPEC) -> GateEvidence:
+    evidence = GateEvidence(seed=1)
     for _ in range(ticks):
         evidence = gates.fold(evidence, Window(candidate, live), spec)
     return evidence
 
 
 def test_nothing_seen_is_neither_harm_nor_proof() -> None:
-    assert gates.harm(Evidence(), SPEC) is None
-    held = gates.unproved(Evidence(), SPEC)
+    assert gates.harm(GateEvidence(), SPEC) is None
+    held = gates.unproved(GateEvidence(), SPEC)
     assert held is not None
     assert (held.action, held.gate) == (Action.HOLD, Gate.PROOF)
 
@@ -89,7 +89,7 @@ def test_more_than_half_beyond_the_median_limit() -> None:
 
 def test_a_small_share_of_the_traffic_proves_no_latency() -> None:
     """Batches at 5 % are emptier than they will be; what was slow there counts all the same."""
-    evidence, unfair = Evidence(seed=1), Window(same(), same(), fair=False)
+    evidence, unfair = GateEvidence(seed=1), Window(same(), same(), fair=False)
     for _ in range(20):
         evidence = gates.fold(evidence, unfair, SPEC)
     held = gates.unproved(evidence, SPEC)
@@ -106,8 +106,8 @@ def test_a_small_share_of_the_traffic_proves_no_latency() -> None:
 SHADOWED = RolloutSpec(shadow_percent=10, shadow_requests=50, max_disagreement=0.01)
 
 
-def compared(ticks: int, window: ShadowWindow, spec: RolloutSpec = SHADOWED) -> Evidence:
-    evidence = Evidence(seed=1)
+def compared(ticks: int, window: ShadowWindow, spec: RolloutSpec = SHADOWED) -> GateEvidence:
+    evidence = GateEvidence(seed=1)
     for _ in range(ticks):
         evidence = gates.fold_shadow(evidence, window, spec)
     return evidence
@@ -229,7 +229,7 @@ def test_in_the_bake_impatient_clients_do_not_count_against_the_candidate() -> N
     rolled_back = 0
     for seed in range(200):
         generator = np.random.default_rng(seed)
-        evidence = Evidence(seed=seed)
+        evidence = GateEvidence(seed=seed)
         for tick in range(150):
             lost = int(generator.binomial(50, 0.2))
             others = int(generator.binomial(450, 0.2))
@@ -274,7 +274,7 @@ def rolled_back_at(
     candidate: Traffic, live: Traffic, ticks: int, seed: int, spec: RolloutSpec
 ) -> int | None:
     generator = np.random.default_rng(seed)
-    evidence = Evidence(seed=seed)
+    evidence = GateEvidence(seed=seed)
     for tick in range(ticks):
         window = Window(candidate(generator), live(generator))
         evidence = gates.fold(evidence, window, spec)

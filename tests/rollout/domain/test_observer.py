@@ -1,24 +1,24 @@
 from __future__ import annotations
 
 from rollout.domain.counts import Totals
-from rollout.domain.observer import Observer
+from rollout.domain.observer import TrafficObserver
 from rollout.domain.shadow_window import ShadowWindow
-from rollout.domain.spec import Colour, RolloutSpec
+from rollout.domain.spec import RolloutSpec, Slot
 from tests.support.memory import MemoryPlane
 
 EDGES = (100.0, 200.0)
 
 
-def observer(plane: MemoryPlane) -> Observer:
-    return Observer(plane, EDGES, Colour.GREEN, RolloutSpec(max_p99_ms=200.0))
+def observer(plane: MemoryPlane) -> TrafficObserver:
+    return TrafficObserver(plane, EDGES, Slot.GREEN, RolloutSpec(max_p99_ms=200.0))
 
 
 def test_without_a_start_the_first_look_has_no_window() -> None:
     plane = MemoryPlane(EDGES)
-    plane.serve(Colour.GREEN, 10)
+    plane.serve(Slot.GREEN, 10)
     watching = observer(plane)
     assert watching.look(alive=True)[0].window is None
-    plane.serve(Colour.GREEN, 5, errors=1, slow=2)
+    plane.serve(Slot.GREEN, 5, errors=1, slow=2)
     window = watching.look(alive=True)[0].window
     assert window is not None
     assert (window.candidate.requests, window.candidate.errors, window.candidate.slow) == (5, 1, 2)
@@ -26,10 +26,10 @@ def test_without_a_start_the_first_look_has_no_window() -> None:
 
 def test_counting_begins_at_the_start_and_only_once() -> None:
     plane = MemoryPlane(EDGES)
-    plane.serve(Colour.GREEN, 10)
+    plane.serve(Slot.GREEN, 10)
     watching = observer(plane)
     watching.start()
-    plane.serve(Colour.GREEN, 5)
+    plane.serve(Slot.GREEN, 5)
     watching.start()
     window = watching.look(alive=True)[0].window
     assert window is not None
@@ -40,9 +40,9 @@ def test_the_reference_is_the_live_p99_before_this_look() -> None:
     plane = MemoryPlane(EDGES)
     watching = observer(plane)
     watching.start()
-    plane.serve(Colour.BLUE, 200)
+    plane.serve(Slot.BLUE, 200)
     assert watching.look(alive=True)[1] is None
-    plane.serve(Colour.GREEN, 10, slow=4)
+    plane.serve(Slot.GREEN, 10, slow=4)
     look, reference = watching.look(alive=True)
     assert reference == 100.0
     assert look.window is not None
@@ -51,11 +51,11 @@ def test_the_reference_is_the_live_p99_before_this_look() -> None:
 
 def test_a_restarted_proxy_gives_no_window() -> None:
     plane = MemoryPlane(EDGES)
-    plane.serve(Colour.BLUE, 10)
+    plane.serve(Slot.BLUE, 10)
     watching = observer(plane)
     watching.start()
     plane.totals.clear()
-    plane.serve(Colour.BLUE, 3)
+    plane.serve(Slot.BLUE, 3)
     assert watching.look(alive=True)[0].window is None
 
 
@@ -67,7 +67,7 @@ def test_without_a_comparison_nothing_is_kept() -> None:
 
 def test_health_and_life_are_passed_on() -> None:
     plane = MemoryPlane(EDGES)
-    plane.healthy[Colour.GREEN] = False
+    plane.healthy[Slot.GREEN] = False
     look, _ = observer(plane).look(alive=False)
     assert (look.healthy, look.alive) == (False, False)
 
@@ -92,17 +92,17 @@ class Pairs:
 
 def test_a_candidate_with_copies_only_is_judged_by_them() -> None:
     plane = MemoryPlane(EDGES)
-    plane.shadow[Colour.GREEN] = Totals(10, 0, 10, (10, 10))
+    plane.shadow[Slot.GREEN] = Totals(10, 0, 10, (10, 10))
     watching = observer(plane)
     watching.start()
-    plane.serve(Colour.BLUE, 20)
-    plane.serve(Colour.GREEN, 3)
-    plane.shadow[Colour.GREEN] = Totals(17, 2, 17, (13, 16))
+    plane.serve(Slot.BLUE, 20)
+    plane.serve(Slot.GREEN, 3)
+    plane.shadow[Slot.GREEN] = Totals(17, 2, 17, (13, 16))
     window = watching.look(alive=True, mirrored=True, weight=0)[0].window
     assert window is not None
     assert (window.candidate.requests, window.candidate.errors, window.candidate.slow) == (7, 2, 1)
-    plane.shadow[Colour.GREEN] = Totals(30, 2, 30, (26, 29))
-    plane.serve(Colour.GREEN, 4)
+    plane.shadow[Slot.GREEN] = Totals(30, 2, 30, (26, 29))
+    plane.serve(Slot.GREEN, 4)
     window = watching.look(alive=True, mirrored=True, weight=5)[0].window
     assert window is not None
     assert window.candidate.requests == 4
@@ -119,11 +119,11 @@ def test_a_plane_that_never_mirrored_has_no_copies() -> None:
 
 def test_answers_are_compared_while_copies_are_sent() -> None:
     plane, pairs = MemoryPlane(EDGES), Pairs()
-    watching = Observer(plane, EDGES, Colour.GREEN, RolloutSpec(), pairs)
+    watching = TrafficObserver(plane, EDGES, Slot.GREEN, RolloutSpec(), pairs)
     watching.start()
-    plane.serve(Colour.BLUE, 20)
+    plane.serve(Slot.BLUE, 20)
     assert watching.look(alive=True)[0].shadow is None
-    plane.serve(Colour.BLUE, 5)
+    plane.serve(Slot.BLUE, 5)
     assert watching.look(alive=True, mirrored=True)[0].shadow == ShadowWindow(requests=5)
     assert pairs.asked == [5]
     watching.end_comparison()
@@ -134,9 +134,9 @@ def test_answers_are_compared_while_copies_are_sent() -> None:
 def test_the_median_is_counted_at_its_own_limit() -> None:
     plane = MemoryPlane(EDGES)
     spec = RolloutSpec(max_p50_ms=100.0, max_p99_ms=200.0)
-    watching = Observer(plane, EDGES, Colour.GREEN, spec)
+    watching = TrafficObserver(plane, EDGES, Slot.GREEN, spec)
     watching.start()
-    plane.totals[Colour.GREEN] = Totals(10, 0, 10, (4, 9))
+    plane.totals[Slot.GREEN] = Totals(10, 0, 10, (4, 9))
     window = watching.look(alive=True)[0].window
     assert window is not None
     assert (window.candidate.late, window.candidate.slow) == (6, 1)

@@ -1,19 +1,21 @@
 from __future__ import annotations
 
-from rollout.domain.operator_commands import Request, Wish, next_request
+from rollout.domain.operator_commands import OperatorCommand, Request, next_request
 
 
-def requests(*wishes: Wish) -> tuple[Request, ...]:
+def requests(*wishes: OperatorCommand) -> tuple[Request, ...]:
     return tuple(Request(seq, wish, "by hand") for seq, wish in enumerate(wishes, start=1))
 
 
 def test_what_was_obeyed_is_not_obeyed_again() -> None:
-    asked = requests(Wish.PAUSE, Wish.RESUME)
+    asked = requests(OperatorCommand.PAUSE, OperatorCommand.RESUME)
     assert next_request(asked, 0) == asked[0]
     assert next_request(asked, 1) == asked[1]
     assert next_request(asked, 2) is None
 
 
 def test_what_takes_the_traffic_back_comes_first() -> None:
-    asked = requests(Wish.PAUSE, Wish.FULL, Wish.ABORT, Wish.ROLLBACK)
+    asked = requests(
+        OperatorCommand.PAUSE, OperatorCommand.FULL, OperatorCommand.ABORT, OperatorCommand.ROLLBACK
+    )
     assert next_request(asked, 0) == asked[2]

@@ -11,7 +11,7 @@ from rollout.domain import e_values as eprocess
 from rollout.domain.counts import Totals
 from rollout.domain.planner import Today, plan, requests_to_prove, today
 from rollout.domain.spec import RolloutSpec
-from rollout.domain.state_machine import Phase
+from rollout.domain.state_machine import RolloutPhase
 
 SPEC = RolloutSpec(steps=(10, 50, 100), step_seconds=10, min_requests=50, bake_seconds=30)
 EDGES = (50.0, 100.0)
@@ -43,7 +43,7 @@ def test_what_is_at_the_limit_is_never_proved() -> None:
 def test_every_step_is_told_with_what_it_waits_for() -> None:
     planned = plan(SPEC, Today(10.0), tick_seconds=0.5)
     phases = [(step.phase, step.weight) for step in planned.steps]
-    assert phases == [(Phase.SHIFT, 10), (Phase.SHIFT, 50), (Phase.BAKE, 100)]
+    assert phases == [(RolloutPhase.SHIFT, 10), (RolloutPhase.SHIFT, 50), (RolloutPhase.BAKE, 100)]
     first, half, bake = planned.steps
     assert (first.requests, first.seconds) == (50, 50 + SPEC.warmup_seconds)
     assert half.why == "proof of the error rate"
@@ -64,7 +64,11 @@ def test_latency_is_proved_only_at_an_equal_share() -> None:
 def test_the_shadow_needs_its_copies() -> None:
     spec = replace(SPEC, shadow_percent=10, shadow_requests=100_000)
     shadow = plan(spec, Today(100.0), 0.5).steps[0]
-    assert (shadow.phase, shadow.requests, shadow.seconds) == (Phase.SHADOW, 100_000, 10_000.0)
+    assert (shadow.phase, shadow.requests, shadow.seconds) == (
+        RolloutPhase.SHADOW,
+        100_000,
+        10_000.0,
+    )
     bounded = plan(replace(spec, shadow_wait_seconds=120), Today(100.0), 0.5).steps[0]
     assert bounded.seconds == 120.0
     assert "its verdict is left out" in bounded.why

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from bundle.errors import MlctlError
-from rollout.domain.spec import Colour, Revision, RolloutSpec, Settings, check_name
+from rollout.domain.spec import DeploymentSettings, Revision, RolloutSpec, Slot, check_name
 from rollout.journal import records
 from tests.support.rollouts import revision
 
@@ -78,7 +78,7 @@ def test_several_models_are_known_by_their_digests() -> None:
 
 
 def test_each_colour_has_another() -> None:
-    assert [colour.other for colour in Colour] == [Colour.GREEN, Colour.BLUE]
+    assert [colour.other for colour in Slot] == [Slot.GREEN, Slot.BLUE]
 
 
 def test_a_refusal_says_what_to_give() -> None:
@@ -93,9 +93,9 @@ def test_a_refusal_says_what_to_give() -> None:
 def test_settings_refuse_what_is_no_number(name: str) -> None:
     for value in (math.inf, math.nan, -1.0):
         with pytest.raises(MlctlError, match=name):
-            Settings(**{name: value})  # type: ignore[arg-type]
+            DeploymentSettings(**{name: value})  # type: ignore[arg-type]
 
 
 def test_settings_refuse_no_time_between_looks() -> None:
     with pytest.raises(MlctlError, match="tick_seconds"):
-        Settings(tick_seconds=0)
+        DeploymentSettings(tick_seconds=0)

@@ -7,10 +7,10 @@ import pytest
 from rollout.domain import state_machine as machine
 from rollout.domain.counts import Counts, Window
 from rollout.domain.gates import Action, Gate, Verdict
-from rollout.domain.operator_commands import Request, Wish
+from rollout.domain.operator_commands import OperatorCommand, Request
 from rollout.domain.shadow_window import ShadowWindow
 from rollout.domain.spec import OnInconclusive, Outcome, RolloutSpec
-from rollout.domain.state_machine import TRANSITIONS, Look, Phase, Progress, Signal
+from rollout.domain.state_machine import TRANSITIONS, Look, RolloutPhase, RolloutProgress, Signal
 
 SPEC = RolloutSpec(
     steps=(10, 50, 100),
@@ -22,37 +22,39 @@ SPEC = RolloutSpec(
     deadline_seconds=1000,
 )
 GOOD = Window(Counts(100, 0, 100), Counts(900, 0, 900))
-SHIFTED = machine.move(Progress(phase=Phase.WARM), Signal.NEXT_STEP, 100.0)
+SHIFTED = machine.move(RolloutProgress(phase=RolloutPhase.WARM), Signal.NEXT_STEP, 100.0)
 
 
-def looked(progress: Progress, looks: int, now: float, window: Window | None = GOOD) -> Progress:
+def looked(
+    progress: RolloutProgress, looks: int, now: float, window: Window | None = GOOD
+) -> RolloutProgress:
     for _ in range(looks):
         progress = machine.absorb(progress, Look(window), SPEC, now)
     return progress
 
 
 def test_every_phase_but_done_has_a_way_out() -> None:
-    assert {phase for phase, _ in TRANSITIONS} == set(Phase) - {Phase.DONE}
+    assert {phase for phase, _ in TRANSITIONS} == set(RolloutPhase) - {RolloutPhase.DONE}
 
 
 def test_a_move_that_is_not_in_the_table_is_refused() -> None:
     with pytest.raises(ValueError, match="takes no"):
-        machine.move(Progress(phase=Phase.DONE), Signal.SETTLED, 0.0)
+        machine.move(RolloutProgress(phase=RolloutPhase.DONE), Signal.SETTLED, 0.0)
 
 
 def test_the_weight_follows_the_phase() -> None:
-    assert machine.candidate_weight(Progress(), SPEC) == 0
+    assert machine.candidate_weight(RolloutProgress(), SPEC) == 0
     assert machine.candidate_weight(SHIFTED, SPEC) == 10
     baked = machine.move(machine.move(SHIFTED, Signal.NEXT_STEP, 1.0), Signal.LAST_STEP, 2.0)
-    assert (baked.phase, machine.candidate_weight(baked, SPEC)) == (Phase.BAKE, 100)
+    assert (baked.phase, machine.candidate_weight(baked, SPEC)) == (RolloutPhase.BAKE, 100)
     for outcome, weight in [(Outcome.PROMOTED, 100), (Outcome.ROLLED_BACK, 0)]:
-        done = Progress(phase=Phase.DONE, planned=outcome)
+        done = RolloutProgress(phase=RolloutPhase.DONE, planned=outcome)
         assert machine.candidate_weight(done, SPEC) == weight
 
 
 def test_a_single_step_goes_straight_to_bake() -> None:
     spec = RolloutSpec(steps=(100,))
-    assert machine.next_signal(Progress(phase=Phase.WARM), spec) is Signal.LAST_STEP
+    assert machine.next_signal(RolloutProgress(phase=RolloutPhase.WARM), spec) is Signal.LAST_STEP
 
 
 def test_no_data_holds() -> None:
@@ -88,22 +90,26 @@ def test_the_final_step_needs_proof() -> None:
     assert (held.action, held.gate) == (Action.HOLD, Gate.PROOF)
     proved = machine.judge(looked(half, 10, 111.0), Look(GOOD), SPEC, 111.0)
     assert (proved.action, proved.gate) == (Action.ADVANCE, Gate.PROOF)
-    assert machine.obey(half, proved, SPEC, 112.0).phase is Phase.BAKE
+    assert machine.obey(half, proved, SPEC, 112.0).phase is RolloutPhase.BAKE
 
 
 def test_the_bake_ends_in_finalize() -> None:
-    baking = replace(SHIFTED, phase=Phase.BAKE, step=2)
+    baking = replace(SHIFTED, phase=RolloutPhase.BAKE, step=2)
     progress = looked(baking, 10, 121.0)
     verdict = machine.judge(progress, Look(GOOD), SPEC, 121.0)
     done = machine.obey(progress, verdict, SPEC, 121.0)
-    assert (done.phase, done.planned, done.ruling) == (Phase.FINALIZE, Outcome.PROMOTED, verdict)
+    assert (done.phase, done.planned, done.ruling) == (
+        RolloutPhase.FINALIZE,
+        Outcome.PROMOTED,
+        verdict,
+    )
 
 
 def test_the_deadline_is_inconclusive_and_never_promotes() -> None:
     verdict = machine.judge(SHIFTED, Look(None), SPEC, 1000.0)
     assert (verdict.action, verdict.gate) == (Action.INCONCLUSIVE, Gate.DEADLINE)
     ended = machine.obey(SHIFTED, verdict, SPEC, 1000.0)
-    assert (ended.phase, ended.planned) == (Phase.ROLLBACK, Outcome.INCONCLUSIVE)
+    assert (ended.phase, ended.planned) == (RolloutPhase.ROLLBACK, Outcome.INCONCLUSIVE)
     assert machine.candidate_weight(ended, SPEC) == 0
 
 
@@ -142,35 +148,40 @@ def test_hold_changes_nothing() -> None:
 SHADOWED = replace(SPEC, shadow_percent=20, shadow_seconds=5, shadow_requests=30)
 
 
-def asked(wish: Wish, seq: int = 7) -> Request:
+def asked(wish: OperatorCommand, seq: int = 7) -> Request:
     return Request(seq, wish, "by hand")
 
 
-def heeded(progress: Progress, wish: Wish, now: float, spec: RolloutSpec = SPEC) -> Progress:
+def heeded(
+    progress: RolloutProgress, wish: OperatorCommand, now: float, spec: RolloutSpec = SPEC
+) -> RolloutProgress:
     after = machine.heed(progress, asked(wish), spec, now)
     assert after is not None
     return after
 
 
 def test_the_shadow_comes_before_any_weight() -> None:
-    warm = Progress(phase=Phase.WARM)
+    warm = RolloutProgress(phase=RolloutPhase.WARM)
     shadow = machine.warmed(warm, SHADOWED, 100.0)
-    assert shadow.phase is Phase.SHADOW
+    assert shadow.phase is RolloutPhase.SHADOW
     assert machine.candidate_weight(shadow, SHADOWED) == 0
     assert machine.mirrored_share(shadow, SHADOWED) == 20
     assert shadow.exposed is None
     first = machine.move(shadow, machine.next_signal(shadow, SHADOWED), 110.0)
-    assert (first.phase, first.step, first.exposed) == (Phase.SHIFT, 0, 110.0)
+    assert (first.phase, first.step, first.exposed) == (RolloutPhase.SHIFT, 0, 110.0)
     assert machine.mirrored_share(first, SHADOWED) == 0
     assert machine.mirrored_share(first, replace(SHADOWED, mirror_percent=3)) == 3
 
 
 def test_without_a_share_to_copy_there_is_no_shadow() -> None:
-    assert machine.warmed(Progress(phase=Phase.WARM), SPEC, 1.0).phase is Phase.SHIFT
+    assert (
+        machine.warmed(RolloutProgress(phase=RolloutPhase.WARM), SPEC, 1.0).phase
+        is RolloutPhase.SHIFT
+    )
 
 
 def test_only_compared_copies_are_data_in_the_shadow() -> None:
-    progress = machine.warmed(Progress(phase=Phase.WARM), SHADOWED, 100.0)
+    progress = machine.warmed(RolloutProgress(phase=RolloutPhase.WARM), SHADOWED, 100.0)
     for _ in range(5):
         progress = machine.absorb(progress, Look(GOOD), SHADOWED, 200.0)
     held = machine.judge(progress, Look(GOOD), SHADOWED, 200.0)
@@ -178,7 +189,7 @@ def test_only_compared_copies_are_data_in_the_shadow() -> None:
 
 
 def test_the_first_copies_are_not_judged_by_how_cold_the_candidate_is() -> None:
-    progress = machine.warmed(Progress(phase=Phase.WARM), SHADOWED, 100.0)
+    progress = machine.warmed(RolloutProgress(phase=RolloutPhase.WARM), SHADOWED, 100.0)
     cold = Look(Window(Counts(100, 50, 100), Counts(900, 0, 900)))
     for now in (100.5, 101.0, 101.5):
         progress = machine.absorb(progress, cold, SHADOWED, now)
@@ -189,17 +200,17 @@ def test_the_first_copies_are_not_judged_by_how_cold_the_candidate_is() -> None:
 
 def test_a_shadow_that_finds_nothing_to_compare_ends_after_a_while_unless_told_to_wait() -> None:
     patient = replace(SHADOWED, shadow_wait_seconds=60)
-    progress = machine.warmed(Progress(phase=Phase.WARM), patient, 100.0)
+    progress = machine.warmed(RolloutProgress(phase=RolloutPhase.WARM), patient, 100.0)
     assert machine.judge(progress, Look(None), patient, 159.0).action is Action.HOLD
     verdict = machine.judge(progress, Look(None), patient, 160.0)
     assert (verdict.action, verdict.gate) == (Action.ADVANCE, Gate.DATA)
-    assert machine.obey(progress, verdict, patient, 160.0).phase is Phase.SHIFT
+    assert machine.obey(progress, verdict, patient, 160.0).phase is RolloutPhase.SHIFT
     assert machine.judge(progress, Look(None), SHADOWED, 160.0).action is Action.HOLD
 
 
 def test_a_shadow_with_doubts_does_not_end_for_lack_of_answers() -> None:
     patient = replace(SHADOWED, shadow_wait_seconds=60, max_disagreement=0.01)
-    progress = machine.warmed(Progress(phase=Phase.WARM), patient, 100.0)
+    progress = machine.warmed(RolloutProgress(phase=RolloutPhase.WARM), patient, 100.0)
     wrong = Look(GOOD, shadow=ShadowWindow(requests=40, disagreed=1, rows=40, differed=1))
     for _ in range(3):
         progress = machine.absorb(progress, wrong, patient, 110.0)
@@ -208,53 +219,57 @@ def test_a_shadow_with_doubts_does_not_end_for_lack_of_answers() -> None:
 
 
 def test_a_pause_keeps_the_weight_and_stops_the_clocks() -> None:
-    paused = heeded(SHIFTED, Wish.PAUSE, 105.0)
-    assert (paused.phase, paused.stage, paused.obeyed) == (Phase.PAUSED, Phase.SHIFT, 7)
+    paused = heeded(SHIFTED, OperatorCommand.PAUSE, 105.0)
+    assert (paused.phase, paused.stage, paused.obeyed) == (
+        RolloutPhase.PAUSED,
+        RolloutPhase.SHIFT,
+        7,
+    )
     assert machine.candidate_weight(paused, SPEC) == 10
     held = machine.judge(looked(paused, 20, 5000.0), Look(GOOD), SPEC, 5000.0)
     assert (held.action, held.gate) == (Action.HOLD, Gate.OPERATOR)
-    resumed = heeded(paused, Wish.RESUME, 5005.0)
-    assert (resumed.phase, resumed.interrupted) == (Phase.SHIFT, None)
+    resumed = heeded(paused, OperatorCommand.RESUME, 5005.0)
+    assert (resumed.phase, resumed.interrupted) == (RolloutPhase.SHIFT, None)
     assert resumed.since == SHIFTED.since + 4900.0
     assert resumed.started == SHIFTED.started + 4900.0
 
 
 def test_harm_takes_a_paused_rollout_back() -> None:
-    paused = heeded(SHIFTED, Wish.PAUSE, 105.0)
+    paused = heeded(SHIFTED, OperatorCommand.PAUSE, 105.0)
     bad = Window(Counts(100, 60, 100), Counts(900, 0, 900))
     verdict = machine.judge(looked(paused, 20, 200.0, bad), Look(bad), SPEC, 200.0)
     assert verdict.action is Action.ROLLBACK
-    assert machine.obey(paused, verdict, SPEC, 200.0).phase is Phase.ROLLBACK
+    assert machine.obey(paused, verdict, SPEC, 200.0).phase is RolloutPhase.ROLLBACK
     dead = machine.judge(paused, Look(None, alive=False), SPEC, 200.0)
     assert (dead.action, dead.gate) == (Action.ROLLBACK, Gate.HEALTH)
 
 
 def test_a_pause_before_the_start_has_to_wait() -> None:
-    assert machine.heed(Progress(), asked(Wish.PAUSE), SPEC, 1.0) is None
-    warm = heeded(Progress(phase=Phase.WARM), Wish.PAUSE, 2.0)
+    assert machine.heed(RolloutProgress(), asked(OperatorCommand.PAUSE), SPEC, 1.0) is None
+    warm = heeded(RolloutProgress(phase=RolloutPhase.WARM), OperatorCommand.PAUSE, 2.0)
     assert machine.candidate_weight(warm, SPEC) == 0
-    assert heeded(warm, Wish.RESUME, 3.0).phase is Phase.WARM
+    assert heeded(warm, OperatorCommand.RESUME, 3.0).phase is RolloutPhase.WARM
 
 
 def test_a_request_that_changes_nothing_is_obeyed_all_the_same() -> None:
-    resumed = heeded(SHIFTED, Wish.RESUME, 101.0)
+    resumed = heeded(SHIFTED, OperatorCommand.RESUME, 101.0)
     assert resumed == replace(SHIFTED, obeyed=7)
-    paused = heeded(SHIFTED, Wish.PAUSE, 105.0)
-    assert heeded(paused, Wish.PAUSE, 110.0).paused == 105.0
+    paused = heeded(SHIFTED, OperatorCommand.PAUSE, 105.0)
+    assert heeded(paused, OperatorCommand.PAUSE, 110.0).paused == 105.0
 
 
 def test_an_abort_is_no_verdict_on_the_candidate() -> None:
-    for progress in (Progress(), SHIFTED, heeded(SHIFTED, Wish.PAUSE, 105.0)):
-        aborted = heeded(progress, Wish.ABORT, 106.0)
-        assert (aborted.phase, aborted.planned) == (Phase.ROLLBACK, Outcome.ABORTED)
+    for progress in (RolloutProgress(), SHIFTED, heeded(SHIFTED, OperatorCommand.PAUSE, 105.0)):
+        aborted = heeded(progress, OperatorCommand.ABORT, 106.0)
+        assert (aborted.phase, aborted.planned) == (RolloutPhase.ROLLBACK, Outcome.ABORTED)
         assert machine.candidate_weight(aborted, SPEC) == 0
 
 
 @pytest.mark.parametrize("paused", [False, True])
 def test_full_skips_steps_and_gates_but_not_hard_failures(paused: bool) -> None:
-    progress = heeded(SHIFTED, Wish.PAUSE, 105.0) if paused else SHIFTED
-    full = heeded(progress, Wish.FULL, 106.0)
-    assert (full.phase, full.step) == (Phase.BAKE, 2)
+    progress = heeded(SHIFTED, OperatorCommand.PAUSE, 105.0) if paused else SHIFTED
+    full = heeded(progress, OperatorCommand.FULL, 106.0)
+    assert (full.phase, full.step) == (RolloutPhase.BAKE, 2)
     assert machine.candidate_weight(full, SPEC) == 100
     bad = Window(Counts(100, 60, 100), Counts())
     worse = looked(full, 30, 110.0, bad)
@@ -267,19 +282,19 @@ def test_full_skips_steps_and_gates_but_not_hard_failures(paused: bool) -> None:
 
 
 def test_full_before_the_candidate_serves_waits_for_it() -> None:
-    full = heeded(Progress(phase=Phase.WARM), Wish.FULL, 1.0)
-    assert (full.phase, full.override) == (Phase.WARM, True)
-    assert machine.warmed(full, SHADOWED, 2.0).phase is Phase.BAKE
+    full = heeded(RolloutProgress(phase=RolloutPhase.WARM), OperatorCommand.FULL, 1.0)
+    assert (full.phase, full.override) == (RolloutPhase.WARM, True)
+    assert machine.warmed(full, SHADOWED, 2.0).phase is RolloutPhase.BAKE
 
 
 def test_at_the_deadline_it_pauses_if_asked_to_and_gets_the_time_once_more() -> None:
     spec = replace(SPEC, on_inconclusive=OnInconclusive.PAUSE)
     verdict = machine.judge(SHIFTED, Look(None), spec, 1000.0)
     paused = machine.obey(SHIFTED, verdict, spec, 1000.0)
-    assert (paused.phase, paused.ruling) == (Phase.PAUSED, verdict)
+    assert (paused.phase, paused.ruling) == (RolloutPhase.PAUSED, verdict)
     assert machine.candidate_weight(paused, spec) == 10
-    resumed = heeded(paused, Wish.RESUME, 9000.0, spec)
-    assert (resumed.phase, resumed.ruling, resumed.started) == (Phase.SHIFT, None, 9000.0)
+    resumed = heeded(paused, OperatorCommand.RESUME, 9000.0, spec)
+    assert (resumed.phase, resumed.ruling, resumed.started) == (RolloutPhase.SHIFT, None, 9000.0)
     assert machine.judge(resumed, Look(None), spec, 9900.0).gate is Gate.DATA
 
 

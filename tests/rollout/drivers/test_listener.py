@@ -13,7 +13,7 @@ import grpc
 import httpx
 import pytest
 
-from rollout.domain.spec import Colour, Ports, Settings
+from rollout.domain.spec import DeploymentSettings, Ports, Slot
 from rollout.drivers.listener import tls_of, url_of
 from tests.services.online.security.test_tls import require_tls_1_2
 from tests.support.certificates import Certificates, issue_certificates
@@ -39,7 +39,7 @@ def edge(certificates: Certificates, tmp_path_factory: pytest.TempPathFactory) -
     folder = tmp_path_factory.mktemp("envoy")
     pair = tuple(str(shutil.copy(path, folder)) for path in certificates.server)
     with stage(folder, (*pair, str(certificates.ca))) as made:
-        made.staff(Colour.BLUE, 1, "?trace=1")
+        made.staff(Slot.BLUE, 1, "?trace=1")
         yield made
 
 
@@ -70,7 +70,7 @@ def test_grpc_over_the_same_port(edge: Stage, certificates: Certificates) -> Non
 
 @pytest.mark.slow
 def test_a_token_reaches_the_replica(edge: Stage, certificates: Certificates) -> None:
-    log, context = edge.replicas[Colour.BLUE][0].log, certificates.context(certificates.caller)
+    log, context = edge.replicas[Slot.BLUE][0].log, certificates.context(certificates.caller)
     told = f"authorization {SECOND['authorization']}"
     assert told not in log.read_text()
     with httpx.Client(base_url=url(edge), verify=context, trust_env=False) as client:
@@ -112,7 +112,7 @@ def test_a_renewed_certificate_is_taken(edge: Stage, certificates: Certificates)
 
 
 def test_the_address_says_whether_it_is_encrypted() -> None:
-    plain, tls = Settings(), Settings(tls=("c.pem", "k.pem"))
+    plain, tls = DeploymentSettings(), DeploymentSettings(tls=("c.pem", "k.pem"))
     assert (tls_of(plain), url_of(Ports(1, 2), plain)) == (None, "http://127.0.0.1:1")
     assert url_of(Ports(1, 2, "::1"), tls) == "https://[::1]:1"
     found = tls_of(tls)

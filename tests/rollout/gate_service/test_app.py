@@ -20,7 +20,7 @@ from rollout.drivers.kubernetes.meter import Scrape
 from rollout.gate_service.app import gate_app
 from rollout.gate_service.service import GateService
 from rollout.gate_service.sources import ServiceName, UrlSource, parse_sources
-from rollout.gate_service.store import Store, Terms
+from rollout.gate_service.store import SessionStore, Terms
 from tests.support.kube import FakePod
 
 PAIR = {"blue": "stable", "green": "canary", "max_p99_ms": "200", "min_requests": "20"}
@@ -38,7 +38,7 @@ class World:
 
     def client(self) -> TestClient:
         """A service that was just started."""
-        store = Store(self.path, self.clock, limit=self.limit, expire_seconds=3600.0)
+        store = SessionStore(self.path, self.clock, limit=self.limit, expire_seconds=3600.0)
         return TestClient(gate_app(GateService(self.sources, store)))
 
     def serve(self, *, errors: int = 0) -> None:
@@ -200,7 +200,7 @@ def test_a_session_that_expired_begins_anew(world: World) -> None:
 
 
 def test_what_is_forgotten_during_a_look_stays_forgotten(world: World) -> None:
-    store = Store(world.path, world.clock, limit=3, expire_seconds=3600.0)
+    store = SessionStore(world.path, world.clock, limit=3, expire_seconds=3600.0)
     service = GateService(world.sources, store)
     terms = Terms("stable", "canary", RolloutSpec())
     service.ask("uid-1", terms, weight=None, final=False)

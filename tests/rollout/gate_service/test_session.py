@@ -7,8 +7,8 @@ from rollout.domain.gates import Gate
 from rollout.domain.spec import RolloutSpec
 from rollout.domain.state_machine import Look
 from rollout.gate_service.session import (
+    GateSession,
     Result,
-    Session,
     absorb,
     from_json,
     judge,
@@ -21,19 +21,19 @@ GOOD = Window(Counts(requests=100, timed=100), Counts(requests=100, timed=100))
 BAD = Window(Counts(requests=100, errors=40, timed=60), Counts(requests=100, timed=100))
 
 
-def after(*windows: Window, weight: int | None = 50, healthy: bool = True) -> Session:
-    session = Session()
+def after(*windows: Window, weight: int | None = 50, healthy: bool = True) -> GateSession:
+    session = GateSession()
     for window in windows:
         session = absorb(session, Look(window, healthy), SPEC, weight)
     return session
 
 
-def result(session: Session, *, final: bool = False) -> Result:
+def result(session: GateSession, *, final: bool = False) -> Result:
     return result_of(judge(session, SPEC, final=final))
 
 
 def test_no_data_is_inconclusive_and_never_a_success() -> None:
-    assert result(Session()) is Result.INCONCLUSIVE
+    assert result(GateSession()) is Result.INCONCLUSIVE
     empty = Window(Counts(), Counts(requests=100, timed=100))
     assert result(after(*[empty] * 50)) is Result.INCONCLUSIVE
 
@@ -71,7 +71,7 @@ def test_a_new_weight_needs_data_of_its_own() -> None:
 
 
 def test_silence_of_the_candidate_is_a_failure_at_the_third_look() -> None:
-    session = Session()
+    session = GateSession()
     for expected in (Result.INCONCLUSIVE, Result.INCONCLUSIVE, Result.FAILURE):
         session = absorb(session, Look(None, healthy=False), SPEC, 50)
         assert result(session) is expected

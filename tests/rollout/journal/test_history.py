@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pytest
 
 from bundle.clock import ManualClock
-from rollout.domain.spec import Outcome, Ports, RolloutSpec, Settings
-from rollout.domain.state_machine import Phase, Progress
+from rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec
+from rollout.domain.state_machine import RolloutPhase, RolloutProgress
 from rollout.journal import history
 from rollout.journal.history import Moment
 from rollout.journal.journal import Journal
@@ -26,12 +26,12 @@ class Tape:
         rollouts = self.journal.rollouts("shop")
         return history.at(second, self.journal.events("shop"), rollouts)
 
-    def step(self, rollout: int, phase: Phase, weight: int, outcome: Outcome) -> None:
+    def step(self, rollout: int, phase: RolloutPhase, weight: int, outcome: Outcome) -> None:
         self.clock.advance(10.0)
         record = self.journal.rollout(rollout)
         epoch = self.journal.deployment("shop").epoch
-        progress = Progress(phase=phase, step=1, planned=outcome)
-        kind = "ended" if phase is Phase.DONE else "phase"
+        progress = RolloutProgress(phase=phase, step=1, planned=outcome)
+        kind = "ended" if phase is RolloutPhase.DONE else "phase"
         body = {"phase": phase, "weight": weight}
         self.journal.save(record, progress, kind, body, epoch)
 
@@ -39,16 +39,20 @@ class Tape:
 @pytest.fixture
 def tape(journal: Journal, clock: ManualClock) -> Tape:
     """Up at 1000, :bb live from 1030, :cc tried at 50 % from 1050 and given up at 1060."""
-    journal.create("shop", Ports(1, 2), Settings(), revision("tiny:aa"))
+    journal.create("shop", Ports(1, 2), DeploymentSettings(), revision("tiny:aa"))
     journal.take_over("shop")
     tape = Tape(journal, clock)
     good = journal.begin("shop", revision("tiny:bb"), RolloutSpec())
-    for phase, weight in ((Phase.SHIFT, 25), (Phase.BAKE, 100), (Phase.FINALIZE, 100)):
+    for phase, weight in (
+        (RolloutPhase.SHIFT, 25),
+        (RolloutPhase.BAKE, 100),
+        (RolloutPhase.FINALIZE, 100),
+    ):
         tape.step(good, phase, weight, Outcome.PROMOTED)
-    tape.step(good, Phase.DONE, 100, Outcome.PROMOTED)
+    tape.step(good, RolloutPhase.DONE, 100, Outcome.PROMOTED)
     bad = journal.begin("shop", revision("tiny:cc"), RolloutSpec())
-    tape.step(bad, Phase.SHIFT, 50, Outcome.ROLLED_BACK)
-    tape.step(bad, Phase.DONE, 0, Outcome.ROLLED_BACK)
+    tape.step(bad, RolloutPhase.SHIFT, 50, Outcome.ROLLED_BACK)
+    tape.step(bad, RolloutPhase.DONE, 0, Outcome.ROLLED_BACK)
     clock.advance(10.0)
     journal.retire("shop")
     return tape

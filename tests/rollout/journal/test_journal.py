@@ -13,11 +13,11 @@ import pytest
 from bundle.clock import ManualClock
 from bundle.errors import ErrorCode, MlctlError
 from rollout.domain import state_machine as machine
-from rollout.domain.gates import Evidence
-from rollout.domain.operator_commands import Wish
+from rollout.domain.gates import GateEvidence
+from rollout.domain.operator_commands import OperatorCommand
 from rollout.domain.process_ref import ProcessRef
-from rollout.domain.spec import Colour, Outcome, Ports, RolloutSpec, Settings
-from rollout.domain.state_machine import Phase, Progress, Signal
+from rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec, Slot
+from rollout.domain.state_machine import RolloutPhase, RolloutProgress, Signal
 from rollout.journal.journal import Journal, RequestWaitsError, StaleEpochError
 from rollout.journal.schema import connect, transaction
 from tests.support.rollouts import revision
@@ -25,11 +25,16 @@ from tests.support.wait import PATIENCE_SECONDS
 
 BLUE, GREEN = revision("tiny:aa"), revision("tiny:bb")
 SPEC = RolloutSpec()
-ROLLOUT_WISHES = (Wish.PAUSE, Wish.RESUME, Wish.FULL, Wish.ABORT)
+ROLLOUT_WISHES = (
+    OperatorCommand.PAUSE,
+    OperatorCommand.RESUME,
+    OperatorCommand.FULL,
+    OperatorCommand.ABORT,
+)
 
 
 def create(journal: Journal, name: str = "shop") -> None:
-    journal.create(name, Ports(8000, 8001), Settings(), BLUE)
+    journal.create(name, Ports(8000, 8001), DeploymentSettings(), BLUE)
 
 
 def refused(code: ErrorCode, journal: Journal, name: str = "shop") -> str:
@@ -42,14 +47,14 @@ def refused(code: ErrorCode, journal: Journal, name: str = "shop") -> str:
 def finish(journal: Journal, rollout: int, epoch: int) -> None:
     """Walk the rollout to its promotion."""
     record = journal.rollout(rollout)
-    for phase in (Phase.BAKE, Phase.FINALIZE, Phase.DONE):
-        progress = Progress(phase=phase, step=4, planned=Outcome.PROMOTED)
+    for phase in (RolloutPhase.BAKE, RolloutPhase.FINALIZE, RolloutPhase.DONE):
+        progress = RolloutProgress(phase=phase, step=4, planned=Outcome.PROMOTED)
         journal.save(record, progress, "phase", {}, epoch)
         record = replace(record, progress=progress)
 
 
 def finalize(journal: Journal, rollout: int, epoch: int) -> None:
-    progress = Progress(phase=Phase.FINALIZE, step=4, planned=Outcome.PROMOTED)
+    progress = RolloutProgress(phase=RolloutPhase.FINALIZE, step=4, planned=Outcome.PROMOTED)
     journal.save(journal.rollout(rollout), progress, "phase", {}, epoch)
 
 
@@ -57,8 +62,8 @@ def test_a_deployment_comes_back_as_it_was_written(journal: Journal) -> None:
     create(journal)
     deployment = journal.deployment("shop")
     assert deployment.up
-    assert (deployment.colour, deployment.live) == (Colour.BLUE, BLUE)
-    assert (deployment.ports, deployment.settings) == (Ports(8000, 8001), Settings())
+    assert (deployment.colour, deployment.live) == (Slot.BLUE, BLUE)
+    assert (deployment.ports, deployment.settings) == (Ports(8000, 8001), DeploymentSettings())
     assert journal.deployments() == (deployment,)
 
 
@@ -81,8 +86,10 @@ def test_an_unknown_name_lists_near_ones(journal: Journal) -> None:
 def test_a_rollout_comes_back_with_its_position(journal: Journal, clock: ManualClock) -> None:
     create(journal)
     rollout = journal.rollout(journal.begin("shop", GREEN, SPEC))
-    assert (rollout.colour, rollout.live, rollout.candidate) == (Colour.GREEN, BLUE, GREEN)
-    begun = Progress(started=clock.wall(), since=clock.wall(), evidence=Evidence(seed=rollout.id))
+    assert (rollout.colour, rollout.live, rollout.candidate) == (Slot.GREEN, BLUE, GREEN)
+    begun = RolloutProgress(
+        started=clock.wall(), since=clock.wall(), evidence=GateEvidence(seed=rollout.id)
+    )
     assert rollout.progress == begun
     progress = machine.move(rollout.progress, Signal.LAUNCHED, 1001.0)
     journal.save(rollout, progress, "phase", {}, journal.take_over("shop"))
@@ -99,7 +106,7 @@ def test_the_live_revision_is_not_promoted_again(journal: Journal) -> None:
     create(journal)
     finish(journal, journal.begin("shop", GREEN, SPEC), journal.take_over("shop"))
     deployment = journal.deployment("shop")
-    assert (deployment.colour, deployment.live) == (Colour.GREEN, GREEN)
+    assert (deployment.colour, deployment.live) == (Slot.GREEN, GREEN)
     refused(ErrorCode.ALREADY_LIVE, journal)
     assert journal.active("shop") is None
     assert journal.rollouts("shop")[0].outcome is Outcome.PROMOTED
@@ -136,10 +143,10 @@ def test_the_former_daemon_is_fenced_out(journal: Journal) -> None:
     former, current = journal.take_over("shop"), journal.take_over("shop")
     assert current > former
     with pytest.raises(StaleEpochError):
-        journal.save(rollout, Progress(phase=Phase.BAKE), "phase", {}, former)
+        journal.save(rollout, RolloutProgress(phase=RolloutPhase.BAKE), "phase", {}, former)
     with pytest.raises(StaleEpochError):
         journal.append("shop", None, "ready", {}, former)
-    assert journal.rollout(rollout.id).progress.phase is Phase.PENDING
+    assert journal.rollout(rollout.id).progress.phase is RolloutPhase.PENDING
     journal.append("shop", None, "ready", {}, current)
 
 
@@ -153,19 +160,19 @@ def test_epochs_rise_over_all_deployments(journal: Journal) -> None:
 def test_a_rollback_is_asked_for_once_and_only_while_it_can_be_done(journal: Journal) -> None:
     create(journal)
     with pytest.raises(MlctlError, match="no rollout of 'shop' is under way"):
-        journal.request("shop", Wish.ROLLBACK, "by hand")
+        journal.request("shop", OperatorCommand.ROLLBACK, "by hand")
     rollout = journal.begin("shop", GREEN, SPEC)
     assert journal.requests(rollout) == ()
-    assert journal.request("shop", Wish.ROLLBACK, "by hand") == rollout
+    assert journal.request("shop", OperatorCommand.ROLLBACK, "by hand") == rollout
     (request,) = journal.requests(rollout)
-    assert (request.wish, request.reason) == (Wish.ROLLBACK, "by hand")
+    assert (request.wish, request.reason) == (OperatorCommand.ROLLBACK, "by hand")
 
 
 def test_after_a_promotion_the_hint_names_the_way_back(journal: Journal) -> None:
     create(journal)
     finish(journal, journal.begin("shop", GREEN, SPEC), journal.take_over("shop"))
     with pytest.raises(MlctlError) as caught:
-        journal.request("shop", Wish.ROLLBACK, "by hand")
+        journal.request("shop", OperatorCommand.ROLLBACK, "by hand")
     assert "mlctl promote shop tiny:aa" in caught.value.hint
 
 
@@ -176,7 +183,7 @@ def test_a_proved_rollout_can_be_neither_taken_back_nor_ended(journal: Journal) 
     finalize(journal, rollout, epoch)
     assert journal.promotion("shop") == rollout
     with pytest.raises(MlctlError) as late:
-        journal.request("shop", Wish.ROLLBACK, "by hand")
+        journal.request("shop", OperatorCommand.ROLLBACK, "by hand")
     assert late.value.code is ErrorCode.NOT_FOUND
     assert "tiny:bb was proved" in late.value.message
     assert "mlctl promote shop tiny:aa" in late.value.hint
@@ -189,11 +196,11 @@ def test_a_proved_rollout_can_be_neither_taken_back_nor_ended(journal: Journal) 
 def test_a_rollback_that_was_asked_for_is_not_overtaken_by_the_promotion(journal: Journal) -> None:
     create(journal)
     rollout, epoch = journal.begin("shop", GREEN, SPEC), journal.take_over("shop")
-    journal.request("shop", Wish.ROLLBACK, "by hand")
+    journal.request("shop", OperatorCommand.ROLLBACK, "by hand")
     with pytest.raises(RequestWaitsError):
         finalize(journal, rollout, epoch)
     assert journal.deployment("shop").live == BLUE
-    assert journal.rollout(rollout).progress.phase is Phase.PENDING
+    assert journal.rollout(rollout).progress.phase is RolloutPhase.PENDING
 
 
 def test_another_model_is_not_promoted(journal: Journal) -> None:
@@ -305,22 +312,24 @@ def test_only_what_is_paused_can_be_resumed(journal: Journal) -> None:
     create(journal)
     journal.begin("shop", GREEN, SPEC)
     with pytest.raises(MlctlError, match="is not paused"):
-        journal.request("shop", Wish.RESUME, "by hand")
-    journal.request("shop", Wish.PAUSE, "by hand")
-    journal.request("shop", Wish.RESUME, "at once")  # the pause is not obeyed yet, but asked
+        journal.request("shop", OperatorCommand.RESUME, "by hand")
+    journal.request("shop", OperatorCommand.PAUSE, "by hand")
+    journal.request(
+        "shop", OperatorCommand.RESUME, "at once"
+    )  # the pause is not obeyed yet, but asked
 
 
 def test_what_is_rare_is_found_without_reading_the_ticks(journal: Journal) -> None:
     create(journal)
     rollout = journal.begin("shop", GREEN, SPEC)
-    journal.request("shop", Wish.PAUSE, "by hand")
+    journal.request("shop", OperatorCommand.PAUSE, "by hand")
     with transaction(journal._db):
         journal._db.executemany(
             "insert into event (deployment, rollout, at, epoch, kind, body)"
             " values ('shop', ?, 1.0, 1, 'tick', '{}')",
             [(rollout,)] * 5000,
         )
-    journal.request("shop", Wish.ABORT, "by hand")
+    journal.request("shop", OperatorCommand.ABORT, "by hand")
     steps = 0
 
     def count() -> int:
@@ -335,11 +344,11 @@ def test_what_is_rare_is_found_without_reading_the_ticks(journal: Journal) -> No
     last = journal.last_event("shop")
     page = journal.events("shop", after=10, rollout=rollout, limit=3)
     journal._db.set_progress_handler(None, 0)
-    assert wishes == [Wish.PAUSE, Wish.ABORT]
-    assert kinds == ["up", "requested", Wish.PAUSE, Wish.ABORT]
+    assert wishes == [OperatorCommand.PAUSE, OperatorCommand.ABORT]
+    assert kinds == ["up", "requested", OperatorCommand.PAUSE, OperatorCommand.ABORT]
     assert [event.kind for event in of_rollout] == kinds[1:]
     assert last is not None
-    assert last.kind == Wish.ABORT
+    assert last.kind == OperatorCommand.ABORT
     assert [event.seq for event in page] == [11, 12, 13]
     assert steps < 2000, f"{steps} steps of SQLite's machine for 5000 ticks"
 
@@ -348,5 +357,5 @@ def test_request__rollback_after_a_promotion__hint_goes_back_at_once(journal: Jo
     create(journal)
     finish(journal, journal.begin("shop", GREEN, SPEC), journal.take_over("shop"))
     with pytest.raises(MlctlError) as caught:
-        journal.request("shop", Wish.ROLLBACK, "why")
+        journal.request("shop", OperatorCommand.ROLLBACK, "why")
     assert caught.value.hint == "To go back at once: `mlctl promote shop tiny:aa --full`."

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 from rollout.domain import gates
 from rollout.domain.counts import Counts, Window
-from rollout.domain.gates import Action, Evidence, Gate, Verdict
+from rollout.domain.gates import Action, Gate, GateEvidence, Verdict
 from rollout.domain.shadow_window import ShadowWindow
-from rollout.domain.spec import Outcome, Ports, RolloutSpec, Settings
-from rollout.domain.state_machine import Phase, Progress
+from rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec
+from rollout.domain.state_machine import RolloutPhase, RolloutProgress
 from rollout.journal import records
 from rollout.journal.journal import Journal
 from tests.support.rollouts import revision
@@ -16,12 +16,12 @@ SPEC = RolloutSpec(max_p99_ms=50.0, shadow_percent=10, max_disagreement=0.01)
 
 
 def test_a_progress_with_its_ruling_survives(journal: Journal) -> None:
-    journal.create("shop", Ports(1, 2), Settings(), revision("tiny:aa"))
+    journal.create("shop", Ports(1, 2), DeploymentSettings(), revision("tiny:aa"))
     rollout = journal.rollout(journal.begin("shop", revision("tiny:bb"), SPEC))
     ruling = Verdict(Action.ROLLBACK, Gate.HEALTH, "it died", 1.0, None, 3)
     progress = replace(
         rollout.progress,
-        phase=Phase.ROLLBACK,
+        phase=RolloutPhase.ROLLBACK,
         planned=Outcome.ROLLED_BACK,
         ruling=ruling,
         exposed=5.0,
@@ -31,16 +31,16 @@ def test_a_progress_with_its_ruling_survives(journal: Journal) -> None:
 
 
 def test_evidence_survives_exactly(journal: Journal) -> None:
-    journal.create("shop", Ports(1, 2), Settings(), revision("tiny:aa"))
+    journal.create("shop", Ports(1, 2), DeploymentSettings(), revision("tiny:aa"))
     rollout = journal.rollout(journal.begin("shop", revision("tiny:bb"), SPEC))
     epoch = journal.take_over("shop")
     evidence = rollout.progress.evidence
-    assert evidence == Evidence(seed=rollout.id)
+    assert evidence == GateEvidence(seed=rollout.id)
     for tick in range(20):
         window = Window(Counts(10, tick % 3, 10, tick % 2, 1), Counts(90, 4, 90, 2, 3))
         shadow = ShadowWindow(requests=9, disagreed=tick / 7, rows=20, differed=tick, psi=0.1)
         evidence = gates.fold_shadow(gates.fold(evidence, window, SPEC), shadow, SPEC)
-        journal.save(rollout, Progress(evidence=evidence), records.TICK, {}, epoch)
+        journal.save(rollout, RolloutProgress(evidence=evidence), records.TICK, {}, epoch)
     assert journal.rollout(rollout.id).progress.evidence == evidence
     assert evidence.ticks == 20
     assert evidence.shadow.agreement_proof[0] != 0.0

@@ -22,15 +22,15 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import verify
 from services.batch.base import (
     BadRow,
+    BatchTotals,
     Job,
     SinkRequest,
     SourceRequest,
-    Totals,
     Unit,
     UnitResult,
 )
-from services.batch.engine import Event, Phase
-from services.batch.job import Control, Wanted, local_executor, run_job
+from services.batch.engine import BatchEvent, BatchPhase
+from services.batch.job import BatchConfig, RunControl, local_executor, run_job
 from services.batch.limits import ErrorLimit
 from services.batch.sinks import open_sink
 from services.batch.sources import open_source
@@ -46,13 +46,13 @@ def test_answers_bad_rows_and_ledger_come_together(place: Place) -> None:
     bad = (BadRow(9, "poi\0son", {"id": 9, "text": "ä?%s\0"}),)
     location = place(create="yes")
     with sink_at(location) as sink:
-        assert sink.begin(JOB).totals == Totals()
+        assert sink.begin(JOB).totals == BatchTotals()
         sink.commit([result(0, bad)])
         sink.commit([result(0, bad), result(1)])  # as after a commit whose word was lost
     with sink_at(place()) as sink:
         progress = sink.begin(JOB)
         assert progress.done == {"00000000", "00000001"}
-        assert progress.totals == Totals(units=2, rows=19, bad=1)
+        assert progress.totals == BatchTotals(units=2, rows=19, bad=1)
         (held,) = sink.quarantined()
         assert (held.unit, held.origin) == ("00000000", "f")
         assert held.bad == replace(bad[0], reason="poison")
@@ -102,7 +102,7 @@ def test_another_job_is_refused_and_restart_removes_the_old_answers(place: Place
         with pytest.raises(MlctlError, match="input was a, is b") as caught:
             sink.begin(other)
         assert caught.value.code is ErrorCode.JOB_CHANGED
-        assert sink.begin(other, restart=True).totals == Totals()
+        assert sink.begin(other, restart=True).totals == BatchTotals()
     assert query(location, "SELECT count(*) FROM $T") == [(0,)]
 
 
@@ -123,7 +123,7 @@ def test_one_runner_at_a_time(place: Place, monkeypatch: pytest.MonkeyPatch) -> 
         sink_at(location).__enter__()
     assert caught.value.code is ErrorCode.JOB_RUNNING
     with sink_at(location) as sink:
-        assert sink.begin(JOB).totals == Totals()
+        assert sink.begin(JOB).totals == BatchTotals()
 
 
 def test_a_file_of_duckdb_that_another_process_has_open_is_told(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_a_lost_server_is_waited_for_and_loses_nothing(server: PostgresServer) -
             sink.commit([result(1)])
         server.start()
         sink.commit([result(1)])
-        assert sink.stored()[1].totals == Totals(units=2, rows=20)
+        assert sink.stored()[1].totals == BatchTotals(units=2, rows=20)
     assert query(location, "SELECT count(*), count(DISTINCT id) FROM $T") == [(20, 20)]
 
 
@@ -229,9 +229,9 @@ def test_a_session_that_dies_before_its_commit_pauses_the_job(
             os.kill(pid, signal.SIGKILL)
 
     monkeypatch.setattr(sink._db, "load", load_and_die)
-    events: list[Event] = []
+    events: list[BatchEvent] = []
     tables.score(verify(tmp_path / "tiny"), tmp_path / "in.parquet", sink, events=events)
-    paused = [event.detail for event in events if event.phase is Phase.PAUSED]
+    paused = [event.detail for event in events if event.phase is BatchPhase.PAUSED]
     assert paused
     assert "cannot be reached" in paused[0]
     assert query(location, "SELECT count(*), count(DISTINCT id) FROM $T") == [(2_000, 2_000)]
@@ -246,10 +246,10 @@ def test_text_that_the_database_cannot_hold_makes_its_row_a_bad_one(
     nested = [{"t": ["a\0b" if row == 8 else "a", None]} for row in range(100)]
     rows = rows.append_column("name", pa.array(names).dictionary_encode())
     parquet.write_table(rows.append_column("more", pa.array(nested)), tmp_path / "in.parquet")
-    wanted = Wanted(keep=("id", "name", "more"), unit_rows=40)
+    wanted = BatchConfig(keep=("id", "name", "more"), unit_rows=40)
     source = open_source(SourceRequest(str(tmp_path / "in.parquet"), 40))
     location = place(create="yes")
-    control = Control(limit=ErrorLimit(count=2))
+    control = RunControl(limit=ErrorLimit(count=2))
     sink = sink_at(location)
     run_job(bundle, "tiny", source, sink, wanted, local_executor(2), control)
     bad = {7, 8} if sink.forbids_nul else set()

@@ -13,8 +13,8 @@ import pytest
 
 from bundle.clock import ManualClock
 from bundle.errors import ErrorCode, MlctlError
-from services.batch.base import BadRow, Chunk, Job, Progress, Totals, Unit, UnitResult
-from services.batch.engine import Event, Phase, Run, grouped
+from services.batch.base import BadRow, BatchTotals, Chunk, Job, JobProgress, Unit, UnitResult
+from services.batch.engine import BatchEvent, BatchPhase, Run, grouped
 from services.batch.limits import ErrorLimit
 from services.batch.local_executor import LocalExecutor
 
@@ -46,7 +46,7 @@ class MemorySink:
 
     def __exit__(self, *_exc_info: object) -> None: ...
 
-    def begin(self, job: Job, *, restart: bool = False) -> Progress:
+    def begin(self, job: Job, *, restart: bool = False) -> JobProgress:
         raise NotImplementedError
 
     def commit(self, results: Sequence[UnitResult]) -> None:
@@ -78,10 +78,12 @@ class Waits(threading.Event):
 
 def run_with(
     sink: MemorySink, limit: str = "0", total: int | None = None
-) -> tuple[Run, Waits, list[Event]]:
-    clock, events = ManualClock(), list[Event]()
+) -> tuple[Run, Waits, list[BatchEvent]]:
+    clock, events = ManualClock(), list[BatchEvent]()
     waits = Waits(clock)
-    run = Run(sink, Progress(), total, ErrorLimit.parse(limit), events.append, waits, 60.0, clock)
+    run = Run(
+        sink, JobProgress(), total, ErrorLimit.parse(limit), events.append, waits, 60.0, clock
+    )
     return run, waits, events
 
 
@@ -98,7 +100,7 @@ def test_a_full_disk_or_a_lost_connection_is_waited_for(problem: Exception) -> N
     run.go(iter(chunks(10)), LocalExecutor(score, 2))
     assert sink.ids() == list(range(100))
     assert waits.waited == [1.0, 2.0]
-    paused = [event.detail for event in events if event.phase is Phase.PAUSED]
+    paused = [event.detail for event in events if event.phase is BatchPhase.PAUSED]
     assert len(paused) == 2
     assert "trying again in 1 s" in paused[0]
 
@@ -178,9 +180,9 @@ def test_a_source_that_is_away_is_read_on_after_what_it_gave() -> None:
     assert totals.units == 10
     # Longer each time, until something comes.
     assert waits.waited == [1.0, 2.0, 4.0, 1.0]
-    paused = [event.totals.rows for event in events if event.phase is Phase.PAUSED]
+    paused = [event.totals.rows for event in events if event.phase is BatchPhase.PAUSED]
     assert paused == [40, 40, 40, 50]
-    assert [event.phase for event in events].count(Phase.STARTED) == 1
+    assert [event.phase for event in events].count(BatchPhase.STARTED) == 1
 
 
 def test_patience_with_a_source_has_an_end() -> None:
@@ -197,9 +199,9 @@ def test_a_stop_ends_the_wait_for_a_source() -> None:
     sink = MemorySink()
     run, waits, events = run_with(sink, total=100)
 
-    def watch(event: Event) -> None:
+    def watch(event: BatchEvent) -> None:
         events.append(event)
-        if event.phase is Phase.PAUSED:
+        if event.phase is BatchPhase.PAUSED:
             waits.set()
 
     run.watch = watch
@@ -243,7 +245,7 @@ def test_bad_rows_are_judged_after_each_commit() -> None:
     with pytest.raises(MlctlError, match=r"6 of 60 rows are bad.*poison") as caught:
         run.go(iter(chunks(10)), LocalExecutor(one_bad, 1))
     assert caught.value.code is ErrorCode.TOO_MANY_BAD_ROWS
-    assert run.totals == Totals(units=6, rows=54, bad=6)
+    assert run.totals == BatchTotals(units=6, rows=54, bad=6)
 
 
 def test_groups_are_large_enough_or_old_enough() -> None:

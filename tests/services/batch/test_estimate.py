@@ -9,15 +9,15 @@ import pytest
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
 from services.batch.base import SourceRequest
-from services.batch.estimate import Estimate, _chunks, estimate
-from services.batch.job import Wanted
+from services.batch.estimate import CostEstimate, _chunks, estimate
+from services.batch.job import BatchConfig
 from services.batch.sources import open_source
 from tests.support.bundles import make_bundle
 from tests.support.tables import write_rows
 
 
-def estimated(bundle: VerifiedBundle, place: Path, cpu_hour: float | None = 0.04) -> Estimate:
-    wanted = Wanted(keep=("id",), unit_rows=500)
+def estimated(bundle: VerifiedBundle, place: Path, cpu_hour: float | None = 0.04) -> CostEstimate:
+    wanted = BatchConfig(keep=("id",), unit_rows=500)
     source = open_source(SourceRequest(str(place), wanted.unit_rows))
     return estimate(bundle, source, wanted, cpu_hour, 0.2, threads=2)
 

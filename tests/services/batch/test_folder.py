@@ -15,7 +15,7 @@ import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import NO_SPACE
-from services.batch.base import BadRow, Job, SinkRequest, Totals, Unit, UnitResult
+from services.batch.base import BadRow, BatchTotals, Job, SinkRequest, Unit, UnitResult
 from services.batch.folder import FolderSink
 from services.batch.ledger import Ledger
 from services.batch.sinks.parquet import open_sink
@@ -70,7 +70,7 @@ def test_folder__commit_cut_off_before_the_ledger__parts_removed_at_start(
         progress = sink.begin(job)
         assert files_below(tmp_path) == committed
         assert progress.done == {"00000000"}
-        assert progress.totals == Totals(units=1, rows=10)
+        assert progress.totals == BatchTotals(units=1, rows=10)
         assert not list((tmp_path / "_mlctl").glob("*.tmp"))
         sink.commit([part(1)])
     assert len(files_below(tmp_path)) == 4
@@ -161,7 +161,7 @@ def test_a_commit_may_be_made_again(tmp_path: Path) -> None:
             sink.commit([result(0, bad), result(1)])
         assert [each.bad.row for each in sink.quarantined()] == [9]
         (_job, progress) = sink.stored()
-    assert progress.totals == Totals(units=2, rows=19, bad=1)
+    assert progress.totals == BatchTotals(units=2, rows=19, bad=1)
     assert tables.answers(tmp_path)["id"].to_pylist() == [*range(9), *range(10, 20)]
 
 
@@ -192,7 +192,7 @@ def test_restart_removes_the_answers_of_the_job_before_and_nothing_else(tmp_path
     with sink_at(tmp_path) as sink:
         with pytest.raises(MlctlError, match="input was a, is b"):
             sink.begin(other)
-        assert sink.begin(other, restart=True).totals == Totals()
+        assert sink.begin(other, restart=True).totals == BatchTotals()
     assert not list(tmp_path.glob("part-*"))
     assert (tmp_path / "notes.txt").read_text() == "keep me"
 
@@ -250,7 +250,7 @@ def test_folder__limit_of_a_files_size__is_a_full_disk_and_the_commit_may_be_ret
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
         assert caught.value.errno in NO_SPACE
         sink.commit([result(0, bad)])
-        assert sink.stored()[1].totals == Totals(units=1, rows=1, bad=9)
+        assert sink.stored()[1].totals == BatchTotals(units=1, rows=1, bad=9)
 
 
 def test_ledger__open_after_a_commit__has_no_shared_memory(tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ def test_a_full_ledger_is_a_full_disk_and_may_be_tried_again(tmp_path: Path) -> 
             sink.commit([result(0, bad)])
         assert caught.value.errno == errno.ENOSPC
         assert str(caught.value.filename).startswith(str(tmp_path))
-        assert sink.stored()[1].totals == Totals()
+        assert sink.stored()[1].totals == BatchTotals()
         database.execute("PRAGMA max_page_count = 100000")
         sink.commit([result(0, bad)])
-        assert sink.stored()[1].totals == Totals(units=1, bad=10)
+        assert sink.stored()[1].totals == BatchTotals(units=1, bad=10)

@@ -14,9 +14,9 @@ from pyarrow import parquet
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
 from services.batch.base import SinkRequest
-from services.batch.engine import Event, Phase
+from services.batch.engine import BatchEvent, BatchPhase
 from services.batch.folder import FolderSink
-from services.batch.job import Control, Wanted
+from services.batch.job import BatchConfig, RunControl
 from services.batch.sinks.parquet import open_sink
 from tests.support import tables
 from tests.support.bundles import expected, make_bundle
@@ -33,7 +33,7 @@ def test_each_row_is_answered_once_beside_what_is_kept(
 ) -> None:
     first = tables.write_rows(tmp_path / "in" / "a.parquet", 2300)
     second = tables.write_rows(tmp_path / "in" / "b.parquet", 1200, first=2300)
-    events: list[Event] = []
+    events: list[BatchEvent] = []
     report = tables.score(bundle, tmp_path / "in", sink_at(tmp_path / "out"), events=events)
     found = tables.answers(tmp_path / "out")
     assert found["id"].to_pylist() == list(range(3500))
@@ -45,8 +45,8 @@ def test_each_row_is_answered_once_beside_what_is_kept(
     assert (report.totals.rows, report.totals.bad, report.rows) == (3500, 0, 3500)
     assert (tmp_path / "out" / "_SUCCESS").is_file()
     assert json.loads((tmp_path / "out" / "_mlctl" / "summary.json").read_text())["rows"] == 3500
-    assert events[0].phase == Phase.STARTED
-    assert events[-1].phase == Phase.FINISHED
+    assert events[0].phase == BatchPhase.STARTED
+    assert events[-1].phase == BatchPhase.FINISHED
     assert [event.totals.seen for event in events] == sorted(e.totals.seen for e in events)
 
 
@@ -64,7 +64,7 @@ def test_a_finished_job_is_left_as_it_is(bundle: VerifiedBundle, tmp_path: Path)
     tables.write_rows(tmp_path / "in.parquet", 1500)
     tables.score(bundle, tmp_path / "in.parquet", sink_at(tmp_path / "out"))
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("part-*")}
-    events: list[Event] = []
+    events: list[BatchEvent] = []
     report = tables.score(bundle, tmp_path / "in.parquet", sink_at(tmp_path / "out"), events=events)
     assert (report.rows, report.totals.rows, events) == (0, 1500, [])
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("part-*")}
@@ -74,8 +74,8 @@ def test_a_stopped_job_goes_on_where_it_was(bundle: VerifiedBundle, tmp_path: Pa
     tables.write_rows(tmp_path / "in.parquet", 20_000)
     stop = threading.Event()
 
-    def stop_early(event: Event) -> None:
-        if event.phase == Phase.COMMITTED:
+    def stop_early(event: BatchEvent) -> None:
+        if event.phase == BatchPhase.COMMITTED:
             stop.set()
 
     with pytest.raises(MlctlError, match="all of them committed") as caught:
@@ -83,7 +83,7 @@ def test_a_stopped_job_goes_on_where_it_was(bundle: VerifiedBundle, tmp_path: Pa
             bundle,
             tmp_path / "in.parquet",
             sink_at(tmp_path / "out", 500),
-            control=Control(watch=stop_early, stop=stop),
+            control=RunControl(watch=stop_early, stop=stop),
         )
     assert caught.value.code is ErrorCode.INTERRUPTED
     part = tables.answers(tmp_path / "out").num_rows
@@ -100,7 +100,7 @@ def test_another_job_is_refused_with_what_changed(bundle: VerifiedBundle, tmp_pa
     other = make_bundle(tmp_path / "other", scale=3.0)
     with pytest.raises(MlctlError, match=f"model digest was {bundle.digest}, is {other.digest}"):
         tables.score(other, tmp_path / "in.parquet", sink_at(tmp_path / "out"))
-    changed = Wanted(keep=("id",), filter="id < 10", unit_rows=500)
+    changed = BatchConfig(keep=("id",), filter="id < 10", unit_rows=500)
     with pytest.raises(MlctlError, match="filter was null, is") as caught:
         tables.score(bundle, tmp_path / "in.parquet", sink_at(tmp_path / "out"), wanted=changed)
     assert caught.value.code is ErrorCode.JOB_CHANGED
@@ -114,7 +114,7 @@ def test_another_job_is_refused_with_what_changed(bundle: VerifiedBundle, tmp_pa
 
 def test_the_filter_leaves_rows_out_and_counts_them(bundle: VerifiedBundle, tmp_path: Path) -> None:
     tables.write_rows(tmp_path / "in.parquet", 1000)
-    wanted = Wanted(keep=("id",), filter="id >= 100 and id < 900", unit_rows=300)
+    wanted = BatchConfig(keep=("id",), filter="id >= 100 and id < 900", unit_rows=300)
     report = tables.score(bundle, tmp_path / "in.parquet", sink_at(tmp_path / "out"), wanted=wanted)
     assert tables.answers(tmp_path / "out")["id"].to_pylist() == list(range(100, 900))
     assert (report.totals.rows, report.totals.skipped) == (800, 200)
@@ -173,7 +173,7 @@ def test_parquet__null_list_of_fixed_size__is_a_bad_row(
         }
     )
     parquet.write_table(rows, tmp_path / "in.parquet", row_group_size=300)
-    wanted = Wanted(keep=("id", "name", "text", "at"), unit_rows=130)
+    wanted = BatchConfig(keep=("id", "name", "text", "at"), unit_rows=130)
     sink = sink_at(tmp_path / "out")
     report = tables.score(bundle, tmp_path / "in.parquet", sink, wanted=wanted)
     lines = (tmp_path / "out" / "_mlctl" / "quarantine.jsonl").read_text().splitlines()
@@ -190,7 +190,7 @@ def test_too_many_bad_rows_stop_the_job(bundle: VerifiedBundle, tmp_path: Path) 
     x = tables.inputs(4000)
     x[1000:1100] = np.nan
     parquet.write_table(tables.table(x), tmp_path / "in.parquet")
-    wanted = Wanted(keep=("id",), unit_rows=500, forbid_nan=True)
+    wanted = BatchConfig(keep=("id",), unit_rows=500, forbid_nan=True)
     with pytest.raises(MlctlError, match="more than --max-errors 1%") as caught:
         tables.score(bundle, tmp_path / "in.parquet", sink_at(tmp_path / "out", 500), wanted=wanted)
     assert caught.value.code is ErrorCode.TOO_MANY_BAD_ROWS
@@ -208,7 +208,7 @@ def test_answers_that_are_not_finite_can_be_refused(bundle: VerifiedBundle, tmp_
     x = tables.inputs(600)
     x[[3, 599]] = np.inf
     parquet.write_table(tables.table(x), tmp_path / "in.parquet")
-    wanted = Wanted(keep=("id",), unit_rows=500, finite_outputs=True)
+    wanted = BatchConfig(keep=("id",), unit_rows=500, finite_outputs=True)
     report = tables.score(bundle, tmp_path / "in.parquet", sink_at(tmp_path / "out"), wanted=wanted)
     assert (report.totals.rows, report.totals.bad) == (598, 2)
     assert not {3, 599} & set(tables.answers(tmp_path / "out")["id"].to_pylist())
@@ -238,7 +238,7 @@ def test_parts_go_to_folders_of_their_keys(bundle: VerifiedBundle, tmp_path: Pat
     rows = tables.table(tables.inputs(900))
     keys = pa.array([["DE", "A T", None][index % 3] for index in range(900)])
     parquet.write_table(rows.append_column("land", keys), tmp_path / "in.parquet")
-    wanted = Wanted(keep=("id",), partition_by=("land",), unit_rows=500)
+    wanted = BatchConfig(keep=("id",), partition_by=("land",), unit_rows=500)
     tables.score(
         bundle,
         tmp_path / "in.parquet",

@@ -12,7 +12,7 @@ import pytest
 
 from bundle.verify import VerifiedBundle
 from services.batch.base import Chunk, SourceRequest, Unit, UnitResult
-from services.batch.job import Scoring, Wanted, make_job, make_recipe
+from services.batch.job import BatchConfig, Scoring, make_job, make_recipe
 from services.batch.pipeline_executor import PipelineExecutor
 from services.batch.sources import open_source
 from tests.support import tables
@@ -86,7 +86,7 @@ def test_the_steps_of_a_scorer_give_what_it_gives_in_one_go(
 ) -> None:
     tables.write_rows(tmp_path / "in.parquet", 3_000)
     source = open_source(SourceRequest(str(tmp_path / "in.parquet"), 500))
-    wanted = Wanted(keep=("id",))
+    wanted = BatchConfig(keep=("id",))
     recipe = make_recipe(bundle, source.schema, wanted)
     schema = make_job(bundle, source, recipe, wanted, "tiny").schema
     scorer = Scoring(bundle, recipe, schema).open()

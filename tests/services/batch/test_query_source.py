@@ -14,8 +14,8 @@ import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.base import SinkRequest, Source, SourceRequest
-from services.batch.engine import Event
-from services.batch.job import Control, Report, Wanted, local_executor, run_job
+from services.batch.engine import BatchEvent
+from services.batch.job import BatchConfig, BatchReport, RunControl, local_executor, run_job
 from services.batch.sinks import open_sink
 from services.batch.sources import open_source
 from tests.support import tables
@@ -136,17 +136,17 @@ def test_query_source__rows_moved_between_runs__job_ends_without_success(tmp_pat
     bundle, out = make_bundle(tmp_path / "tiny"), tmp_path / "out"
     location = f"sqlite://{tmp_path}/in.db?table=people&key=id"
 
-    def score(control: Control) -> Report:
+    def score(control: RunControl) -> BatchReport:
         sink = open_sink(SinkRequest(str(out)))
         sink.commit_rows = 10
-        wanted, source = Wanted(keep=("id",)), open_source(SourceRequest(location, 10))
+        wanted, source = BatchConfig(keep=("id",)), open_source(SourceRequest(location, 10))
         return run_job(bundle, "tiny", source, sink, wanted, local_executor(1), control)
 
-    def stop_after_ten_units(event: Event) -> None:
+    def stop_after_ten_units(event: BatchEvent) -> None:
         if event.totals.units == 10:
             stopped.stop.set()
 
-    stopped = Control(watch=stop_after_ten_units)
+    stopped = RunControl(watch=stop_after_ten_units)
     with pytest.raises(MlctlError, match="stopped after"):
         score(stopped)
     connection.execute("DELETE FROM people WHERE id = 10")
@@ -154,10 +154,10 @@ def test_query_source__rows_moved_between_runs__job_ends_without_success(tmp_pat
     connection.commit()
     connection.close()
     with pytest.raises(MlctlError, match="rows were added or removed") as caught:
-        score(Control())
+        score(RunControl())
     assert caught.value.code is ErrorCode.JOB_CHANGED
     assert not (out / "_SUCCESS").exists()
-    assert score(Control(restart=True)).totals.rows == 150
+    assert score(RunControl(restart=True)).totals.rows == 150
     assert tables.answers(out)["id"].to_pylist() == sorted({*range(0, 300, 2), 281} - {10})
 
 

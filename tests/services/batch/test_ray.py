@@ -22,10 +22,10 @@ from bundle.manifest import MODEL_NAME
 from bundle.verify import VerifiedBundle
 from services.batch.answers import result_schema
 from services.batch.base import Chunk, Sink, SinkRequest, Source, SourceRequest, Unit, UnitResult
-from services.batch.engine import Event, Phase
+from services.batch.engine import BatchEvent, BatchPhase
 from services.batch.executors import choose_executor, cluster
-from services.batch.executors.actor import Errand, Failure, ScoringActor, read_files
-from services.batch.job import Control, Report, Scoring, Wanted, make_recipe, run_job
+from services.batch.executors.actor import Failure, ScoringActor, WorkerSetup, read_files
+from services.batch.job import BatchConfig, BatchReport, RunControl, Scoring, make_recipe, run_job
 from services.batch.limits import ErrorLimit
 from services.batch.sinks.parquet import open_sink
 from services.batch.sources import open_source
@@ -39,7 +39,7 @@ from tests.support.wait import wait_until
 
 UNIT = 250
 ROWS = 12 * UNIT
-WANTED = Wanted(keep=("id",), unit_rows=UNIT)
+WANTED = BatchConfig(keep=("id",), unit_rows=UNIT)
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +59,9 @@ def score(
     model: Scorable,
     source: Source,
     out: Path,
-    control: Control | None = None,
+    control: RunControl | None = None,
     actors: int = 2,
-) -> Report:
+) -> BatchReport:
     return run_job(
         model,
         tables.reference(model),
@@ -69,7 +69,7 @@ def score(
         sink_at(out),
         WANTED,
         choose_executor("ray", None, None, actors),
-        control or Control(limit=ErrorLimit(count=10)),
+        control or RunControl(limit=ErrorLimit(count=10)),
     )
 
 
@@ -106,7 +106,7 @@ def write_wide(place: Path) -> None:
         csv.write_csv(wide, place)
 
 
-def check_as_local(model: Scorable, place: Path, report: Report, out: Path) -> None:
+def check_as_local(model: Scorable, place: Path, report: BatchReport, out: Path) -> None:
     """The answers and the bad rows in `out` are those of this process."""
     local = out.with_name("local")
     tables.score(model, place, sink_at(local), limit="10", wanted=WANTED)
@@ -143,13 +143,13 @@ def test_killing_actors_that_read_themselves_loses_and_doubles_nothing(
     write_wide(tmp_path / "in.parquet")
     killed: list[int] = []
 
-    def kill(event: Event) -> None:
-        if event.phase is Phase.COMMITTED and event.rows >= 3 * UNIT and not killed:
+    def kill(event: BatchEvent) -> None:
+        if event.phase is BatchPhase.COMMITTED and event.rows >= 3 * UNIT and not killed:
             for process in actors():
                 process.kill()
                 killed.append(process.pid)
 
-    control = Control(ErrorLimit(count=10), watch=kill)
+    control = RunControl(ErrorLimit(count=10), watch=kill)
     report = score(bundle, rows_at(tmp_path / "in.parquet"), tmp_path / "ray", control)
     # The second one may not have begun yet, on a busy machine.
     assert 1 <= len(killed) <= 2
@@ -163,14 +163,14 @@ def test_a_stopped_job_goes_on_where_it_was(bundle: VerifiedBundle, tmp_path: Pa
     tables.write_rows(tmp_path / "in.parquet", 16 * UNIT)
     stop = threading.Event()
 
-    def stop_early(event: Event) -> None:
-        if event.phase is Phase.COMMITTED:
+    def stop_early(event: BatchEvent) -> None:
+        if event.phase is BatchPhase.COMMITTED:
             stop.set()
 
     before = signal.getsignal(signal.SIGTERM)
     source = rows_at(tmp_path / "in.parquet")
     with pytest.raises(MlctlError) as caught:
-        score(bundle, source, tmp_path / "out", Control(watch=stop_early, stop=stop), actors=1)
+        score(bundle, source, tmp_path / "out", RunControl(watch=stop_early, stop=stop), actors=1)
     assert caught.value.code is ErrorCode.INTERRUPTED
     part = tables.answers(tmp_path / "out").num_rows
     assert 0 < part < 16 * UNIT
@@ -236,7 +236,7 @@ def test_a_unit_that_ends_its_actor_again_and_again_ends_the_job(
         sink_at(tmp_path / "out"),
         WANTED,
         choose_executor("local", 1, None, None),
-        Control(),
+        RunControl(),
     )
     assert (report.totals.rows, report.totals.bad) == (3 * UNIT, 0)
 
@@ -274,11 +274,11 @@ def test_what_actors_cannot_read_is_sent_and_too_many_bad_rows_are_told_from_the
     assert "cannot read in.parquet: this process reads it from now on" in told.getMessage()
 
 
-def errand(model: Scorable) -> Errand:
+def errand(model: Scorable) -> WorkerSetup:
     schema = tables.table(tables.inputs(1)).schema
     recipe = make_recipe(model, schema, WANTED)
     answers = result_schema(model.signature, schema, recipe.keep)
-    return Errand(Scoring(model, recipe, answers), read_files(model))
+    return WorkerSetup(Scoring(model, recipe, answers), read_files(model))
 
 
 def test_an_actor_opens_only_the_bundle_that_was_meant(tmp_path: Path) -> None:

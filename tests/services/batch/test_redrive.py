@@ -14,7 +14,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle, verify
 from services.batch.base import SinkRequest, UnitResult
 from services.batch.folder import FolderSink
-from services.batch.job import Control, Report, Wanted, local_executor
+from services.batch.job import BatchConfig, BatchReport, RunControl, local_executor
 from services.batch.redrive import Redriven, redrive
 from services.batch.sinks import open_sink as open_any
 from services.batch.sinks.parquet import open_sink
@@ -31,7 +31,7 @@ def sink_at(out: Path) -> FolderSink:
 
 def again(out: Path, bento: str | None = None) -> Redriven:
     return redrive(
-        sink_at(out), lambda name: verify(Path(name)), bento, local_executor(2), Control()
+        sink_at(out), lambda name: verify(Path(name)), bento, local_executor(2), RunControl()
     )
 
 
@@ -107,9 +107,9 @@ def test_a_job_that_was_not_complete_still_goes_on(bundle: VerifiedBundle, tmp_p
     x = tables.inputs(3000)
     x[1000:1100] = float("nan")
     parquet.write_table(tables.table(x), tmp_path / "in.parquet")
-    wanted = Wanted(keep=("id",), unit_rows=500, forbid_nan=True)
+    wanted = BatchConfig(keep=("id",), unit_rows=500, forbid_nan=True)
 
-    def run(limit: str) -> Report:
+    def run(limit: str) -> BatchReport:
         sink = sink_at(tmp_path / "out")
         sink.commit_rows = 500
         return tables.score(
@@ -160,7 +160,7 @@ def test_a_place_without_a_job_is_refused_and_nothing_is_made(
     other.close()
     sink = open_any(SinkRequest(place.format(tmp_path / "out")))
     with pytest.raises(MlctlError, match="no batch job") as caught:
-        redrive(sink, lambda name: verify(Path(name)), None, local_executor(1), Control())
+        redrive(sink, lambda name: verify(Path(name)), None, local_executor(1), RunControl())
     assert caught.value.code is ErrorCode.NOT_FOUND
     found = [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")]
     assert sorted(found) == ["out", "out/other.db"]
@@ -170,7 +170,7 @@ def test_special_values_survive_the_quarantine(bundle: VerifiedBundle, tmp_path:
     x = tables.inputs(200)
     x[3] = [float("nan"), float("inf"), -1.5, 0.0]
     parquet.write_table(tables.table(x), tmp_path / "in.parquet")
-    wanted = Wanted(keep=("id",), unit_rows=100, forbid_nan=True)
+    wanted = BatchConfig(keep=("id",), unit_rows=100, forbid_nan=True)
     tables.score(bundle, tmp_path / "in.parquet", sink_at(tmp_path / "out"), wanted=wanted)
     with sink_at(tmp_path / "out") as sink:
         sink.stored()
@@ -185,7 +185,7 @@ def test_rows_that_pass_go_to_the_folder_of_their_key(tmp_path: Path) -> None:
     lands = ["DE" if row % 2 else "AT" for row in range(200)]
     table = pa.table({"id": range(200), "text": texts, "land": lands})
     parquet.write_table(table, tmp_path / "in.parquet")
-    wanted = Wanted(keep=("id",), partition_by=("land",), unit_rows=50)
+    wanted = BatchConfig(keep=("id",), partition_by=("land",), unit_rows=50)
     tables.score(bundle, tmp_path / "in.parquet", sink_at(tmp_path / "out"), wanted=wanted)
     assert again(tmp_path / "out", str(lenient(tmp_path / "new").root)).passed == 1
     found = parquet.read_table(tmp_path / "out", partitioning="hive").to_pylist()

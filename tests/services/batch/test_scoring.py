@@ -17,7 +17,7 @@ from bundle.verify import VerifiedBundle
 from services.batch.answers import result_schema
 from services.batch.base import BadRow, Chunk, Unit
 from services.batch.filters import Filter
-from services.batch.scoring import Recipe, UnitScorer
+from services.batch.scoring import ScoringPlan, UnitScorer
 from services.runtime.scorer import Scorer
 from services.runtime.tabular.input_columns import find_feeds
 from tests.support.sessions import FunctionSession
@@ -33,7 +33,7 @@ def scorer_of(manifest: Manifest, outputs: tuple[TensorSpec, ...], function: Any
     signature = Signature(inputs=(spec("x", Datatype.FP32),), outputs=outputs)
     manifest = manifest.model_copy(update={"signature": signature})
     scorer = Scorer(manifest, "d" * 64, FunctionSession(function))
-    recipe = Recipe(find_feeds(SOURCE, signature, {}), ("id",))
+    recipe = ScoringPlan(find_feeds(SOURCE, signature, {}), ("id",))
     schema = result_schema(signature, SOURCE, ("id",))
     return UnitScorer(scorer, recipe, schema, clock=ManualClock(1_700_000_000.5))
 
@@ -117,7 +117,7 @@ def test_a_defect_of_ours_is_no_rows_fault(bundle: VerifiedBundle) -> None:
 
 def test_rows_keep_their_numbers_behind_a_filter(bundle: VerifiedBundle) -> None:
     scorer = scorer_of(bundle.manifest, (spec("y", Datatype.FP32),), lambda f: {"y": f["x"]})
-    recipe = Recipe(scorer.recipe.feeds, ("id",), Filter("id >= 2"))
+    recipe = ScoringPlan(scorer.recipe.feeds, ("id",), Filter("id >= 2"))
     result = UnitScorer(scorer.scorer, recipe, scorer.schema).score(
         chunk([1.0, 2.0, None, 4.0], start=50)
     )

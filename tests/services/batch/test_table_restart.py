@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bundle.errors import MlctlError
-from services.batch.base import Totals
+from services.batch.base import BatchTotals
 from services.batch.databases.sink import DatabaseSink
 from tests.services.batch.conftest import Place
 from tests.support.table_jobs import JOB, query, result, sink_at
@@ -23,7 +23,7 @@ def test_table__restart__keeps_the_rows_of_others(place: Place, key: str) -> Non
     query(location, "INSERT INTO $T (id) VALUES (1000), (1001)")
     query(location, "INSERT INTO $T (id, mlctl_digest) VALUES (1002, 'abc')")
     with sink_at(location) as sink:
-        assert sink.begin(JOB, restart=True).totals == Totals()
+        assert sink.begin(JOB, restart=True).totals == BatchTotals()
         assert query_ids(sink) == [1000, 1001, 1002]
         sink.commit([result(1)])
     assert sorted(query(location, "SELECT id FROM $T")) == [

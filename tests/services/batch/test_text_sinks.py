@@ -13,7 +13,7 @@ from pyarrow import parquet
 
 from bundle.verify import verify
 from services.batch.base import Job, SinkRequest, Unit, UnitResult
-from services.batch.job import Wanted
+from services.batch.job import BatchConfig
 from services.batch.sinks import form_at, open_sink
 from tests.support import tables
 from tests.support.bundles import make_bundle
@@ -76,7 +76,7 @@ def test_partitions(tmp_path: Path, form: str) -> None:
 def test_a_folder_without_answers_keeps_its_form(tmp_path: Path, form: str) -> None:
     bundle = make_bundle(tmp_path / "tiny")
     tables.write_rows(tmp_path / "in.parquet", 10)
-    wanted = Wanted(keep=("id",), format=form, filter="id < 0")
+    wanted = BatchConfig(keep=("id",), format=form, filter="id < 0")
     sink = open_sink(SinkRequest(str(tmp_path / "o"), {"format": form}))
     tables.score(bundle, tmp_path / "in.parquet", sink, wanted=wanted)
     assert not list((tmp_path / "o").glob("part-*"))
@@ -96,7 +96,7 @@ def test_the_same_rows_have_the_same_answers_in_each_form(tmp_path: Path, form: 
         head = "id,x_0,x_1,x_2,x_3\n"
         text = head + "".join(f"{r['id']},{','.join(map(str, r['x']))}\n" for r in rows)
     (tmp_path / f"in.{form}").write_text(text)
-    wanted = Wanted(keep=("id",), unit_rows=100, format=form)
+    wanted = BatchConfig(keep=("id",), unit_rows=100, format=form)
     tables.score(
         bundle, tmp_path / "in.parquet", open_sink(SinkRequest(str(tmp_path / "p"))),
     )  # fmt: skip

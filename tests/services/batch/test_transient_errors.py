@@ -23,8 +23,8 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
 from services.batch.base import SinkRequest, SourceRequest
 from services.batch.databases import reading
-from services.batch.engine import Event, Phase
-from services.batch.job import Control, Wanted, local_executor, run_job
+from services.batch.engine import BatchEvent, BatchPhase
+from services.batch.job import BatchConfig, RunControl, local_executor, run_job
 from services.batch.sinks.parquet import open_sink
 from services.batch.sources import open_source
 from services.batch.transient_errors import is_away, refusal
@@ -109,11 +109,11 @@ def files(x: np.ndarray) -> Iterator[Files]:
 
 
 def score(
-    bundle: VerifiedBundle, request: SourceRequest, out: Path, control: Control
+    bundle: VerifiedBundle, request: SourceRequest, out: Path, control: RunControl
 ) -> dict[int, np.ndarray]:
     sink = open_sink(SinkRequest(str(out)))
     sink.commit_rows = 500
-    wanted = Wanted(keep=("id",), unit_rows=request.unit_rows)
+    wanted = BatchConfig(keep=("id",), unit_rows=request.unit_rows)
     report = run_job(bundle, "tag", open_source(request), sink, wanted, local_executor(2), control)
     found = tables.answers(out)
     assert found["id"].to_pylist() == list(range(report.totals.rows))
@@ -123,17 +123,17 @@ def score(
 def test_a_server_that_fails_for_a_moment_is_read_on(
     bundle: VerifiedBundle, files: Files, x: np.ndarray, tmp_path: Path
 ) -> None:
-    events: list[Event] = []
+    events: list[BatchEvent] = []
 
-    def watch(event: Event) -> None:
+    def watch(event: BatchEvent) -> None:
         events.append(event)
-        if event.phase is Phase.STARTED:
+        if event.phase is BatchPhase.STARTED:
             files.failures = 1
 
     request = SourceRequest(f"{files.url}/rows.jsonl", 1000)
-    found = score(bundle, request, tmp_path / "out", Control(watch=watch))
+    found = score(bundle, request, tmp_path / "out", RunControl(watch=watch))
     np.testing.assert_allclose(np.stack(list(found.values())), expected(x), rtol=1e-4, atol=1e-5)
-    (paused,) = [event for event in events if event.phase is Phase.PAUSED]
+    (paused,) = [event for event in events if event.phase is BatchPhase.PAUSED]
     assert "rows.jsonl cannot be reached: HTTP status 503; trying again in 1 s" in paused.detail
     # What came before is committed before the wait.
     assert 0 < paused.totals.rows < _ROWS
@@ -144,16 +144,16 @@ def test_a_file_that_changed_while_it_was_away_is_told(
 ) -> None:
     files.cut = True
 
-    def watch(event: Event) -> None:
-        if event.phase is Phase.STARTED:
+    def watch(event: BatchEvent) -> None:
+        if event.phase is BatchPhase.STARTED:
             files.failures = 1
-        if event.phase is Phase.PAUSED:
+        if event.phase is BatchPhase.PAUSED:
             assert "ClientPayloadError" in event.detail
             files.content += b" "
 
     request = SourceRequest(f"{files.url}/rows.jsonl", 1000)
     with pytest.raises(MlctlError, match="changed since the start") as caught:
-        score(bundle, request, tmp_path / "out", Control(watch=watch))
+        score(bundle, request, tmp_path / "out", RunControl(watch=watch))
     assert caught.value.code is ErrorCode.JOB_CHANGED
 
 
@@ -174,14 +174,14 @@ def test_a_lost_session_of_postgresql_is_read_on(
     bundle: VerifiedBundle, server: PostgresServer, x: np.ndarray, tmp_path: Path
 ) -> None:
     rows = [(row, values) for row, values in enumerate(x[:5000].tolist())]
-    events: list[Event] = []
+    events: list[BatchEvent] = []
     with psycopg.connect(server.url, autocommit=True) as db:
         db.execute("DROP TABLE IF EXISTS away")
         db.execute("CREATE TABLE away (id INTEGER, x REAL[])")
         db.cursor().executemany("INSERT INTO away VALUES (%s, %s)", rows)
 
-        def watch(event: Event) -> None:
-            if event.phase is Phase.COMMITTED and events[-1].phase is Phase.STARTED:
+        def watch(event: BatchEvent) -> None:
+            if event.phase is BatchPhase.COMMITTED and events[-1].phase is BatchPhase.STARTED:
                 ended = db.execute(
                     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
                     "WHERE application_name = 'mlctl batch'"
@@ -190,11 +190,11 @@ def test_a_lost_session_of_postgresql_is_read_on(
             events.append(event)
 
         request = SourceRequest(f"{server.url}&table=away&key=id", 100)
-        found = score(bundle, request, tmp_path / "out", Control(watch=watch))
+        found = score(bundle, request, tmp_path / "out", RunControl(watch=watch))
     np.testing.assert_allclose(
         np.stack(list(found.values())), expected(x[:5000]), rtol=1e-4, atol=1e-5
     )
-    (paused,) = [event for event in events if event.phase is Phase.PAUSED]
+    (paused,) = [event for event in events if event.phase is BatchPhase.PAUSED]
     assert "cannot be reached" in paused.detail
     assert "geheim" not in paused.detail
 

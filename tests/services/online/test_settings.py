@@ -5,7 +5,7 @@ import pytest
 from bundle.errors import ErrorCode, MlctlError
 from services.online.settings import load_settings
 from services.runtime.tensorrt.options import EngineOptions
-from services.runtime.tensorrt.profile import Range
+from services.runtime.tensorrt.profile import SizeRange
 
 
 def test_defaults_are_safe(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +47,7 @@ def test_an_engines_options_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLCTL_TRT_BUILD_TIMEOUT_S", "90")
     engine = load_settings().engine
     assert engine.workspace_bytes == 512 << 20
-    assert engine.lengths == Range(1, 64, 256)
+    assert engine.lengths == SizeRange(1, 64, 256)
     assert engine.build_timeout_s == 90.0
 
 

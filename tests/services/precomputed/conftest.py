@@ -20,10 +20,10 @@ from bundle.verify import VerifiedBundle
 from services.online.grpc.server import GrpcServer
 from services.online.http.app import V2App
 from services.online.http.connection.protocol import lean_protocol
-from services.online.http.inference import Inference
-from services.online.models.served_model import ModelHost
-from services.online.settings import Settings
-from services.precomputed.base import Commit, Row
+from services.online.http.inference import InferHandler
+from services.online.models.served_model import ServedModel
+from services.online.settings import ServerSettings
+from services.precomputed.base import GenerationCommit, PrecomputedRow
 from services.precomputed.rows import RowCodec
 from services.precomputed.store_urls import open_store
 from services.protocol.messages import SERVICE, methods
@@ -65,8 +65,8 @@ class Bench:
         number = store.create(digest or self.bundle.digest, at, "me")
         y = np.array([[value] * 4 for value in answers.values()], np.float32)
         payloads = codec.encode({"y": y})
-        rows = [Row(key, at, p) for key, p in zip(answers, payloads, strict=True)]
-        store.commit(number, "me", Commit(rows))
+        rows = [PrecomputedRow(key, at, p) for key, p in zip(answers, payloads, strict=True)]
+        store.commit(number, "me", GenerationCommit(rows))
         store.seal(number, "me")
         store.flip(number, at)
         store.close()
@@ -78,7 +78,7 @@ class Bench:
 
     def run(
         self,
-        use: Callable[[Ask, ModelHost], Awaitable[None]],
+        use: Callable[[Ask, ServedModel], Awaitable[None]],
         door: str = "http",
         bundle: VerifiedBundle | None = None,
         **settings: Any,
@@ -88,7 +88,9 @@ class Bench:
         self.registry = CollectorRegistry()
 
         async def main() -> None:
-            host = ModelHost(bundle or self.bundle, Settings(**given), registry=self.registry)
+            host = ServedModel(
+                bundle or self.bundle, ServerSettings(**given), registry=self.registry
+            )
             await host.start()
             if door == "grpc":
                 await _over_grpc(host, use)
@@ -100,9 +102,9 @@ class Bench:
 
 
 @asynccontextmanager
-async def served(host: ModelHost) -> AsyncIterator[httpx.AsyncClient]:
+async def served(host: ServedModel) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a server of `host`."""
-    inference = Inference(host)
+    inference = InferHandler(host)
     async with (
         listening(V2App(host, inference), lean_protocol(inference)) as server,
         httpx.AsyncClient(base_url=server.url, timeout=30) as client,
@@ -110,7 +112,7 @@ async def served(host: ModelHost) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-async def _over_http(host: ModelHost, use: Any) -> None:
+async def _over_http(host: ServedModel, use: Any) -> None:
     async with served(host) as client:
 
         async def ask(keys: Any = None, x: Any = None) -> Said:
@@ -131,7 +133,7 @@ async def _over_http(host: ModelHost, use: Any) -> None:
         await use(ask, host)
 
 
-async def _over_grpc(host: ModelHost, use: Any) -> None:
+async def _over_grpc(host: ServedModel, use: Any) -> None:
     server = GrpcServer(host, "127.0.0.1", 0)
     await server.start()
     method = methods()["ModelInfer"]

@@ -11,8 +11,8 @@ import redis
 
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.base import SinkRequest
-from services.batch.engine import Event, Phase
-from services.batch.job import Control, Report, Wanted
+from services.batch.engine import BatchEvent, BatchPhase
+from services.batch.job import BatchConfig, BatchReport, RunControl
 from services.batch.sinks import open_sink
 from services.precomputed.store_urls import open_store
 from tests.services.precomputed.conftest import NAME, Bench
@@ -48,11 +48,11 @@ class Jobs:
         rows: Path,
         after: Callable[[int], None] = lambda _units: None,
         **options: str,
-    ) -> Report:
+    ) -> BatchReport:
         """Run the job over `rows` on `machine`; call `after` after each unit's commit."""
 
-        def watch(event: Event) -> None:
-            if event.phase is Phase.COMMITTED:
+        def watch(event: BatchEvent) -> None:
+            if event.phase is BatchPhase.COMMITTED:
                 after(event.totals.units)
 
         with pytest.MonkeyPatch.context() as environment:
@@ -60,8 +60,8 @@ class Jobs:
             environment.setenv("MLCTL_HYBRID_STORE", self.place)
             sink = open_sink(SinkRequest(f"hybrid://{NAME}", options))
         sink.commit_rows = UNIT
-        control = Control(watch=watch)
-        wanted = Wanted(keep=("id",), unit_rows=UNIT)
+        control = RunControl(watch=watch)
+        wanted = BatchConfig(keep=("id",), unit_rows=UNIT)
         return tables.score(
             self.bench.bundle, rows, sink, threads=1, control=control, wanted=wanted
         )

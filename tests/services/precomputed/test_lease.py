@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services.precomputed.base import Store, StoreError
+from services.precomputed.base import PrecomputedStore, StoreError
 from services.precomputed.lease import Lease
 from services.precomputed.redis_store import RedisStore
 from services.precomputed.sqlite import SqliteStore
@@ -62,7 +62,7 @@ def test_claim__lease_of_another_owner__only_after_it_has_run_out(
         _check_claims(RedisStore("a", server.url), RedisStore("a", server.url, lease=0.2))
 
 
-def _check_claims(lasting: Store, short: Store) -> None:
+def _check_claims(lasting: PrecomputedStore, short: PrecomputedStore) -> None:
     number = lasting.create("blue", 1.0, "a")
     assert not short.claim(number, "b")
     assert short.claim(number, "a")

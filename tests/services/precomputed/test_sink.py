@@ -11,18 +11,18 @@ from pyarrow import parquet
 
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.base import SinkRequest
-from services.batch.job import Control, Wanted, local_executor
+from services.batch.job import BatchConfig, RunControl, local_executor
 from services.batch.limits import ErrorLimit
 from services.batch.redrive import redrive
 from services.batch.sinks import open_sink
-from services.online.models.served_model import ModelHost
+from services.online.models.served_model import ServedModel
 from services.precomputed.store_urls import open_store
 from tests.services.precomputed.conftest import NAME, Ask, Bench
 from tests.support import tables
 from tests.support.bundles import expected, make_bundle
 from tests.support.transforms import make_text_bundle
 
-BY_ID = Wanted(keep=("id",), unit_rows=100)
+BY_ID = BatchConfig(keep=("id",), unit_rows=100)
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +43,7 @@ def test_a_batch_is_served_as_the_model_would_answer_and_a_rerun_does_nothing(
     assert score(bench, tmp_path / "in.parquet") == 450
     assert score(bench, tmp_path / "in.parquet") == 0
 
-    async def use(ask: Ask, _host: ModelHost) -> None:
+    async def use(ask: Ask, _host: ServedModel) -> None:
         answer = await ask([3, 449, 0])
         np.testing.assert_allclose(answer.y, expected(x[[3, 449, 0]]), rtol=1e-6)
         online = await ask(None, x[3:4].tolist())
@@ -90,7 +90,7 @@ def test_bad_rows_are_left_to_the_model_until_they_are_redriven(
     tables.score(bundle, tmp_path / "in.parquet", sink, wanted=BY_ID, limit="1")
     assert [g.rows for g in bench.store().generations()] == [2]
     again = open_sink(SinkRequest(f"hybrid://{NAME}"))
-    control = Control(limit=ErrorLimit.parse("1"))
+    control = RunControl(limit=ErrorLimit.parse("1"))
     done = redrive(again, lambda _name: bundle, None, local_executor(1), control)
     assert (done.passed, done.left) == (0, 1)
 
@@ -102,7 +102,7 @@ def test_a_job_that_cannot_be_stored_is_refused_before_it_scores(
     for options, keep in (({}, ()), ({"key": "other"}, ("id",)), ({"key": "x"}, ("id", "x"))):
         sink = open_sink(SinkRequest(f"hybrid://{NAME}", options))
         with pytest.raises(MlctlError) as caught:
-            tables.score(bench.bundle, tmp_path / "in.parquet", sink, wanted=Wanted(keep=keep))
+            tables.score(bench.bundle, tmp_path / "in.parquet", sink, wanted=BatchConfig(keep=keep))
         assert caught.value.code is ErrorCode.INVALID_INPUT
     for location, option in (("hybrid://../x", {}), (f"hybrid://{NAME}", {"flip": "maybe"})):
         with pytest.raises(MlctlError):

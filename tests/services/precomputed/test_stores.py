@@ -13,10 +13,10 @@ import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.base import SinkRequest
-from services.batch.job import Wanted
+from services.batch.job import BatchConfig
 from services.batch.sinks import open_sink
-from services.online.models.served_model import ModelHost
-from services.precomputed.base import Commit, Row, Store
+from services.online.models.served_model import ServedModel
+from services.precomputed.base import GenerationCommit, PrecomputedRow, PrecomputedStore
 from services.precomputed.store_urls import list_names, open_store
 from tests.services.precomputed.conftest import NAME, Ask, Bench
 from tests.services.precomputed.servers import redis_server
@@ -47,7 +47,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def store(place: str, name: str) -> Iterator[Store]:
+def store(place: str, name: str) -> Iterator[PrecomputedStore]:
     opened = open_store(name, place)
     yield opened
     opened.close()
@@ -55,13 +55,21 @@ def store(place: str, name: str) -> Iterator[Store]:
 
 @pytest.mark.parametrize("place", PLACES, indirect=True)
 def test_a_generation_is_seen_when_it_is_flipped_and_not_before(
-    store: Store, name: str, place: str
+    store: PrecomputedStore, name: str, place: str
 ) -> None:
     reader = store.reader("blue", 5.0)
     assert reader.get(["a"]) == [None]
     first = store.create("blue", 100.0, "me")
-    store.commit(first, "me", Commit([Row("a", 1.5, b"\x00\xff"), Row("b", 2.0, b"")]))
-    store.commit(first, "me", Commit([Row("b", 3.0, b"again"), Row("\u00e9", 4.0, b"x")]))
+    store.commit(
+        first,
+        "me",
+        GenerationCommit([PrecomputedRow("a", 1.5, b"\x00\xff"), PrecomputedRow("b", 2.0, b"")]),
+    )
+    store.commit(
+        first,
+        "me",
+        GenerationCommit([PrecomputedRow("b", 3.0, b"again"), PrecomputedRow("\u00e9", 4.0, b"x")]),
+    )
     assert reader.get(["a"]) == [None]
     with pytest.raises(MlctlError) as caught:
         store.flip(first, 110.0)
@@ -69,8 +77,13 @@ def test_a_generation_is_seen_when_it_is_flipped_and_not_before(
     store.seal(first, "me")
     store.flip(first, 110.0)
     store.flip(first, 120.0)
-    row = Row("b", 3.0, b"again")
-    assert reader.get(["b", "none", "a", "b"]) == [row, None, Row("a", 1.5, b"\x00\xff"), row]
+    row = PrecomputedRow("b", 3.0, b"again")
+    assert reader.get(["b", "none", "a", "b"]) == [
+        row,
+        None,
+        PrecomputedRow("a", 1.5, b"\x00\xff"),
+        row,
+    ]
     other = store.reader("green", 5.0)
     assert other.get(["a", "\u00e9"]) == [None, None]
     other.close()
@@ -82,15 +95,15 @@ def test_a_generation_is_seen_when_it_is_flipped_and_not_before(
 
 
 @pytest.mark.parametrize("place", PLACES, indirect=True)
-def test_the_one_before_stays_and_older_ones_go(store: Store) -> None:
+def test_the_one_before_stays_and_older_ones_go(store: PrecomputedStore) -> None:
     numbers = [store.create("blue", float(each), "me") for each in range(4)]
     for number in numbers:
-        store.commit(number, "me", Commit([Row("a", float(number), b"")]))
+        store.commit(number, "me", GenerationCommit([PrecomputedRow("a", float(number), b"")]))
         store.seal(number, "me")
     reader = store.reader("blue", 5.0)
     for number in numbers[:3]:
         store.flip(number, 100.0 + number)
-        assert reader.get(["a"]) == [Row("a", float(number), b"")]
+        assert reader.get(["a"]) == [PrecomputedRow("a", float(number), b"")]
     states = [(each.number, each.live, each.previous) for each in store.generations()]
     assert states == [
         (numbers[1], False, True),
@@ -98,23 +111,25 @@ def test_the_one_before_stays_and_older_ones_go(store: Store) -> None:
         (numbers[3], False, False),
     ]
     store.flip(numbers[1], 200.0)
-    assert reader.get(["a"]) == [Row("a", float(numbers[1]), b"")]
+    assert reader.get(["a"]) == [PrecomputedRow("a", float(numbers[1]), b"")]
     store.drop(numbers[3])
     with pytest.raises(MlctlError, match="there is no generation"):
         store.flip(numbers[0], 1.0)
     with pytest.raises(MlctlError, match="no longer this job's"):
-        store.commit(numbers[3], "me", Commit([]))
+        store.commit(numbers[3], "me", GenerationCommit([]))
     reader.close()
 
 
 @pytest.mark.parametrize("place", PLACES, indirect=True)
-def test_commit__units_and_bad_rows__are_recorded_with_the_job(store: Store) -> None:
+def test_commit__units_and_bad_rows__are_recorded_with_the_job(store: PrecomputedStore) -> None:
     number = store.create("blue", 1.0, "me", "the job")
-    rows = [Row(str(key), 1.0, b"x") for key in range(8_000)]
+    rows = [PrecomputedRow(str(key), 1.0, b"x") for key in range(8_000)]
     bad = {f"u1/{row}": f"[{row}]" for row in range(4_000)}
-    store.commit(number, "me", Commit(rows, {"u1": "[8000, 0]"}, bad))
+    store.commit(number, "me", GenerationCommit(rows, {"u1": "[8000, 0]"}, bad))
     left = set(bad) - {"u1/0", "u1/3999"}
-    store.commit(number, "me", Commit([], {"u2": "[0, 1]"}, resolved=("u1/0", "u1/3999")), 1)
+    store.commit(
+        number, "me", GenerationCommit([], {"u2": "[0, 1]"}, resolved=("u1/0", "u1/3999")), 1
+    )
     found = store.record(number)
     assert found is not None
     assert (found.job, found.bad, found.intact) == ("the job", 3_998, True)
@@ -132,11 +147,14 @@ def test_commit__units_and_bad_rows__are_recorded_with_the_job(store: Store) -> 
 
 
 @pytest.mark.parametrize("place", PLACES, indirect=True)
-def test_upsert__adds_to_the_live_generation_or_creates_one(store: Store) -> None:
+def test_upsert__adds_to_the_live_generation_or_creates_one(store: PrecomputedStore) -> None:
     reader = store.reader("blue", 5.0)
-    store.upsert("blue", [Row("a", 1.0, b"1")])
-    store.upsert("blue", [Row("a", 2.0, b"2"), Row("b", 2.0, b"2")])
-    assert reader.get(["a", "b"]) == [Row("a", 2.0, b"2"), Row("b", 2.0, b"2")]
+    store.upsert("blue", [PrecomputedRow("a", 1.0, b"1")])
+    store.upsert("blue", [PrecomputedRow("a", 2.0, b"2"), PrecomputedRow("b", 2.0, b"2")])
+    assert reader.get(["a", "b"]) == [
+        PrecomputedRow("a", 2.0, b"2"),
+        PrecomputedRow("b", 2.0, b"2"),
+    ]
     assert [(each.rows, each.live, each.sealed) for each in store.generations()] == [
         (2, True, True)
     ]
@@ -151,9 +169,9 @@ def test_a_batch_into_a_shared_store_is_served_and_missed_without_it(
     monkeypatch.setenv("MLCTL_HOME", str(tmp_path / "home"))
     x = tables.write_rows(tmp_path / "in.parquet", 300)
     sink = open_sink(SinkRequest(f"hybrid://{name}"))
-    tables.score(bench.bundle, tmp_path / "in.parquet", sink, wanted=Wanted(keep=("id",)))
+    tables.score(bench.bundle, tmp_path / "in.parquet", sink, wanted=BatchConfig(keep=("id",)))
 
-    async def use(ask: Ask, _host: ModelHost) -> None:
+    async def use(ask: Ask, _host: ServedModel) -> None:
         answer = await ask([7, 299])
         assert answer.parameters["source"] == "precomputed"
         np.testing.assert_allclose(answer.y, expected(x[[7, 299]]), rtol=1e-6)
@@ -170,7 +188,7 @@ X = [[1.0, 2.0, 3.0, 4.0]]
 
 def fill(bench: Bench, place: str) -> None:
     store = open_store(NAME, place)
-    row = Row("a", time.time(), np.full(4, 7, "<f4").tobytes())
+    row = PrecomputedRow("a", time.time(), np.full(4, 7, "<f4").tobytes())
     store.upsert(bench.bundle.digest, [row])
     store.close()
 
@@ -185,7 +203,7 @@ async def until_found(ask: Ask) -> None:
 def test_a_redis_that_dies_and_comes_back_costs_only_its_answers(
     bench: Bench, tmp_path: Path
 ) -> None:
-    async def use(ask: Ask, _host: ModelHost) -> None:
+    async def use(ask: Ask, _host: ServedModel) -> None:
         assert (await ask("a", X)).y == [[7] * 4]
         database.kill()
         for _ in range(3):
@@ -203,12 +221,16 @@ def test_a_redis_that_dies_and_comes_back_costs_only_its_answers(
 def test_the_rows_of_one_request_are_of_one_generation_while_others_flip(tmp_path: Path) -> None:
     keys, place = [str(key) for key in range(20)], str(tmp_path)
     writer, reader = open_store(NAME, place), open_store(NAME, place).reader("blue", 5.0)
-    writer.upsert("blue", [Row(key, -1.0, b"") for key in keys])
+    writer.upsert("blue", [PrecomputedRow(key, -1.0, b"") for key in keys])
 
     def flip_often() -> None:
         for turn in range(40):
             number = writer.create("blue", float(turn), "me")
-            writer.commit(number, "me", Commit([Row(key, float(turn), b"") for key in keys]))
+            writer.commit(
+                number,
+                "me",
+                GenerationCommit([PrecomputedRow(key, float(turn), b"") for key in keys]),
+            )
             writer.seal(number, "me")
             writer.flip(number, float(turn))
         writer.close()

@@ -12,9 +12,9 @@ from prometheus_client import CollectorRegistry
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle
-from services.online.http.inference import Inference
-from services.online.models.served_model import ModelHost
-from services.online.settings import Settings
+from services.online.http.inference import InferHandler
+from services.online.models.served_model import ServedModel
+from services.online.settings import ServerSettings
 from services.protocol.codec import V2Codec
 from services.protocol.compression import deflate
 from services.protocol.jsonbody import parse_object
@@ -106,19 +106,19 @@ def test_a_heavy_body_is_decoded_apart_and_others_go_on(
     bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate, threads = threading.Event(), []
-    decode = Inference.decode
+    decode = InferHandler.decode
 
-    def slow(inference: Inference, head: Any, content: bytes) -> InferRequest:
+    def slow(inference: InferHandler, head: Any, content: bytes) -> InferRequest:
         threads.append(threading.current_thread().name)
         if len(threads) == 1:
             assert gate.wait(30)
         return decode(inference, head, content)
 
-    monkeypatch.setattr(Inference, "decode", slow)
+    monkeypatch.setattr(InferHandler, "decode", slow)
     heavy = body(dtype=Datatype.FP32, rows=4000, data=",".join(["1.0000"] * 16000))
 
     async def main() -> None:
-        host = ModelHost(bundle, Settings(), registry=CollectorRegistry())
+        host = ServedModel(bundle, ServerSettings(), registry=CollectorRegistry())
         await host.start()
         async with open_client(host) as client, asyncio.timeout(30):
             large = asyncio.ensure_future(client.post(INFER, content=heavy))

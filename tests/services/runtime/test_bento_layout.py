@@ -11,10 +11,10 @@ import pytest
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
 from services.online.server.service_bundle import find_bundles
-from services.online.settings import Settings
+from services.online.settings import ServerSettings
 from services.runtime.bento_layout import (
     MODELS_FILE,
-    Packed,
+    BentoContents,
     labelled_digest,
     model_folder,
     pack,
@@ -36,7 +36,7 @@ def source(pair: list[VerifiedBundle], tmp_path: Path) -> Path:
     return lay_out(pack(pair, "shop"), tmp_path / "src")
 
 
-def lay_out(packed: Packed, source: Path) -> Path:
+def lay_out(packed: BentoContents, source: Path) -> Path:
     for folder, bundle in packed.folders():
         shutil.copytree(bundle.root, source / folder)
     for name, text in packed.notes().items():
@@ -48,7 +48,7 @@ def test_one_model_keeps_its_digest_and_name(pair: list[VerifiedBundle], tmp_pat
     packed = pack(pair[:1])
     assert (packed.name, packed.digest) == ("two", pair[0].digest)
     source = lay_out(packed, tmp_path)
-    assert unpack(source) == find_bundles(Settings(bundle=None), source)
+    assert unpack(source) == find_bundles(ServerSettings(bundle=None), source)
     assert model_folder(source) == source / "model"
     assert labelled_digest(source, packed.digest) == packed.digest
 
@@ -56,7 +56,9 @@ def test_one_model_keeps_its_digest_and_name(pair: list[VerifiedBundle], tmp_pat
 def test_several_have_a_digest_of_their_own(pair: list[VerifiedBundle], source: Path) -> None:
     packed = unpack(source)
     assert [bundle.manifest.name for bundle in packed.bundles] == ["two", "one"]
-    assert packed.digest == pack(pair, "shop").digest == find_bundles(Settings(), source).digest
+    assert (
+        packed.digest == pack(pair, "shop").digest == find_bundles(ServerSettings(), source).digest
+    )
     others = [pack(pair[::-1], "shop"), pack(pair, "store")]
     assert len({packed.digest, *(other.digest for other in others)}) == 3
     assert model_folder(source) == source / "models" / "two"
@@ -114,7 +116,7 @@ def test_what_was_changed_is_refused(
 ) -> None:
     harm(source)
     with pytest.raises(MlctlError) as caught:
-        find_bundles(Settings(bundle=None), source)
+        find_bundles(ServerSettings(bundle=None), source)
     assert caught.value.code is code
 
 

@@ -18,7 +18,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import MODEL_NAME, Batching
 from bundle.tensors import Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle
-from services.online.settings import Settings
+from services.online.settings import ServerSettings
 from services.runtime.faults import RunError
 from services.runtime.graphs import GraphedSession, open_graphed
 from services.runtime.padding import RowPaddedSession
@@ -224,9 +224,9 @@ def test_scorer__on_cuda__pads_to_the_sizes_of_the_bundle_with_graphs_or_without
 ) -> None:
     asked = opened(monkeypatch, model)
     for settings, padded in (
-        (Settings(provider="cuda", cuda_graphs=True), True),
-        (Settings(provider="cuda"), True),
-        (Settings(provider="cuda", pad_rows=False), False),
+        (ServerSettings(provider="cuda", cuda_graphs=True), True),
+        (ServerSettings(provider="cuda"), True),
+        (ServerSettings(provider="cuda", pad_rows=False), False),
     ):
         scorer = Scorer.open(bundle, settings)
         assert isinstance(scorer._session, RowPaddedSession) is padded
@@ -235,7 +235,7 @@ def test_scorer__on_cuda__pads_to_the_sizes_of_the_bundle_with_graphs_or_without
 
 def test_scorer__graphs_on_another_provider__is_rejected(bundle: VerifiedBundle) -> None:
     with pytest.raises(MlctlError, match="is for the provider cuda, not for cpu") as caught:
-        Scorer.open(bundle, Settings(provider="cpu", cuda_graphs=True))
+        Scorer.open(bundle, ServerSettings(provider="cpu", cuda_graphs=True))
     assert caught.value.code is ErrorCode.INVALID_INPUT
 
 

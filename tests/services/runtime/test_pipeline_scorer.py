@@ -15,26 +15,33 @@ from pyarrow import parquet
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
 from services.batch.base import Sink, SinkRequest, SourceRequest
-from services.batch.job import Control, MakeExecutor, Report, Wanted, local_executor, run_job
+from services.batch.job import (
+    BatchConfig,
+    BatchReport,
+    MakeExecutor,
+    RunControl,
+    local_executor,
+    run_job,
+)
 from services.batch.limits import ErrorLimit
 from services.batch.redrive import redrive
 from services.batch.sinks.parquet import open_sink
 from services.batch.sources import open_source
-from services.runtime.bento_layout import Packed, pack
-from services.runtime.faults import ModelError, lacks_memory
+from services.runtime.bento_layout import BentoContents, pack
+from services.runtime.faults import ModelRunError, lacks_memory
 from services.runtime.pipeline_scorer import PipelineScorer, WholePipeline
 from services.runtime.scorable import find_model, find_scorable, open_scorable, unit_rows
-from services.stream.base import LinkRequest, Place
+from services.stream.base import LinkRequest, StreamUrl
 from services.stream.engine import RunSettings
 from services.stream.payloads import PayloadRequest
-from services.stream.run import Wanted as StreamWanted
+from services.stream.run import StreamConfig as StreamWanted
 from services.stream.run import dead_place, run_stream
 from tests.services.runtime.test_bento_layout import lay_out
 from tests.support import tables
 from tests.support.bundles import expected, make_bundle
 
 
-def pipeline(folder: Path, *, row_independent: bool = True) -> Packed:
+def pipeline(folder: Path, *, row_independent: bool = True) -> BentoContents:
     first = make_bundle(folder / "double", name="double", row_independent=row_independent)
     second = make_bundle(folder / "triple", name="triple", scale=3.0)
     return pack([first, second], "both", ["triple.x=double.y"])
@@ -147,20 +154,20 @@ def test_an_error_names_the_stage_and_keeps_its_kind(
     scorer = opened(whole)
 
     def fail(_: object) -> dict[str, np.ndarray]:
-        raise ModelError("it failed") from MemoryError("out of memory")
+        raise ModelRunError("it failed") from MemoryError("out of memory")
 
     monkeypatch.setattr(scorer._stages[1], "run", fail)
-    with pytest.raises(ModelError, match=r"^stage 'triple': it failed") as caught:
+    with pytest.raises(ModelRunError, match=r"^stage 'triple': it failed") as caught:
         scorer.run({"x": tables.inputs(1)})
     assert lacks_memory(caught.value)
 
 
 def _score(
     whole: WholePipeline, bento: Path, source: Path, sink: Sink, executor: MakeExecutor
-) -> Report:
-    asked = Wanted(keep=("id",), unit_rows=500, forbid_nan=True)
+) -> BatchReport:
+    asked = BatchConfig(keep=("id",), unit_rows=500, forbid_nan=True)
     rows = open_source(SourceRequest(str(source), asked.unit_rows))
-    control = Control(limit=ErrorLimit(count=5))
+    control = RunControl(limit=ErrorLimit(count=5))
     return run_job(whole, str(bento), rows, sink, asked, executor, control)
 
 
@@ -181,7 +188,7 @@ def test_a_batch_scores_each_row_once_and_again_from_quarantine(
     assert set(found["mlctl_digest"].to_pylist()) == {whole.digest}
     good = np.delete(x, 7, axis=0)
     np.testing.assert_allclose(tables.matrix(found["y"]), wanted(good), rtol=1e-4, atol=1e-4)
-    done = redrive(sink(), find_scorable, None, local_executor(1), Control())
+    done = redrive(sink(), find_scorable, None, local_executor(1), RunControl())
     assert (done.passed, done.left) == (0, 1)
 
 
@@ -189,8 +196,10 @@ def test_a_stream_answers_each_message(whole: WholePipeline, tmp_path: Path) -> 
     rows = tables.inputs(20)
     lines = (json.dumps({"x": row.tolist()}) for row in rows)
     (tmp_path / "in.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    source = Place.parse(f"file://{tmp_path}/in.jsonl")
-    link = LinkRequest(source, "g", Place.parse(f"file://{tmp_path}/out.jsonl"), dead_place(source))
+    source = StreamUrl.parse(f"file://{tmp_path}/in.jsonl")
+    link = LinkRequest(
+        source, "g", StreamUrl.parse(f"file://{tmp_path}/out.jsonl"), dead_place(source)
+    )
     asked = StreamWanted(link, PayloadRequest(), RunSettings(until_empty=True))
     report = run_stream(whole, asked, lambda _event: None, threading.Event())
     assert report.totals.messages == 20

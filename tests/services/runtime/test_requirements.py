@@ -9,7 +9,7 @@ import pytest
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
 from services.runtime import requirements
-from services.runtime.requirements import Flavour, check_installed, parse_requirements, pinned
+from services.runtime.requirements import RuntimeFlavor, check_installed, parse_requirements, pinned
 from services.runtime.transform import load_transform
 from tests.support.transforms import TOKENIZER, make_text_bundle
 
@@ -35,17 +35,17 @@ def test_every_requirement_is_pinned_and_must_be_here() -> None:
 def test_a_flavour_can_be_built_where_its_runtime_is_not(runtime: str) -> None:
     here = {**HERE, runtime: "1.31.1"}.get
 
-    def runtimes(flavour: Flavour | None) -> list[str]:
+    def runtimes(flavour: RuntimeFlavor | None) -> list[str]:
         return [pin for pin in pinned((), flavour, here) if pin.startswith(("onnxr", "tens"))]
 
     gpu = "onnxruntime-gpu[cuda,cudnn]==1.31.1"
     assert runtimes(None) == [f"{runtime}==1.31.1"]
-    assert runtimes(Flavour.CPU) == ["onnxruntime==1.31.1"]
-    assert runtimes(Flavour.GPU) == [gpu]
-    assert runtimes(Flavour.TRT)[0] == gpu
-    assert runtimes(Flavour.TRT)[1].startswith("tensorrt-cu13==10.")
+    assert runtimes(RuntimeFlavor.CPU) == ["onnxruntime==1.31.1"]
+    assert runtimes(RuntimeFlavor.GPU) == [gpu]
+    assert runtimes(RuntimeFlavor.TRT)[0] == gpu
+    assert runtimes(RuntimeFlavor.TRT)[1].startswith("tensorrt-cu13==10.")
     with pytest.raises(MlctlError, match="ONNX Runtime is not installed"):
-        pinned((), Flavour.GPU, HERE.get)
+        pinned((), RuntimeFlavor.GPU, HERE.get)
 
 
 def test_a_file_of_names_with_versions() -> None:

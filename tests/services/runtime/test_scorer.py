@@ -7,8 +7,8 @@ import pytest
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import GOLDEN_NAME, Axis, InputConstraints, Manifest
 from bundle.verify import VerifiedBundle
-from services.online.settings import Settings
-from services.runtime.faults import InputRejectedError, ModelError
+from services.online.settings import ServerSettings
+from services.runtime.faults import InputRejectedError, ModelRunError
 from services.runtime.padding import RowPaddedSession
 from services.runtime.scorer import Scorer
 from tests.support.bundles import LOOKUP_ROWS, expected, make_lookup_bundle
@@ -43,14 +43,14 @@ def good(count: int) -> dict[str, np.ndarray]:
 
 
 def test_opens_and_runs_a_bundle(bundle: VerifiedBundle) -> None:
-    scorer = Scorer.open(bundle, Settings())
+    scorer = Scorer.open(bundle, ServerSettings())
     assert scorer.digest == bundle.digest
     assert scorer.check({"x": rows(3)}) == 3
     np.testing.assert_allclose(scorer.run({"x": rows(3)})["y"], expected(rows(3)))
 
 
 def test_more_rows_than_a_batch_give_the_same_answers(bundle: VerifiedBundle) -> None:
-    scorer = Scorer.open(bundle, Settings())
+    scorer = Scorer.open(bundle, ServerSettings())
     x = rows(2 * scorer.max_rows + 1)
     np.testing.assert_allclose(scorer.run({"x": x})["y"], expected(x), rtol=1e-6)
 
@@ -96,7 +96,7 @@ def test_the_runtimes_words_stay_inside() -> None:
     with pytest.raises(MlctlError) as caught:
         two_inputs(secret).run(good(1))
     assert "srv" not in caught.value.message
-    assert isinstance(caught.value, ModelError)
+    assert isinstance(caught.value, ModelRunError)
     assert caught.value.__cause__ is not None
     assert caught.value.__cause__.__cause__ is secret
 
@@ -113,7 +113,7 @@ def test_a_defect_of_ours_is_not_the_models() -> None:
     with pytest.raises(MlctlError, match="could not be asked") as caught:
         scorer.run(good(1))
     assert caught.value.code is ErrorCode.INTERNAL
-    assert not isinstance(caught.value, ModelError)
+    assert not isinstance(caught.value, ModelRunError)
 
 
 def test_bf16_is_refused_at_load(bundle: VerifiedBundle) -> None:
@@ -121,14 +121,14 @@ def test_bf16_is_refused_at_load(bundle: VerifiedBundle) -> None:
     document["signature"]["inputs"][0]["dtype"] = "BF16"
     odd = VerifiedBundle(bundle.root, Manifest.model_validate(document), bundle.digest)
     with pytest.raises(MlctlError, match="BF16") as caught:
-        Scorer.open(odd, Settings())
+        Scorer.open(odd, ServerSettings())
     assert caught.value.code is ErrorCode.UNSUPPORTED_MODEL
 
 
 def test_batches_are_of_the_bundles_sizes_where_that_is_asked_for(bundle: VerifiedBundle) -> None:
     rows = np.arange(20, dtype=np.float32).reshape(5, 4)
     for pad_rows in (None, True, False):
-        scorer = Scorer.open(bundle, Settings(pad_rows=pad_rows))
+        scorer = Scorer.open(bundle, ServerSettings(pad_rows=pad_rows))
         np.testing.assert_allclose(scorer.run({"x": rows})["y"], expected(rows))
         assert isinstance(scorer._session, RowPaddedSession) == (pad_rows is True)
 
@@ -148,7 +148,7 @@ def lookup(ids: list[int], weights: int) -> dict[str, np.ndarray]:
 def test_scorer__runtime_rejects_the_inputs__is_invalid_input(
     tmp_path: Path, inputs: dict[str, np.ndarray], message: str
 ) -> None:
-    scorer = Scorer.open(make_lookup_bundle(tmp_path / "b"), Settings())
+    scorer = Scorer.open(make_lookup_bundle(tmp_path / "b"), ServerSettings())
     with pytest.raises(MlctlError, match=message) as caught:
         scorer.run(inputs)
     assert caught.value.code is ErrorCode.INVALID_INPUT
@@ -160,7 +160,7 @@ def test_scorer__golden_row_is_rejected_as_well__is_the_models_fault(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     bundle = make_lookup_bundle(tmp_path / "b")
-    scorer = Scorer.open(bundle, Settings())
+    scorer = Scorer.open(bundle, ServerSettings())
 
     def broken(_inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         raise InputRejectedError("indices element out of data bounds")
@@ -170,7 +170,7 @@ def test_scorer__golden_row_is_rejected_as_well__is_the_models_fault(
         run = staticmethod(broken)
 
     scorer._session = Broken()
-    with pytest.raises(ModelError, match="failed on these inputs") as caught:
+    with pytest.raises(ModelRunError, match="failed on these inputs") as caught:
         scorer.run(lookup([1], 1))
     assert caught.value.code is ErrorCode.INTERNAL
     assert "does not answer a golden row" in caplog.text
@@ -178,18 +178,18 @@ def test_scorer__golden_row_is_rejected_as_well__is_the_models_fault(
 
 def test_scorer__golden_rows_unknown_or_gone__is_the_models_fault(tmp_path: Path) -> None:
     bundle = make_lookup_bundle(tmp_path / "b")
-    scorer = Scorer.open(bundle, Settings())
+    scorer = Scorer.open(bundle, ServerSettings())
     bundle.path(GOLDEN_NAME).unlink()
-    with pytest.raises(ModelError):
+    with pytest.raises(ModelRunError):
         scorer.run(lookup([99], 1))
-    with pytest.raises(ModelError):
+    with pytest.raises(ModelRunError):
         Scorer(bundle.manifest, bundle.digest, scorer._session).run(lookup([99], 1))
 
 
 def test_scorer__transform_makes_inputs_that_the_runtime_rejects__is_the_models_fault(
     tmp_path: Path,
 ) -> None:
-    scorer = Scorer.open(make_lookup_bundle(tmp_path / "b"), Settings())
+    scorer = Scorer.open(make_lookup_bundle(tmp_path / "b"), ServerSettings())
 
     class Doubling:
         yields = False
@@ -201,7 +201,7 @@ def test_scorer__transform_makes_inputs_that_the_runtime_rejects__is_the_models_
             return outputs
 
     scorer._transform = Doubling()  # type: ignore[assignment]
-    with pytest.raises(ModelError):
+    with pytest.raises(ModelRunError):
         scorer.run(lookup([9], 1))
 
 
@@ -210,7 +210,7 @@ def constrained(path: Path) -> Scorer:
     axes = tuple(Axis(input=name, axis=1) for name in ("ids", "weights"))
     ranges = {"ids": (-LOOKUP_ROWS, LOOKUP_ROWS - 1)}
     constraints = InputConstraints(ranges=ranges, equal_lengths=(axes,))
-    return Scorer.open(make_lookup_bundle(path, constraints=constraints), Settings())
+    return Scorer.open(make_lookup_bundle(path, constraints=constraints), ServerSettings())
 
 
 def test_scorer__constraints_broken__is_refused_before_the_model_runs(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
-from services.online.models.served_model import ModelHost
-from services.online.settings import Settings
+from services.online.models.served_model import ServedModel
+from services.online.settings import ServerSettings
 from services.protocol.priority import Priority
 from services.runtime.streaming import ROOM, AnswerStream
 from tests.services.online.http.test_app import REQUEST, Client, counted, open_client
@@ -25,7 +25,7 @@ from tests.support.streams import code_of, counting_row, make_stream_bundle
 
 STREAM = "/v2/models/tiny/infer_stream"
 ENDLESS = 1_000_000
-Use = Callable[[Client, ModelHost, ModuleType], Awaitable[None]]
+Use = Callable[[Client, ServedModel, ModuleType], Awaitable[None]]
 Ask = Callable[[Use], CollectorRegistry]
 
 
@@ -47,7 +47,7 @@ def ask(counting: VerifiedBundle, way: str) -> Ask:
         registry = CollectorRegistry()
 
         async def main() -> None:
-            host = ModelHost(counting, Settings(deadline_ms=20_000), registry=registry)
+            host = ServedModel(counting, ServerSettings(deadline_ms=20_000), registry=registry)
             await host.start()
             code = code_of(counting)
             for record in (code.made, code.closed, code.gates):
@@ -85,7 +85,7 @@ def step_data(document: dict[str, Any]) -> Any:
 
 
 def test_each_piece_is_an_event_and_the_last_one_says_so(ask: Ask) -> None:
-    async def use(client: Client, host: ModelHost, code: ModuleType) -> None:
+    async def use(client: Client, host: ServedModel, code: ModuleType) -> None:
         for path in (STREAM, f"/v2/models/tiny/versions/{host.digest}/generate_stream"):
             answer = await client.post(path, json=body(3, 3, id="mine"))
             assert answer.status_code == 200
@@ -109,7 +109,7 @@ def test_each_piece_is_an_event_and_the_last_one_says_so(ask: Ask) -> None:
 def test_the_header_or_the_body_names_its_lane(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     lanes: list[Priority] = []
 
-    async def use(client: Client, host: ModelHost, _code: ModuleType) -> None:
+    async def use(client: Client, host: ServedModel, _code: ModuleType) -> None:
         stream_of = host.stream
 
         def noted(inputs: Any, timeout: float | None, priority: Priority) -> AnswerStream:
@@ -127,7 +127,7 @@ def test_the_header_or_the_body_names_its_lane(ask: Ask, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("way", ["lean"])  # the application alone answers no infer requests
 def test_a_whole_answer_has_the_pieces_side_by_side(ask: Ask) -> None:
-    async def use(client: Client, _host: ModelHost, _code: ModuleType) -> None:
+    async def use(client: Client, _host: ServedModel, _code: ModuleType) -> None:
         answer = (await client.post("/v2/models/tiny/infer", json=body(3, 3))).json()
         assert step_data(answer) == ([2, 3], [0, 1, 2, 0, 1, 2])
         assert answer["outputs"][1]["data"] == [0, 0]  # does not grow: the last piece's
@@ -137,7 +137,7 @@ def test_a_whole_answer_has_the_pieces_side_by_side(ask: Ask) -> None:
 
 def test_a_model_that_does_not_yield_has_one_piece(bundle: VerifiedBundle, way: str) -> None:
     async def main() -> None:
-        host = ModelHost(bundle, Settings(), registry=CollectorRegistry())
+        host = ServedModel(bundle, ServerSettings(), registry=CollectorRegistry())
         await host.start()
         async with open_client(host, way) as client:
             answer = await client.post(STREAM, json=REQUEST)
@@ -160,7 +160,7 @@ def test_a_model_that_does_not_yield_has_one_piece(bundle: VerifiedBundle, way: 
 def test_what_fails_before_the_first_piece_has_its_status(
     ask: Ask, document: Any, status: int, code: str
 ) -> None:
-    async def use(client: Client, _host: ModelHost, _code: ModuleType) -> None:
+    async def use(client: Client, _host: ServedModel, _code: ModuleType) -> None:
         answer = await client.post(STREAM, json=document)
         assert (answer.status_code, answer.json()["code"]) == (status, code)
         assert (await client.get(STREAM)).status_code == 405
@@ -171,7 +171,7 @@ def test_what_fails_before_the_first_piece_has_its_status(
 def test_who_waits_to_send_a_body_is_refused_for_good(ask: Ask) -> None:
     """It may not send the body any more, for which its next request would be taken."""
 
-    async def use(client: Client, _host: ModelHost, _code: ModuleType) -> None:
+    async def use(client: Client, _host: ServedModel, _code: ModuleType) -> None:
         headers = {"Expect": "100-continue", "Content-Type": "text/html"}
         refused = await client.post(STREAM, content=b"{}", headers=headers)
         assert (refused.status_code, refused.headers["connection"]) == (415, "close")
@@ -180,7 +180,7 @@ def test_who_waits_to_send_a_body_is_refused_for_good(ask: Ask) -> None:
 
 
 def test_what_fails_later_is_an_event_and_tells_nothing_of_the_inside(ask: Ask) -> None:
-    async def use(client: Client, _host: ModelHost, code: ModuleType) -> None:
+    async def use(client: Client, _host: ServedModel, code: ModuleType) -> None:
         *pieces, (name, error) = events((await client.post(STREAM, json=body(100))).text)
         assert (len(pieces), name, error["code"]) == (70, "error", "internal")
         assert "secret" not in json.dumps(error)
@@ -191,7 +191,7 @@ def test_what_fails_later_is_an_event_and_tells_nothing_of_the_inside(ask: Ask) 
 
 @pytest.mark.parametrize("way", ["lean"])  # the other client reads all of it before it tells
 def test_a_client_that_leaves_ends_the_work(ask: Ask) -> None:
-    async def use(client: Client, host: ModelHost, code: ModuleType) -> None:
+    async def use(client: Client, host: ServedModel, code: ModuleType) -> None:
         gate = threading.Semaphore(5)
         code.gates.append(_Taking(gate))
         async with client.stream("POST", STREAM, json=body(60)) as answer:
@@ -222,7 +222,7 @@ class _Taking:
 
 @pytest.mark.parametrize("way", ["asgi"])
 def test_pieces_that_nobody_reads_are_not_made(ask: Ask) -> None:
-    async def use(_client: Client, host: ModelHost, code: ModuleType) -> None:
+    async def use(_client: Client, host: ServedModel, code: ModuleType) -> None:
         with_reader, without = host.stream(rows(60)), host.stream(rows(61))
         found = [piece.outputs["step"].item() async for piece in with_reader]
         assert found == list(range(60))
@@ -237,7 +237,7 @@ def test_pieces_that_nobody_reads_are_not_made(ask: Ask) -> None:
 
 @pytest.mark.parametrize("way", ["asgi"])
 def test_each_piece_has_the_deadline_and_a_stop_ends_the_rest(ask: Ask) -> None:
-    async def use(_client: Client, host: ModelHost, code: ModuleType) -> None:
+    async def use(_client: Client, host: ServedModel, code: ModuleType) -> None:
         unread = host.stream(rows(60), 0.05)
         await until(lambda: code.closed == [60])
         assert [(await anext(unread)).outputs["step"].item() for _ in range(ROOM)] == [0, 1]
@@ -257,7 +257,7 @@ def test_each_piece_has_the_deadline_and_a_stop_ends_the_rest(ask: Ask) -> None:
 
 def test_streams_are_limited_in_number(counting: VerifiedBundle) -> None:
     async def main() -> None:
-        host = ModelHost(counting, Settings(), registry=CollectorRegistry())
+        host = ServedModel(counting, ServerSettings(), registry=CollectorRegistry())
         await host.start()
         opened = [host.stream(rows(60)) for _ in range(64)]
         with pytest.raises(MlctlError, match="64 long requests are open") as caught:
@@ -274,7 +274,7 @@ def test_streams_are_limited_in_number(counting: VerifiedBundle) -> None:
 def test_a_proxy_sees_a_sign_of_life(ask: Ask, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.online.http.sse.HEARTBEAT_SECONDS", 0.02)
 
-    async def use(client: Client, _host: ModelHost, code: ModuleType) -> None:
+    async def use(client: Client, _host: ServedModel, code: ModuleType) -> None:
         gate = threading.Event()
         code.gates.append(gate)
         if way == "asgi":  # this client waits for all of the answer

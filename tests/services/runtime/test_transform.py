@@ -12,10 +12,10 @@ from bundle.clock import SystemClock
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle, verify
-from services.online.batching.executor import Answer, Batching
+from services.online.batching.executor import Answer, BatchExecutor
 from services.online.batching.scheduler import Limits
 from services.online.metrics.counts import BatchStats
-from services.online.settings import Settings
+from services.online.settings import ServerSettings
 from services.runtime.scorer import Scorer
 from services.runtime.transform import Transform, TransformError, load_module, load_transform
 from services.runtime.warmup import check_golden
@@ -43,7 +43,7 @@ def text_bundle(tmp_path_factory: pytest.TempPathFactory) -> VerifiedBundle:
 
 @pytest.fixture(scope="module")
 def scorer(text_bundle: VerifiedBundle) -> Scorer:
-    return Scorer.open(text_bundle, Settings())
+    return Scorer.open(text_bundle, ServerSettings())
 
 
 def vector_transform(folder: Path, body: str) -> Transform:
@@ -97,7 +97,7 @@ class _NoMeter:
 
 
 async def ask_together(scorer: Scorer, *requests: str) -> list[Answer | BaseException]:
-    batching = Batching(scorer, Limits(8, 100), SystemClock(), _NoMeter())
+    batching = BatchExecutor(scorer, Limits(8, 100), SystemClock(), _NoMeter())
     try:
         futures = [batching.submit(texts(request), 30.0) for request in requests]
         return await asyncio.gather(*futures, return_exceptions=True)
@@ -125,7 +125,7 @@ def test_a_defect_is_blamed_in_the_log_and_hidden_from_the_client(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken = TOKENIZER.replace("NUMBERS.get(word, len(WORDS) + 1)", "NUMBERS[word]")
-    defective = Scorer.open(make_text_bundle(tmp_path / "bundle", broken), Settings())
+    defective = Scorer.open(make_text_bundle(tmp_path / "bundle", broken), ServerSettings())
     with caplog.at_level(logging.ERROR, logger="mlctl"):
         (answer,) = asyncio.run(ask_together(defective, "secret"))
     assert isinstance(answer, MlctlError)
@@ -138,7 +138,7 @@ def test_a_defect_is_blamed_in_the_log_and_hidden_from_the_client(
 def test_loading_leaves_the_bundle_as_it_was_verified(tmp_path: Path) -> None:
     bundle = make_text_bundle(tmp_path / "bundle")
     before = list(sys.path)
-    Scorer.open(bundle, Settings()).run(texts("one"))
+    Scorer.open(bundle, ServerSettings()).run(texts("one"))
     assert verify(bundle.root).digest == bundle.digest
     assert sys.path == before
     assert "transform" not in sys.modules
@@ -157,7 +157,7 @@ def test_a_planted_bytecode_cache_is_not_run(tmp_path: Path) -> None:
 def test_two_bundles_in_one_process_keep_apart(tmp_path: Path) -> None:
     halves = make_text_bundle(tmp_path / "a")
     doubles = make_text_bundle(tmp_path / "b", TOKENIZER.replace("0.5", "2"))
-    first, second = (Scorer.open(bundle, Settings()) for bundle in (halves, doubles))
+    first, second = (Scorer.open(bundle, ServerSettings()) for bundle in (halves, doubles))
     assert first.run(texts("two"))["total"].tolist() == [1.0]
     assert second.run(texts("two"))["total"].tolist() == [4.0]
     assert first.run(texts("two"))["total"].tolist() == [1.0]
@@ -184,7 +184,7 @@ def test_what_cannot_be_loaded_is_refused_at_start(
 ) -> None:
     bundle = make_text_bundle(tmp_path / "bundle", source)
     with pytest.raises(MlctlError, match=rf"transform/transform\.py.*{reason}") as caught:
-        Scorer.open(bundle, Settings())
+        Scorer.open(bundle, ServerSettings())
     assert caught.value.code is ErrorCode.UNSUPPORTED_MODEL
 
 
@@ -255,7 +255,7 @@ def test_dataclasses_work_in_a_transform(tmp_path: Path) -> None:
 def test_a_transposed_result_reaches_the_runtime_in_the_right_order(tmp_path: Path) -> None:
     # A view whose memory is in another order than its elements.
     turned = TOKENIZER.replace('{"ids": ids,', '{"ids": np.asfortranarray(ids),')
-    scorer = Scorer.open(make_text_bundle(tmp_path / "bundle", turned), Settings())
+    scorer = Scorer.open(make_text_bundle(tmp_path / "bundle", turned), ServerSettings())
     assert scorer.run(texts("one two", "three"))["total"].tolist() == [1.5, 1.5]
 
 

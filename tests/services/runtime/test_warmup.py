@@ -8,7 +8,7 @@ from bundle.clock import ManualClock
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import Manifest
 from bundle.verify import VerifiedBundle
-from services.online.settings import Settings
+from services.online.settings import ServerSettings
 from services.runtime.faults import RunError
 from services.runtime.padding import LengthPadding
 from services.runtime.scorer import Scorer
@@ -25,13 +25,13 @@ def scorer_of(bundle: VerifiedBundle, run: Run) -> Scorer:
 
 
 def test_the_real_model_reproduces_its_golden_rows(bundle: VerifiedBundle) -> None:
-    scorer = Scorer.open(bundle, Settings())
+    scorer = Scorer.open(bundle, ServerSettings())
     assert check_golden(scorer, bundle)["x"].shape == (8, 4)
 
 
 def test_a_model_whose_rows_depend_on_each_other_too(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path / "b", row_independent=False)
-    check_golden(Scorer.open(bundle, Settings()), bundle)
+    check_golden(Scorer.open(bundle, ServerSettings()), bundle)
 
 
 @pytest.mark.parametrize("error", [0.1, -0.1, np.nan])

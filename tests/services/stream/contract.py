@@ -19,12 +19,12 @@ from services.stream.base import (
     Browsable,
     Commit,
     Guarantee,
-    Link,
     LinkRequest,
     LostPartitionsError,
     Message,
     Outgoing,
-    Place,
+    StreamConnection,
+    StreamUrl,
 )
 from services.stream.transports import transport_of
 from tests.support.wait import PATIENCE_SECONDS, wait_until
@@ -41,7 +41,7 @@ class Broker:
     `guarantee` is of a link whose places are all at this broker.
     """
 
-    place: Callable[[str], Place]
+    place: Callable[[str], StreamUrl]
     guarantee: Guarantee
     exactly_once: bool = False
     takes_over: bool = True
@@ -54,9 +54,9 @@ class Broker:
 class Places:
     """A stream's three places, empty."""
 
-    source: Place
-    answers: Place
-    dead: Place
+    source: StreamUrl
+    answers: StreamUrl
+    dead: StreamUrl
 
 
 def request(
@@ -67,11 +67,13 @@ def request(
     )
 
 
-def open_link(places: Places, broker: Broker, group: str = "g", start: str = "earliest") -> Link:
+def open_link(
+    places: Places, broker: Broker, group: str = "g", start: str = "earliest"
+) -> StreamConnection:
     return transport_of(places.source).open_link(request(places, broker, group, start))
 
 
-def send(place: Place, messages: Sequence[Outgoing]) -> None:
+def send(place: StreamUrl, messages: Sequence[Outgoing]) -> None:
     with transport_of(place).open_producer(place) as producer:
         producer.publish(messages)
 
@@ -81,7 +83,7 @@ def numbered(first: int, last: int) -> list[Outgoing]:
     return [Outgoing(b"%d" % n, b"k%d" % (n % 7)) for n in range(first, last)]
 
 
-def read(place: Place, last: int | None = None) -> list[Message]:
+def read(place: StreamUrl, last: int | None = None) -> list[Message]:
     """What is there."""
     transport = transport_of(place)
     assert isinstance(transport, Browsable)
@@ -96,7 +98,7 @@ def numbers(messages: Sequence[Message]) -> list[int]:
     return sorted(int(message.value) for message in messages)
 
 
-def take(link: Link, count: int, limit: int = 1000) -> list[Message]:
+def take(link: StreamConnection, count: int, limit: int = 1000) -> list[Message]:
     """`count` messages, in as many polls as they take."""
     found: list[Message] = []
     deadline = time.monotonic() + PATIENCE_SECONDS
@@ -113,7 +115,7 @@ def answered(messages: Sequence[Message]) -> list[Outgoing]:
     ]
 
 
-def answer(link: Link, messages: Sequence[Message]) -> None:
+def answer(link: StreamConnection, messages: Sequence[Message]) -> None:
     link.commit(Commit(messages, answered(messages)))
 
 

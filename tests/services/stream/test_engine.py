@@ -12,20 +12,20 @@ import numpy as np
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from services.stream.answer_headers import Stamp
+from services.stream.answer_headers import AnswerHeaders
 from services.stream.base import (
     Commit,
     Guarantee,
     LostPartitionsError,
     Message,
-    Place,
     RebalanceListener,
     RefusedAnswersError,
+    StreamUrl,
 )
-from services.stream.engine import Pump, Report, RunSettings
-from services.stream.events import Event, Phase
+from services.stream.engine import Pump, RunSettings, StreamReport
+from services.stream.events import StreamEvent, StreamPhase
 from services.stream.scoring import MessageScorer
-from services.stream.window import Goals
+from services.stream.window import BatchGoals
 from tests.services.stream.test_scoring import Doubling, Numbers
 from tests.support.wait import PATIENCE_SECONDS
 
@@ -101,21 +101,21 @@ def fail(error: Exception) -> Callable[[MemoryLink], None]:
 
 @dataclass
 class Ran:
-    report: Report | None
-    events: list[Event]
+    report: StreamReport | None
+    events: list[StreamEvent]
     error: MlctlError | None = None
 
-    def phases(self, phase: Phase) -> list[Event]:
+    def phases(self, phase: StreamPhase) -> list[StreamEvent]:
         return [event for event in self.events if event.phase is phase]
 
 
 def pump_of(
     link: MemoryLink, model: Doubling | None = None, **settings: object
-) -> tuple[Pump, list[Event]]:
-    events: list[Event] = []
+) -> tuple[Pump, list[StreamEvent]]:
+    events: list[StreamEvent] = []
     scorer = MessageScorer(model or Doubling(), Numbers())
-    stamp = Stamp(Place.parse("sqlite://e.db#in"), "tiny", "d" * 64)
-    chosen = {"goals": Goals(messages=16), "until_empty": True, **settings}
+    stamp = AnswerHeaders(StreamUrl.parse("sqlite://e.db#in"), "tiny", "d" * 64)
+    chosen = {"goals": BatchGoals(messages=16), "until_empty": True, **settings}
     return Pump(link, scorer, stamp, RunSettings(**chosen), events.append), events  # type: ignore[arg-type]
 
 
@@ -139,9 +139,9 @@ def test_all_messages_are_answered_in_order() -> None:
     assert found.report is not None
     assert (found.report.totals.answers, found.report.complete) == (500, True)
     assert max(len(batch.done) for batch in link.committed) <= 16
-    assert [event.phase for event in found.events][:1] == [Phase.STARTED]
-    assert found.events[-1].phase is Phase.FINISHED
-    batches = [event.batch for event in found.phases(Phase.COMMITTED) if event.batch]
+    assert [event.phase for event in found.events][:1] == [StreamPhase.STARTED]
+    assert found.events[-1].phase is StreamPhase.FINISHED
+    batches = [event.batch for event in found.phases(StreamPhase.COMMITTED) if event.batch]
     assert sum(batch.messages for batch in batches) == 500
 
 
@@ -156,7 +156,9 @@ def test_a_few_poisoned_messages_are_dead_letters_with_their_reasons() -> None:
     assert [each.value for each in dead] == [b"13", b"13", b"", b"13"]
     assert link.offsets() == [*range(400)]
     assert len(link.values()) == 396
-    reasons = [e.batch.reasons for e in found.phases(Phase.COMMITTED) if e.batch and e.batch.dead]
+    reasons = [
+        e.batch.reasons for e in found.phases(StreamPhase.COMMITTED) if e.batch and e.batch.dead
+    ]
     assert sum(each.get("internal", 0) for each in reasons) == 3
     assert sum(each.get("invalid_input", 0) for each in reasons) == 1
 
@@ -180,7 +182,7 @@ def test_a_broker_that_is_away_is_waited_for() -> None:
     report = pump.run()
     assert report.totals.answers == 100
     assert link.values() == [2 * (100 + n) for n in range(100)]
-    assert sum(event.phase is Phase.PAUSED for event in events) == 4
+    assert sum(event.phase is StreamPhase.PAUSED for event in events) == 4
 
 
 def test_patience_has_an_end_and_other_errors_end_at_once() -> None:
@@ -201,7 +203,7 @@ def test_a_model_without_memory_gets_smaller_calls_and_nothing_is_a_dead_letter(
     pump.run()
     assert link.values() == [2] * 60
     assert model.max_rows == 4
-    assert any("memory" in event.detail for event in events if event.phase is Phase.PAUSED)
+    assert any("memory" in event.detail for event in events if event.phase is StreamPhase.PAUSED)
 
 
 @pytest.mark.parametrize("in_time", [True, False])
@@ -227,7 +229,7 @@ def test_revoked_partitions_are_committed_first_and_the_rest_of_them_is_dropped(
     assert sorted(n for n in done if n % 2 == 0) == [*range(0, 100, 2)]
     assert [n for n in done if n % 2] == ([*range(1, 16, 2)] if in_time else [])
     assert link.values() == [2 * (100 + n) for n in done]
-    assert found.phases(Phase.REBALANCED)[0].rebalances == 1
+    assert found.phases(StreamPhase.REBALANCED)[0].rebalances == 1
 
 
 def test_a_poisoned_batch_is_not_committed_because_it_is_revoked() -> None:
@@ -239,7 +241,7 @@ def test_a_poisoned_batch_is_not_committed_because_it_is_revoked() -> None:
         each.source.clear()
 
     link.before_poll.extend([None, revoke])
-    found = ran(link, goals=Goals(messages=64), revoke_s=PATIENCE_SECONDS)
+    found = ran(link, goals=BatchGoals(messages=64), revoke_s=PATIENCE_SECONDS)
     assert link.committed == []
     assert found.error is not None
     assert found.error.code is ErrorCode.TOO_MANY_DEAD_LETTERS
@@ -277,7 +279,7 @@ def test_after_a_refused_commit_all_that_is_uncommitted_is_forgotten() -> None:
     link.before_commit.extend([None, refuse, None, refuse])
     found = ran(link)
     assert link.offsets() == [*range(100)]
-    assert len(found.phases(Phase.REBALANCED)) == 2
+    assert len(found.phases(StreamPhase.REBALANCED)) == 2
 
 
 def refusing(values: set[int]) -> Callable[[MemoryLink], None]:
@@ -312,7 +314,7 @@ def test_answers_that_the_broker_never_takes_are_dead_letters() -> None:
     assert link.values() == [2 * (100 + n) for n in range(60) if n not in {0, 1, 3, 59}]
     assert found.report is not None
     assert (found.report.totals.answers, found.report.totals.dead) == (56, 4)
-    reasons = [e.batch.reasons for e in found.phases(Phase.COMMITTED) if e.batch]
+    reasons = [e.batch.reasons for e in found.phases(StreamPhase.COMMITTED) if e.batch]
     assert sum(each.get("payload_too_large", 0) for each in reasons) == 3
 
 
@@ -358,7 +360,7 @@ def test_a_stop_commits_what_was_begun_and_forgets_the_rest() -> None:
     assert done == [*range(len(done))]
     assert 3 <= len(link.committed) <= 5
     assert report.totals.answers == len(done)
-    assert any(event.phase is Phase.STOPPING for event in events)
+    assert any(event.phase is StreamPhase.STOPPING for event in events)
 
 
 def test_a_number_of_messages_may_be_the_end() -> None:

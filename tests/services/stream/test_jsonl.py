@@ -17,7 +17,14 @@ from hypothesis import strategies as st
 
 from bundle import files
 from bundle.errors import ErrorCode, MlctlError
-from services.stream.base import Commit, Guarantee, Link, LinkRequest, Outgoing, Place
+from services.stream.base import (
+    Commit,
+    Guarantee,
+    LinkRequest,
+    Outgoing,
+    StreamConnection,
+    StreamUrl,
+)
 from services.stream.transports import jsonl
 from services.stream.transports.bridge import connect
 from services.stream.transports.lines import Cutter, from_line, to_line
@@ -37,7 +44,7 @@ class TestJsonl(TransportContract):
     @pytest.fixture
     def broker(self, tmp_path: Path) -> Broker:
         return Broker(
-            lambda name: Place.parse(f"file://{tmp_path / name}.jsonl?headers=yes"),
+            lambda name: StreamUrl.parse(f"file://{tmp_path / name}.jsonl?headers=yes"),
             Guarantee.AT_LEAST_ONCE,
             takes_over=False,
             shares=False,
@@ -69,9 +76,9 @@ def test_what_only_looks_like_an_envelope_is_a_value() -> None:
         assert from_line(line).value == line
 
 
-def _link(folder: Path) -> Link:
-    def place(name: str) -> Place:
-        return Place.parse(f"file://{folder / name}.jsonl")
+def _link(folder: Path) -> StreamConnection:
+    def place(name: str) -> StreamUrl:
+        return StreamUrl.parse(f"file://{folder / name}.jsonl")
 
     return connect(LinkRequest(place("in"), "g", place("out"), place("dead")))
 
@@ -148,7 +155,7 @@ def test_kill__at_any_write__no_message_is_lost(tmp_path: Path) -> None:
 def test_publish__disk_is_full__nothing_is_appended_and_it_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = Place.parse(str(tmp_path / "out.jsonl"))
+    place = StreamUrl.parse(str(tmp_path / "out.jsonl"))
     with jsonl.transport.open_producer(place) as producer:
         producer.publish([Outgoing(b"1")])
         with monkeypatch.context() as patch:
@@ -172,7 +179,7 @@ def test_position__disk_is_full__is_worth_another_try(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "in.jsonl").write_bytes(b"1\n2\n")
-    source = Place.parse(str(tmp_path / "in.jsonl"))
+    source = StreamUrl.parse(str(tmp_path / "in.jsonl"))
 
     def fill(*_given: object) -> None:
         raise OSError(errno.ENOSPC, "full")
@@ -192,8 +199,8 @@ def test_position__disk_is_full__is_worth_another_try(
 
 @pytest.mark.parametrize("at", ["in", "out"])
 def test_an_option_that_is_none_is_told(tmp_path: Path, at: str) -> None:
-    def place(name: str) -> Place:
-        return Place.parse(f"file://{tmp_path / name}.jsonl{'?header=x' if name == at else ''}")
+    def place(name: str) -> StreamUrl:
+        return StreamUrl.parse(f"file://{tmp_path / name}.jsonl{'?header=x' if name == at else ''}")
 
     with pytest.raises(MlctlError, match="no option 'header'") as caught:
         connect(LinkRequest(place("in"), "g", place("out"))).__enter__()
@@ -268,7 +275,7 @@ def test_file__replaced_or_cut__is_an_error_until_the_position_is_removed(
 def test_what_comes_after_a_late_start_is_not_lost(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_bytes(b"1\n2\n3")
-    source = Place.parse(str(path))
+    source = StreamUrl.parse(str(path))
     request = LinkRequest(source, "late", start="latest")
     with connect(request) as link:
         assert [*link.poll(10, 0.0)] == []
@@ -280,7 +287,7 @@ def test_what_comes_after_a_late_start_is_not_lost(tmp_path: Path) -> None:
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").touch()
-    request = LinkRequest(Place.parse(str(tmp_path / "in.jsonl")), "g")
+    request = LinkRequest(StreamUrl.parse(str(tmp_path / "in.jsonl")), "g")
     for second, why in ((_link(tmp_path), "writes to"), (connect(request), "reads")):
         with (
             _link(tmp_path),
@@ -294,7 +301,7 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
 
 
 def test_a_line_without_an_end_is_ended_first(tmp_path: Path) -> None:
-    place = Place.parse(str(tmp_path / "rows.jsonl"))
+    place = StreamUrl.parse(str(tmp_path / "rows.jsonl"))
     (tmp_path / "rows.jsonl").write_bytes(b"mine")
     send(place, numbered(0, 1))
     assert values(read(place)) == [b"mine", b"0"]
@@ -327,11 +334,11 @@ def test_position__another_file__is_rejected(tmp_path: Path) -> None:
     with pytest.raises(MlctlError, match="is not a position"), _link(tmp_path):
         pass
     with pytest.raises(MlctlError, match="no file"):
-        next(jsonl.transport.browse(Place.parse(str(tmp_path / "none"))))
+        next(jsonl.transport.browse(StreamUrl.parse(str(tmp_path / "none"))))
 
 
 def test_exactly_once__files__are_rejected(tmp_path: Path) -> None:
-    places = [Place.parse(str(tmp_path / name)) for name in ("in", "out")]
+    places = [StreamUrl.parse(str(tmp_path / name)) for name in ("in", "out")]
     with pytest.raises(MlctlError, match="files and pipes are none") as caught:
         connect(LinkRequest(places[0], "g", places[1], exactly_once=True))
     assert caught.value.code is ErrorCode.INVALID_INPUT

@@ -20,13 +20,13 @@ from bundle.errors import ErrorCode, MlctlError
 from services.stream.base import (
     Commit,
     Guarantee,
-    Link,
     LinkRequest,
     LostPartitionsError,
     Message,
     Outgoing,
-    Place,
     RefusedAnswersError,
+    StreamConnection,
+    StreamUrl,
 )
 from services.stream.transports import kafka_sender
 from services.stream.transports.kafka import KafkaLink, KafkaTransport, transport
@@ -61,7 +61,7 @@ def kafka() -> Iterator[MockKafka]:
     cluster.close()
 
 
-class Sharing(kafka_sender.Sender):
+class Sharing(kafka_sender.KafkaSender):
     """What the tests send with: a client's first message waits half a second for its number."""
 
     clients: ClassVar[dict[str, Producer]] = {}
@@ -76,7 +76,7 @@ class Sharing(kafka_sender.Sender):
 
 @pytest.fixture(autouse=True)
 def sharing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def open_producer(_transport: KafkaTransport, place: Place) -> Sharing:
+    def open_producer(_transport: KafkaTransport, place: StreamUrl) -> Sharing:
         return Sharing(place, [place.topic])
 
     monkeypatch.setattr(KafkaTransport, "open_producer", open_producer)
@@ -84,11 +84,11 @@ def sharing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def places_of(
     kafka: MockKafka, partitions: int | None = None, options: str = ""
-) -> Callable[[str], Place]:
-    def place(name: str) -> Place:
+) -> Callable[[str], StreamUrl]:
+    def place(name: str) -> StreamUrl:
         topic = f"{name}-{uuid.uuid4().hex[:8]}"
         kafka.create(topic, partitions)
-        return Place.parse(f"kafka://{kafka.address}?{OPTIONS}{options}#{topic}")
+        return StreamUrl.parse(f"kafka://{kafka.address}?{OPTIONS}{options}#{topic}")
 
     return place
 
@@ -149,15 +149,15 @@ class TestRealTransactions(TransportContract):
         assert numbers(read(places.answers)) == [*range(50)]
 
 
-def real_places(options: str, partitions: int = 3) -> Callable[[str], Place]:
+def real_places(options: str, partitions: int = 3) -> Callable[[str], StreamUrl]:
     from confluent_kafka.admin import AdminClient
     from confluent_kafka.cimpl import NewTopic
 
-    def place(name: str) -> Place:
+    def place(name: str) -> StreamUrl:
         topic = f"mlctl-{name}-{uuid.uuid4().hex[:8]}"
         admin = AdminClient({"bootstrap.servers": _REAL or ""})
         admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
-        return Place.parse(f"kafka://{_REAL}?session.timeout.ms=6000&{options}#{topic}")
+        return StreamUrl.parse(f"kafka://{_REAL}?session.timeout.ms=6000&{options}#{topic}")
 
     return place
 
@@ -292,7 +292,7 @@ def test_group_lag__transaction_marks_at_the_end__are_committed_for_the_other_me
     source = places_of(kafka, partitions=1)("in")
     send(source, numbered(0, 5))
     with GroupReader(LinkRequest(source, "g")) as reader:
-        found = take(cast("Link", reader), 5)
+        found = take(cast(StreamConnection, reader), 5)
         # The mock writes no marks: as if two of them followed the messages.
         reader._ends["0"] = (5, 7)
         assert reader.group_lag() == 5, "messages are left, and the marks are not committed"
@@ -360,11 +360,11 @@ def test_brokers_that_come_back_cause_no_duplicates(
 
 _VICTIM = """
 import sys, time
-from services.stream.base import LinkRequest, Place
+from services.stream.base import LinkRequest, StreamUrl
 from services.stream.transports.kafka import transport
 from tests.services.stream.contract import answer, take
 
-source, answers = map(Place.parse, sys.argv[1:])
+source, answers = map(StreamUrl.parse, sys.argv[1:])
 with transport.open_link(LinkRequest(source, "g", answers)) as link:
     found = take(link, 20)
     answer(link, found[:5])

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from services.stream.base import LinkRequest, Pausable, Place
+from services.stream.base import LinkRequest, Pausable, StreamUrl
 from services.stream.transports.kafka import transport
 from services.stream.transports.kafka_client import properties
 from tests.services.stream.contract import numbered, numbers, send, take
@@ -32,7 +32,7 @@ def kafka() -> Iterator[MockKafka]:
     ],
 )
 def test_places_that_are_none(kafka: MockKafka, text: str, code: ErrorCode, word: str) -> None:
-    place = Place.parse(text.format(address=kafka.address))
+    place = StreamUrl.parse(text.format(address=kafka.address))
     with pytest.raises(MlctlError) as refused, transport.open_consumer(LinkRequest(place, "g")):
         pass
     assert refused.value.code is code
@@ -41,7 +41,7 @@ def test_places_that_are_none(kafka: MockKafka, text: str, code: ErrorCode, word
 
 
 def test_secrets_come_from_the_environment() -> None:
-    place = Place.parse("kafka://host:9092?sasl.username=me#t")
+    place = StreamUrl.parse("kafka://host:9092?sasl.username=me#t")
     found = properties(place, {"MLCTL_KAFKA_SASL_PASSWORD": "secret", "MLCTL_KAFKA": "other"})
     assert found["sasl.password"] == "secret"
     assert found["sasl.username"] == "me"
@@ -49,7 +49,7 @@ def test_secrets_come_from_the_environment() -> None:
 
 
 def test_a_paused_link_gives_nothing_and_forgets_nothing(kafka: MockKafka) -> None:
-    source = Place.parse(f"kafka://{kafka.address}#in")
+    source = StreamUrl.parse(f"kafka://{kafka.address}#in")
     kafka.create("in", 1)
     send(source, numbered(0, 20))
     with transport.open_link(LinkRequest(source, "g")) as link:

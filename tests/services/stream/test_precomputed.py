@@ -12,11 +12,11 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
 from services.precomputed.rows import RowCodec
 from services.precomputed.store_urls import open_store
-from services.stream.base import LinkRequest, Outgoing, Place
+from services.stream.base import LinkRequest, Outgoing, StreamUrl
 from services.stream.engine import RunSettings
 from services.stream.payloads import PayloadRequest
 from services.stream.payloads.precomputed import PrecomputedPayload
-from services.stream.run import Wanted, run_stream
+from services.stream.run import StreamConfig, run_stream
 from services.stream.transports import transport_of
 from services.stream.transports.precomputed import HybridProducer
 from tests.services.stream.contract import read, send
@@ -44,9 +44,9 @@ def _stored(bundle: VerifiedBundle, tmp_path: Path, *keys: str) -> list[list[flo
 
 
 def _run(bundle: VerifiedBundle, tmp_path: Path, target: str) -> None:
-    source = Place.parse(f"sqlite://{tmp_path}/events.db#in")
-    wanted = Wanted(
-        LinkRequest(source, "g", Place.parse(target), source.named("dead")),
+    source = StreamUrl.parse(f"sqlite://{tmp_path}/events.db#in")
+    wanted = StreamConfig(
+        LinkRequest(source, "g", StreamUrl.parse(target), source.named("dead")),
         PayloadRequest(),
         RunSettings(dead_share=1.0, until_empty=True),
     )
@@ -59,7 +59,7 @@ def _expected(*row: float) -> list[float]:
 
 
 def test_answers_can_be_looked_up_by_a_field(bundle: VerifiedBundle, tmp_path: Path) -> None:
-    source = Place.parse(f"sqlite://{tmp_path}/events.db#in")
+    source = StreamUrl.parse(f"sqlite://{tmp_path}/events.db#in")
     values = [
         b'{"user":"ann","x":[1,2,3,4]}',
         b'{"user":7,"x":[1,1,1,1]}',
@@ -81,7 +81,7 @@ def test_answers_can_be_looked_up_by_a_field(bundle: VerifiedBundle, tmp_path: P
 def test_answers_can_be_looked_up_by_the_messages_keys(
     bundle: VerifiedBundle, tmp_path: Path
 ) -> None:
-    source = Place.parse(f"sqlite://{tmp_path}/events.db#in")
+    source = StreamUrl.parse(f"sqlite://{tmp_path}/events.db#in")
     send(source, [Outgoing(b'{"x":[1,2,3,4]}', b"ann")])
     _run(bundle, tmp_path, "hybrid://fresh")
     assert _stored(bundle, tmp_path, "ann") == [_expected(1, 2, 3, 4)]
@@ -114,14 +114,14 @@ def test_what_comes_again_does_not_replace_what_is_newer(
 
 
 def test_a_store_is_no_source() -> None:
-    place = Place.parse("hybrid://fresh")
+    place = StreamUrl.parse("hybrid://fresh")
     with pytest.raises(MlctlError, match="no source of messages") as caught:
         transport_of(place).open_link(LinkRequest(place, "g"))
     assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
 def test_an_option_that_is_none_is_told() -> None:
-    place = Place.parse("hybrid://fresh?keys=id")
+    place = StreamUrl.parse("hybrid://fresh?keys=id")
     with pytest.raises(MlctlError, match="no option 'keys'") as caught:
         transport_of(place).open_producer(place)
     assert caught.value.code is ErrorCode.INVALID_INPUT

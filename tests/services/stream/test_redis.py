@@ -18,7 +18,7 @@ from services.stream.base import (
     LinkRequest,
     LostPartitionsError,
     Outgoing,
-    Place,
+    StreamUrl,
 )
 from services.stream.transports.redis import transport
 from tests.services.precomputed.servers import RedisServer, redis_server
@@ -44,8 +44,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
         yield running
 
 
-def place(server: RedisServer, name: str, options: str = "idle_s=0.4") -> Place:
-    return Place.parse(f"{server.url}?{options}#{name}")
+def place(server: RedisServer, name: str, options: str = "idle_s=0.4") -> StreamUrl:
+    return StreamUrl.parse(f"{server.url}?{options}#{name}")
 
 
 class TestRedis(TransportContract):
@@ -255,7 +255,7 @@ def test_more_headers_than_a_script_can_give_on_are_left_out(server: RedisServer
 
 
 def test_troubles_are_told(server: RedisServer) -> None:
-    def code_of(wanted: Place) -> ErrorCode:
+    def code_of(wanted: StreamUrl) -> ErrorCode:
         with pytest.raises(MlctlError) as caught:
             transport.examine(wanted, "g")
         assert "secret" not in caught.value.message
@@ -264,7 +264,7 @@ def test_troubles_are_told(server: RedisServer) -> None:
     assert code_of(place(server, "nowhere")) is ErrorCode.NOT_FOUND
     assert code_of(place(server, "")) is ErrorCode.INVALID_INPUT
     assert code_of(place(server, "x", "colour=red")) is ErrorCode.INVALID_INPUT
-    assert code_of(Place.parse("redis://127.0.0.1:9/0#x")) is ErrorCode.BROKER_UNAVAILABLE
+    assert code_of(StreamUrl.parse("redis://127.0.0.1:9/0#x")) is ErrorCode.BROKER_UNAVAILABLE
     with redis.Redis.from_url(server.url) as other:
         other.set("text", "no stream")
         other.xadd("mixed", {"value": b"1"})
@@ -273,7 +273,7 @@ def test_troubles_are_told(server: RedisServer) -> None:
     with transport.open_link(wanted) as link, pytest.raises(MlctlError) as caught:
         answer(link, take(link, 1))
     assert caught.value.code is ErrorCode.INVALID_INPUT
-    other_server = Place.parse("redis://elsewhere/0#x")
+    other_server = StreamUrl.parse("redis://elsewhere/0#x")
     with pytest.raises(MlctlError, match="not in the server"):
         transport.open_link(LinkRequest(place(server, "mixed"), "g", other_server))
 
@@ -286,9 +286,9 @@ def test_passwords_come_from_the_place_or_the_environment(
             other.config_set("requirepass", "fir#st")
         address = f"127.0.0.1:{guarded.port}/0"
         with pytest.raises(MlctlError) as caught:
-            send(Place.parse(f"redis://:wrong@{address}#x"), numbered(0, 1))
+            send(StreamUrl.parse(f"redis://:wrong@{address}#x"), numbered(0, 1))
         assert caught.value.code is ErrorCode.UNAUTHENTICATED
         assert "wrong" not in caught.value.message
-        send(Place.parse(f"redis://:fir%23st@{address}#x"), numbered(0, 1))
+        send(StreamUrl.parse(f"redis://:fir%23st@{address}#x"), numbered(0, 1))
         monkeypatch.setenv("MLCTL_REDIS_PASSWORD", "fir#st")
-        assert numbers(read(Place.parse(f"redis://{address}#x"))) == [0]
+        assert numbers(read(StreamUrl.parse(f"redis://{address}#x"))) == [0]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from services.stream.base import Guarantee, LinkRequest, Place
+from services.stream.base import Guarantee, LinkRequest, StreamUrl
 from services.stream.transports import transport_of
 from tests.services.precomputed.servers import redis_server
 from tests.services.stream.contract import answer, numbered, numbers, read, send, take
@@ -20,7 +20,7 @@ def test_a_stream_over_tls_with_certificates_of_both_sides(tmp_path: Path) -> No
     with redis_server(tmp_path) as server, tls_front(server.port, made) as port:
         address = f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={made.ca}"
         cert, key = made.caller
-        ours = Place.parse(f"{address}&ssl_certfile={cert}&ssl_keyfile={key}#in")
+        ours = StreamUrl.parse(f"{address}&ssl_certfile={cert}&ssl_keyfile={key}#in")
         answers = ours.named("out")
         send(ours, numbered(0, 20))
         with transport_of(ours).open_link(LinkRequest(ours, "g", answers)) as link:
@@ -32,7 +32,7 @@ def test_a_stream_over_tls_with_certificates_of_both_sides(tmp_path: Path) -> No
             (f"rediss://127.0.0.1:{port}/0#in", "is not accepted: .*certificate"),
         ):
             with pytest.raises(MlctlError, match=told) as caught:
-                send(Place.parse(place), [])
+                send(StreamUrl.parse(place), [])
             assert caught.value.code is ErrorCode.BROKER_UNAVAILABLE
 
 
@@ -45,5 +45,5 @@ def test_options_that_are_no_use_are_named(tmp_path: Path) -> None:
         (f"rediss://127.0.0.1:9/0?ssl_keyfile={made.caller[1]}#x", "a key without a certificate"),
     ):
         with pytest.raises(MlctlError, match=told) as caught:
-            send(Place.parse(place), [])
+            send(StreamUrl.parse(place), [])
         assert caught.value.code is ErrorCode.INVALID_INPUT

@@ -11,9 +11,9 @@ import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from services.runtime.bisect import TooManyError
-from services.runtime.faults import ModelError
-from services.stream.answer_headers import Stamp
-from services.stream.base import Decoded, Message, Place
+from services.runtime.faults import ModelRunError
+from services.stream.answer_headers import AnswerHeaders
+from services.stream.base import Decoded, Message, StreamUrl
 from services.stream.scoring import Fault, MessageScorer, NoMemoryError
 
 
@@ -54,11 +54,11 @@ class Doubling:
         x = inputs["x"]
         self.calls.append(len(x))
         if min(len(x), self.max_rows) > self.memory:
-            raise ModelError("it failed") from RuntimeError(
+            raise ModelRunError("it failed") from RuntimeError(
                 "Failed to allocate memory for requested buffer"
             )
         if (x == 13).any():
-            raise ModelError("the model failed on these inputs")
+            raise ModelRunError("the model failed on these inputs")
         if (x == 17).any():
             raise MlctlError(ErrorCode.INTERNAL, "a defect of ours")
         if (x == 7).any():
@@ -123,7 +123,7 @@ def test_a_lack_of_memory_is_no_messages_fault_and_smaller_calls_help() -> None:
 
 
 def test_answers_and_dead_letters_say_where_they_come_from() -> None:
-    stamp = Stamp(Place.parse("sqlite:///home/me/events.db#in"), "tiny", "d" * 64)
+    stamp = AnswerHeaders(StreamUrl.parse("sqlite:///home/me/events.db#in"), "tiny", "d" * 64)
     messages = [
         Message("0", 5, b"1", b"key"),
         Message("1", 6, b"13", b"other", (("trace", b"t"), ("mlctl-attempts", b"2"))),

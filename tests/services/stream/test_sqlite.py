@@ -17,7 +17,7 @@ from services.stream.base import (
     LinkRequest,
     LostPartitionsError,
     Outgoing,
-    Place,
+    StreamUrl,
 )
 from services.stream.transports.sqlite import SqliteLink, transport
 from services.stream.transports.sqlite_log import Log
@@ -33,8 +33,10 @@ from tests.services.stream.contract import (
 )
 
 
-def places_in(folder: Path, options: str = "") -> Callable[[str], Place]:
-    return lambda name: Place.parse(f"sqlite://{folder / 'events.db'}?lease=0.6{options}#{name}")
+def places_in(folder: Path, options: str = "") -> Callable[[str], StreamUrl]:
+    return lambda name: StreamUrl.parse(
+        f"sqlite://{folder / 'events.db'}?lease=0.6{options}#{name}"
+    )
 
 
 class TestSqlite(TransportContract):
@@ -54,11 +56,11 @@ class TestPartitions(TransportContract):
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Place:
-    return Place.parse(f"sqlite://{tmp_path / 'events.db'}#in")
+def source(tmp_path: Path) -> StreamUrl:
+    return StreamUrl.parse(f"sqlite://{tmp_path / 'events.db'}#in")
 
 
-def link_of(source: Place, clock: ManualClock | None = None) -> SqliteLink:
+def link_of(source: StreamUrl, clock: ManualClock | None = None) -> SqliteLink:
     return SqliteLink(
         LinkRequest(source, "g", source.named("out"), source.named("dead")), clock or ManualClock()
     )
@@ -77,8 +79,8 @@ class Told:
         self.told.append(("lost", sorted(partitions)))
 
 
-def test_partitions_move_to_a_member_that_joins_and_back(source: Place) -> None:
-    source = Place(source.scheme, source.address, "in", {"partitions": "4"})
+def test_partitions_move_to_a_member_that_joins_and_back(source: StreamUrl) -> None:
+    source = StreamUrl(source.scheme, source.address, "in", {"partitions": "4"})
     send(source, numbered(0, 100))
     clock, told = ManualClock(), Told()
     with link_of(source, clock) as first:
@@ -100,7 +102,7 @@ def test_partitions_move_to_a_member_that_joins_and_back(source: Place) -> None:
 
 @pytest.mark.parametrize("jump", [3600.0, -3600.0])
 def test_a_clock_that_jumps_moves_partitions_but_loses_and_doubles_nothing(
-    source: Place, jump: float
+    source: StreamUrl, jump: float
 ) -> None:
     send(source, numbered(0, 20))
     ours, theirs = ManualClock(10_000.0), ManualClock(10_000.0 + jump)
@@ -118,8 +120,8 @@ def test_a_clock_that_jumps_moves_partitions_but_loses_and_doubles_nothing(
     assert numbers(read(source.named("out"))) == [*range(20)]
 
 
-def test_after_a_refused_commit_what_is_still_ours_comes_again(source: Place) -> None:
-    source = Place(source.scheme, source.address, "in", {"partitions": "2"})
+def test_after_a_refused_commit_what_is_still_ours_comes_again(source: StreamUrl) -> None:
+    source = StreamUrl(source.scheme, source.address, "in", {"partitions": "2"})
     send(source, numbered(0, 40))
     clock = ManualClock()
     with link_of(source, clock) as link:
@@ -135,7 +137,7 @@ def test_after_a_refused_commit_what_is_still_ours_comes_again(source: Place) ->
     assert numbers(read(source.named("out"))) == numbers(again)
 
 
-def test_a_commit_that_fails_leaves_nothing_and_can_be_repeated(source: Place) -> None:
+def test_a_commit_that_fails_leaves_nothing_and_can_be_repeated(source: StreamUrl) -> None:
     send(source, numbered(0, 10))
     with link_of(source) as link, sqlite3.connect(source.address) as db:
         found = take(link, 10)
@@ -153,10 +155,10 @@ def test_a_commit_that_fails_leaves_nothing_and_can_be_repeated(source: Place) -
 
 
 def test_old_messages_go_once_every_group_has_committed_them(
-    source: Place, monkeypatch: pytest.MonkeyPatch
+    source: StreamUrl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.stream.transports.sqlite_log._ROW_MESSAGES", 1024)
-    kept = Place(source.scheme, source.address, "in", {"retention": "0.000001"})
+    kept = StreamUrl(source.scheme, source.address, "in", {"retention": "0.000001"})
     send(source, numbered(0, 3000))
     clock = ManualClock()
     with link_of(kept, clock) as link:
@@ -176,7 +178,7 @@ def test_old_messages_go_once_every_group_has_committed_them(
 
 
 def test_retention__abandoned_group_is_forgotten__its_messages_are_removed(
-    source: Place, monkeypatch: pytest.MonkeyPatch
+    source: StreamUrl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.stream.transports.sqlite_log._ROW_MESSAGES", 10)
     send(source, numbered(0, 30))
@@ -186,7 +188,7 @@ def test_retention__abandoned_group_is_forgotten__its_messages_are_removed(
         with pytest.raises(MlctlError) as refused:
             transport.forget(source, "once")
         assert refused.value.code is ErrorCode.JOB_RUNNING
-    kept = Place(source.scheme, source.address, "in", {"retention": "0.000001"})
+    kept = StreamUrl(source.scheme, source.address, "in", {"retention": "0.000001"})
     with link_of(kept, clock) as link:
         answer(link, take(link, 30))
         clock.advance(6.0)
@@ -203,7 +205,7 @@ def test_retention__abandoned_group_is_forgotten__its_messages_are_removed(
     assert refused.value.code is ErrorCode.NOT_FOUND
 
 
-def test_large_messages_and_many_of_them(source: Place) -> None:
+def test_large_messages_and_many_of_them(source: StreamUrl) -> None:
     values = [b"x" * (700_000 + index) for index in range(5)] + [b"%d" % n for n in range(5000)]
     send(source, [Outgoing(value) for value in values])
     with link_of(source) as link:
@@ -234,26 +236,28 @@ def test_two_members_may_open_a_new_file_at_once(tmp_path: Path) -> None:
     ],
 )
 def test_places_that_are_no_log_are_refused(tmp_path: Path, text: str, code: ErrorCode) -> None:
-    send(Place.parse(f"sqlite://{tmp_path / 'events.db'}#one"), numbered(0, 1))
+    send(StreamUrl.parse(f"sqlite://{tmp_path / 'events.db'}#one"), numbered(0, 1))
     (tmp_path / "text.db").write_text("no database " * 100)
     with sqlite3.connect(tmp_path / "other.db") as other:
         other.execute("CREATE TABLE mine (x)")
     other.close()
-    place = Place.parse(text.format(folder=tmp_path))
+    place = StreamUrl.parse(text.format(folder=tmp_path))
     with pytest.raises(MlctlError) as caught, transport.open_producer(place):
         raise AssertionError(place)
     assert caught.value.code is code
 
 
 def test_looking_makes_nothing(tmp_path: Path) -> None:
-    place = Place.parse(f"sqlite://{tmp_path / 'events.db'}#in")
+    place = StreamUrl.parse(f"sqlite://{tmp_path / 'events.db'}#in")
     with pytest.raises(MlctlError) as caught:
         transport.examine(place, "g")
     assert caught.value.code is ErrorCode.NOT_FOUND
     assert not (tmp_path / "events.db").exists()
 
 
-def test_a_locked_file_is_worth_another_try(source: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_locked_file_is_worth_another_try(
+    source: StreamUrl, monkeypatch: pytest.MonkeyPatch
+) -> None:
     send(source, numbered(0, 1))
     monkeypatch.setattr("services.stream.transports.sqlite_log._BUSY_SECONDS", 0.01)
     with sqlite3.connect(source.address) as db:

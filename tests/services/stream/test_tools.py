@@ -8,31 +8,31 @@ from pathlib import Path
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from services.stream.base import Message, Outgoing, Place
+from services.stream.base import Message, Outgoing, StreamUrl
 from services.stream.tools import as_document, as_lines, redrive, send
 from services.stream.transports import transport_of
 from tests.services.stream.contract import read, values
 
 
 @pytest.fixture(params=["sqlite", "file"])
-def places(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Place]:
+def places(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, StreamUrl]:
     forms = {
         "sqlite": f"sqlite://{tmp_path}/events.db#%s",
         "file": f"file://{tmp_path}/%s.jsonl?headers=yes",
     }
-    return {name: Place.parse(forms[request.param] % name) for name in ("in", "out", "dead")}
+    return {name: StreamUrl.parse(forms[request.param] % name) for name in ("in", "out", "dead")}
 
 
-def _publish(place: Place, *messages: Outgoing) -> None:
+def _publish(place: StreamUrl, *messages: Outgoing) -> None:
     with transport_of(place).open_producer(place) as producer:
         producer.publish(messages)
 
 
-def _redriven(places: dict[str, Place], stop: threading.Event | None = None) -> int:
+def _redriven(places: dict[str, StreamUrl], stop: threading.Event | None = None) -> int:
     return redrive(places["dead"], places["in"], stop or threading.Event(), lambda _sent: None)
 
 
-def test_lines_are_sent_with_their_keys(places: dict[str, Place], tmp_path: Path) -> None:
+def test_lines_are_sent_with_their_keys(places: dict[str, StreamUrl], tmp_path: Path) -> None:
     rows = tmp_path / "rows"
     rows.write_bytes(b'{"id":7,"a":1}\n\n{"id":"x","a":2}')
     assert send(places["in"], rows, threading.Event(), key="id") == 2
@@ -41,14 +41,14 @@ def test_lines_are_sent_with_their_keys(places: dict[str, Place], tmp_path: Path
     assert [message.key for message in found] == [b"7", b"x"]
 
 
-def test_a_line_without_the_key_is_told(places: dict[str, Place], tmp_path: Path) -> None:
+def test_a_line_without_the_key_is_told(places: dict[str, StreamUrl], tmp_path: Path) -> None:
     rows = tmp_path / "rows"
     rows.write_bytes(b"[1]\n")
     with pytest.raises(MlctlError, match="no JSON object with that field"):
         send(places["in"], rows, threading.Event(), key="id")
 
 
-def test_a_rate_is_kept(places: dict[str, Place], tmp_path: Path) -> None:
+def test_a_rate_is_kept(places: dict[str, StreamUrl], tmp_path: Path) -> None:
     rows = tmp_path / "rows"
     rows.write_bytes(b"1\n" * 60)
     waits: list[float] = []
@@ -63,7 +63,7 @@ def test_a_rate_is_kept(places: dict[str, Place], tmp_path: Path) -> None:
     assert sum(waits) > 0.2
 
 
-def test_dead_letters_are_sent_again_once(places: dict[str, Place]) -> None:
+def test_dead_letters_are_sent_again_once(places: dict[str, StreamUrl]) -> None:
     ours = (("own", b"1"), ("mlctl-error", b"bad"), ("mlctl-attempts", b"2"))
     _publish(places["dead"], *(Outgoing(b"%d" % n, b"k", ours) for n in range(5)))
     assert _redriven(places) == 5
@@ -75,7 +75,7 @@ def test_dead_letters_are_sent_again_once(places: dict[str, Place]) -> None:
     assert _redriven(places) == 1
 
 
-def test_what_dies_again_meanwhile_waits_for_the_next_time(places: dict[str, Place]) -> None:
+def test_what_dies_again_meanwhile_waits_for_the_next_time(places: dict[str, StreamUrl]) -> None:
     """A consumer that refuses each message at once would keep a redrive busy for ever."""
     _publish(places["dead"], *(Outgoing(b"%d" % n) for n in range(3)))
     if places["dead"].scheme == "file":  # one process writes to a file at a time
@@ -88,8 +88,8 @@ def test_what_dies_again_meanwhile_waits_for_the_next_time(places: dict[str, Pla
     assert redrive(places["dead"], places["in"], threading.Event(), die) == 3
 
 
-def test_dead_letters_of_another_broker(places: dict[str, Place], tmp_path: Path) -> None:
-    other = Place.parse(f"sqlite://{tmp_path}/other.db#in")
+def test_dead_letters_of_another_broker(places: dict[str, StreamUrl], tmp_path: Path) -> None:
+    other = StreamUrl.parse(f"sqlite://{tmp_path}/other.db#in")
     _publish(places["dead"], Outgoing(b"\x00\xff", b"k", (("h", b"1"),)))
     assert redrive(places["dead"], other, threading.Event(), lambda _sent: None) == 1
     (found,) = read(other)
@@ -112,7 +112,7 @@ def test_a_message_is_shown_whatever_is_in_it() -> None:
     assert lines[-1].endswith("... (2002 more characters)")
 
 
-def test_a_file_that_is_not_there_is_told(places: dict[str, Place], tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_told(places: dict[str, StreamUrl], tmp_path: Path) -> None:
     with pytest.raises(MlctlError, match="cannot be read") as caught:
         send(places["in"], tmp_path / "none.jsonl", threading.Event())
     assert caught.value.code is ErrorCode.INVALID_INPUT

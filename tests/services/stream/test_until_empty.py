@@ -16,10 +16,10 @@ import pytest
 
 from bundle.clock import ManualClock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
-from services.stream.answer_headers import Stamp
-from services.stream.base import Commit, LinkRequest, Message, Outgoing, Place, TakingOver
-from services.stream.engine import Pump, Report, RunSettings
-from services.stream.events import Phase
+from services.stream.answer_headers import AnswerHeaders
+from services.stream.base import Commit, LinkRequest, Message, Outgoing, StreamUrl, TakingOver
+from services.stream.engine import Pump, RunSettings, StreamReport
+from services.stream.events import StreamPhase
 from services.stream.scoring import MessageScorer
 from services.stream.transports.bridge import connect
 from tests.services.precomputed.servers import redis_server
@@ -57,7 +57,7 @@ class SilentLink(MemoryLink):
         return self.groups_lag.popleft() if self.groups_lag else MemoryLink.group_lag(self)
 
 
-def ran_silently(link: SilentLink, **settings: object) -> Report:
+def ran_silently(link: SilentLink, **settings: object) -> StreamReport:
     pump, _events = pump_of(link, **settings)  # type: ignore[arg-type]
     pump.clock, pump.stop = link.clock, Hasty()
     # The clock was another one when it began.
@@ -80,8 +80,8 @@ def test_the_end_tells_what_is_left_then(monkeypatch: pytest.MonkeyPatch) -> Non
     pump._began = pump._heard = link.clock.monotonic()
     pump.run()
     told = [(event.phase, event.lag) for event in events]
-    assert (Phase.COMMITTED, {"0": 4}) in told
-    assert told[-1] == (Phase.FINISHED, {"0": 0})
+    assert (StreamPhase.COMMITTED, {"0": 4}) in told
+    assert told[-1] == (StreamPhase.FINISHED, {"0": 0})
 
 
 def test_until_empty__messages_left_and_no_commit__ends_with_an_error() -> None:
@@ -134,8 +134,8 @@ def test_a_longer_time_until_others_take_over_is_waited_for(*, has_partitions: b
     ],
 )
 def test_links_say_when_others_take_over(tmp_path: Path, text: str, seconds: float) -> None:
-    source = Place.parse(text.format(folder=tmp_path))
-    for target in (source.named("out"), Place("file", str(tmp_path / "out"))):
+    source = StreamUrl.parse(text.format(folder=tmp_path))
+    for target in (source.named("out"), StreamUrl("file", str(tmp_path / "out"))):
         link = connect(LinkRequest(source, "g", target))
         assert isinstance(link, TakingOver)
         assert link.takeover_s == seconds
@@ -148,39 +148,41 @@ class FastClock(SystemClock):
         return 300.0 * super().monotonic()
 
 
-def run_until_empty(source: Place, answers: Place) -> Report:
+def run_until_empty(source: StreamUrl, answers: StreamUrl) -> StreamReport:
     """Run over a real link, on a clock that would long have lost its patience with silence."""
     request = LinkRequest(source, "g", answers)
     scorer = MessageScorer(Doubling(), Numbers())
     settings = RunSettings(until_empty=True, patience=1e9)
     with connect(request) as link:
-        stamp = Stamp(source, "tiny", "d" * 64)
+        stamp = AnswerHeaders(source, "tiny", "d" * 64)
         return Pump(link, scorer, stamp, settings, lambda _event: None, clock=FastClock()).run()
 
 
 @pytest.fixture(params=["sqlite", "kafka", "redis"])
-def source(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StreamUrl]:
     """A stream of one partition at a real broker, whose members are given up after a while."""
     if request.param == "sqlite":
-        yield Place.parse(f"sqlite://{tmp_path / 'events.db'}?lease=0.6#in")
+        yield StreamUrl.parse(f"sqlite://{tmp_path / 'events.db'}?lease=0.6#in")
     elif request.param == "redis":
         with redis_server(tmp_path) as server:
-            yield Place.parse(f"{server.url}?idle_s=0.6#in")
+            yield StreamUrl.parse(f"{server.url}?idle_s=0.6#in")
     else:
         cluster = MockKafka()
         for topic in ("in", "out"):
             cluster.create(topic, 1)
         options = "session.timeout.ms=1400&heartbeat.interval.ms=50&fetch.wait.max.ms=20"
-        yield Place.parse(f"kafka://{cluster.address}?{options}#in")
+        yield StreamUrl.parse(f"kafka://{cluster.address}?{options}#in")
         cluster.close()
 
 
-def check_answers(answers: Place, count: int) -> None:
+def check_answers(answers: StreamUrl, count: int) -> None:
     assert numbers(read(answers)) == sorted(2 * int(each) for each in plain(count))
 
 
 @pytest.mark.parametrize("source", ["sqlite", "redis"], indirect=True)
-def test_until_empty__peer_holds_the_only_partition__waits_for_its_commit(source: Place) -> None:
+def test_until_empty__peer_holds_the_only_partition__waits_for_its_commit(
+    source: StreamUrl,
+) -> None:
     source = replace(source, options={})  # Nobody is given up.
     answers = source.named("out")
     send(source, [Outgoing(each) for each in plain(30)])
@@ -203,11 +205,11 @@ def test_until_empty__peer_holds_the_only_partition__waits_for_its_commit(source
 
 _VICTIM = """
 import sys, time
-from services.stream.base import Commit, LinkRequest, Outgoing, Place
+from services.stream.base import Commit, LinkRequest, Outgoing, StreamUrl
 from services.stream.transports.bridge import connect
 from tests.services.stream.contract import take
 
-source, answers = map(Place.parse, sys.argv[1:])
+source, answers = map(StreamUrl.parse, sys.argv[1:])
 with connect(LinkRequest(source, "g", answers)) as link:
     done = take(link, 30)[:5]
     link.commit(Commit(done, [Outgoing(b"%d" % (2 * int(each.value))) for each in done]))
@@ -216,7 +218,7 @@ with connect(LinkRequest(source, "g", answers)) as link:
 """
 
 
-def test_until_empty__peer_is_killed__takes_its_messages_over(source: Place) -> None:
+def test_until_empty__peer_is_killed__takes_its_messages_over(source: StreamUrl) -> None:
     answers = source.named("out")
     send(source, [Outgoing(each) for each in plain(30)])
     texts = [

@@ -8,40 +8,40 @@ from hypothesis import strategies as st
 
 from services.stream.base import Message
 from services.stream.buffer import Buffer
-from services.stream.window import DeadRate, Goals, Window
+from services.stream.window import BatchGoals, BatchingWindow, DeadRate
 
 
 def messages(first: int, last: int, size: int = 1, partition: str = "0") -> list[Message]:
     return [Message(partition, n, b"x" * size) for n in range(first, last)]
 
 
-def trained(goals: Goals, fixed_s: float, each_s: float, batches: int = 40) -> Window:
+def trained(goals: BatchGoals, fixed_s: float, each_s: float, batches: int = 40) -> BatchingWindow:
     """A window that has seen batches of its own size, of that cost."""
-    window = Window(goals)
+    window = BatchingWindow(goals)
     for _ in range(batches):
         window.observe(window.limit, fixed_s + each_s * window.limit)
     return window
 
 
 def test_a_batch_is_as_large_as_the_goal_allows() -> None:
-    slow = trained(Goals(latency_s=0.1), 0.002, 100e-6)
+    slow = trained(BatchGoals(latency_s=0.1), 0.002, 100e-6)
     assert slow.limit * 100e-6 + 0.002 <= 0.04
     assert slow.limit >= 128
-    assert trained(Goals(latency_s=0.1), 0.002, 1e-6).limit == 8192
-    assert trained(Goals(latency_s=0.1, messages=100), 0.002, 1e-6).limit <= 100
-    assert trained(Goals(latency_s=0.01), 0.5, 1.0).limit == 1
+    assert trained(BatchGoals(latency_s=0.1), 0.002, 1e-6).limit == 8192
+    assert trained(BatchGoals(latency_s=0.1, messages=100), 0.002, 1e-6).limit <= 100
+    assert trained(BatchGoals(latency_s=0.01), 0.5, 1.0).limit == 1
 
 
 def test_a_batch_waits_no_longer_than_it_takes_and_not_beyond_its_share_of_the_goal() -> None:
-    window = trained(Goals(latency_s=0.1), 0.004, 1e-6)
+    window = trained(BatchGoals(latency_s=0.1), 0.004, 1e-6)
     assert 0.0 < window.linger(1) <= 0.025
     assert window.linger(window.limit) == 0.0
-    assert trained(Goals(latency_s=0.1), 3.0, 0.0).linger(0) == pytest.approx(0.025)
-    assert Window(Goals()).linger(1) == 0.0, "nothing was measured yet"
+    assert trained(BatchGoals(latency_s=0.1), 3.0, 0.0).linger(0) == pytest.approx(0.025)
+    assert BatchingWindow(BatchGoals()).linger(1) == 0.0, "nothing was measured yet"
 
 
 def test_a_model_that_becomes_slow_gets_smaller_batches() -> None:
-    window = trained(Goals(latency_s=0.1), 0.001, 1e-6)
+    window = trained(BatchGoals(latency_s=0.1), 0.001, 1e-6)
     large = window.limit
     for _ in range(8):
         window.observe(large, 1.0)
@@ -49,7 +49,7 @@ def test_a_model_that_becomes_slow_gets_smaller_batches() -> None:
 
 
 def test_the_backlog_is_bounded_and_filled_again_below_its_half() -> None:
-    window = Window(Goals())
+    window = BatchingWindow(BatchGoals())
     buffer = Buffer(window)
     assert buffer.room() == window.high
     buffer.add(messages(0, window.high), 0.0)
@@ -61,18 +61,18 @@ def test_the_backlog_is_bounded_and_filled_again_below_its_half() -> None:
 
 
 def test_large_messages_count_by_their_bytes() -> None:
-    buffer = Buffer(Window(Goals(size=1000)))
+    buffer = Buffer(BatchingWindow(BatchGoals(size=1000)))
     buffer.add(messages(0, 100, size=100), 0.0)
     assert buffer.room() == 0
     taken, _since = buffer.take()
     assert len(taken) == 10
-    alone = Buffer(Window(Goals(size=10)))
+    alone = Buffer(BatchingWindow(BatchGoals(size=10)))
     alone.add(messages(0, 2, size=100), 0.0)
     assert len(alone.take()[0]) == 1
 
 
 def test_a_batch_is_as_old_as_its_oldest_message() -> None:
-    buffer = Buffer(Window(Goals(messages=4)))
+    buffer = Buffer(BatchingWindow(BatchGoals(messages=4)))
     buffer.add(messages(0, 3), 1.0)
     buffer.add(messages(3, 6), 2.0)
     taken, since = buffer.take()
@@ -83,7 +83,7 @@ def test_a_batch_is_as_old_as_its_oldest_message() -> None:
 
 
 def test_only_messages_of_other_partitions_stay() -> None:
-    buffer = Buffer(Window(Goals()))
+    buffer = Buffer(BatchingWindow(BatchGoals()))
     buffer.add(messages(0, 3, partition="a") + messages(0, 2, partition="b"), 1.0)
     buffer.drop(["a"])
     assert {each.partition for each in buffer.take()[0]} == {"b"}

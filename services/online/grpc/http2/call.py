@@ -17,7 +17,7 @@ from bundle.errors import ErrorCode, MlctlError
 from services.online.batching.admission import deadline_exceeded
 from services.online.batching.budget import Hold, Inflight
 from services.online.grpc.http2.frames import Reason
-from services.online.grpc.http2.head import HEADERS, OK_TRAILERS, Head, make_trailers
+from services.online.grpc.http2.head import HEADERS, OK_TRAILERS, CallHead, make_trailers
 from services.online.grpc.http2.messages import Assembler, frame, unpack, unpack_apart
 from services.online.grpc.http2.outbox import Outbox
 from services.online.grpc.status import Trailer, status_of, trailers
@@ -31,7 +31,7 @@ _HEAVY_BYTES = 64 << 10
 logger = logging.getLogger("mlctl.grpc")
 
 
-class Link(Protocol):
+class CallConnection(Protocol):
     """What a call needs of its connection."""
 
     outbox: Outbox
@@ -40,7 +40,7 @@ class Link(Protocol):
     def consumed(self, stream: int, size: int) -> None:
         """Let the client send `size` more bytes on the stream."""
 
-    def over(self, call: Call) -> None:
+    def over(self, call: GrpcCall) -> None:
         """Forget the call, which was answered or dropped."""
 
 
@@ -53,13 +53,13 @@ class MethodHandler:
     MlctlError that it raises becomes the call's status.
     """
 
-    answer: Callable[[Any, Call], Any]
+    answer: Callable[[Any, GrpcCall], Any]
     serialize: Callable[[Any], bytes]
     deserialize: Callable[[bytes], Any] | None = None
     streams: bool = False
 
 
-class Call:
+class GrpcCall:
     """One stream of one connection, which may have ended with its headers.
 
     A message has at most `limit` bytes and must arrive within `seconds`; the client must read a
@@ -76,9 +76,9 @@ class Call:
 
     def __init__(
         self,
-        link: Link,
+        link: CallConnection,
         stream: int,
-        head: Head,
+        head: CallHead,
         *,
         limit: int,
         inflight: Inflight,

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from bundle.errors import MlctlError
-from services.online.grpc.http2.call import Call
+from services.online.grpc.http2.call import GrpcCall
 from services.online.grpc.http2.core import Core
 from services.online.grpc.http2.desk import InferCall
 from services.online.grpc.http2.desks import Taker
 from services.online.grpc.http2.events import (
-    Asked,
+    HeadersReceived,
     Left,
     Noise,
     Opened,
@@ -28,8 +28,8 @@ from services.online.grpc.http2.events import (
     Whole,
 )
 from services.online.grpc.http2.frames import MAX_STREAM, BrokenError, Reason
-from services.online.grpc.http2.head import Head
-from services.online.grpc.http2.known import Known
+from services.online.grpc.http2.head import CallHead
+from services.online.grpc.http2.known import KnownCall
 from services.online.grpc.http2.leaky_bucket import Bucket
 from services.online.grpc.http2.outbox import Outbox, Parking
 
@@ -62,7 +62,7 @@ class Times:
     stall_bytes: int = 4 << 10
 
 
-OpenCall = Callable[["Connection", int, Head, bool], Call]
+OpenCall = Callable[["Connection", int, CallHead, bool], GrpcCall]
 
 
 class Connection(asyncio.Protocol):
@@ -88,20 +88,20 @@ class Connection(asyncio.Protocol):
         self._most = most
         self._times = times
         self._desk = desk
-        self.known: Known | None = None
+        self.known: KnownCall | None = None
         self._core = Core()
         self.gone = asyncio.get_running_loop().create_future()
         self._parking = parking
         self.outbox = Outbox(self._core, self._wake, parking)
         self.peer = ""
-        self._calls: dict[int, Call | InferCall] = {}
+        self._calls: dict[int, GrpcCall | InferCall] = {}
         self._waking = False
         self._closed = False
         self._draining = False
         self._told_last = False
         self._handlers: Mapping[type, Callable[[Any], None]] = {
             Whole: self._on_whole,
-            Asked: self._on_asked,
+            HeadersReceived: self._on_asked,
             Sent: self._on_sent,
             Left: self._on_left,
             Opened: self._on_opened,
@@ -189,7 +189,7 @@ class Connection(asyncio.Protocol):
         self._note_called()
         self._wake()
 
-    def over(self, call: Call | InferCall) -> None:
+    def over(self, call: GrpcCall | InferCall) -> None:
         """Forget the call."""
         self._bucket.answered()
         if self._calls.pop(call.stream, None) is not None:
@@ -222,7 +222,7 @@ class Connection(asyncio.Protocol):
     def _on_whole(self, event: Whole) -> None:
         self._meet(*event)
 
-    def _meet(self, stream: int, head: Head, data: bytes) -> None:
+    def _meet(self, stream: int, head: CallHead, data: bytes) -> None:
         """A call came at once."""
         if not self._takes(stream):
             return
@@ -234,7 +234,7 @@ class Connection(asyncio.Protocol):
             call.feed(data, len(data), ended=True)
             call.end()
 
-    def _on_asked(self, event: Asked) -> None:
+    def _on_asked(self, event: HeadersReceived) -> None:
         if not self._takes(event.stream):
             return
         call = self._open_call(self, event.stream, event.head, event.ended)
@@ -254,7 +254,7 @@ class Connection(asyncio.Protocol):
 
     def _on_sent(self, event: Sent) -> None:
         call = self._calls.get(event.stream)
-        if isinstance(call, Call):
+        if isinstance(call, GrpcCall):
             call.feed(event.data, event.size, ended=event.ended)
             if event.ended:
                 call.end()

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 
 from services.online.grpc.http2 import frames
 from services.online.grpc.http2.events import (
-    Asked,
     Event,
+    HeadersReceived,
     Left,
     Noise,
     Opened,
@@ -189,7 +189,7 @@ class Core(AtOnce):
             self.refuse(stream)
             yield Noise(_LATE_DROPS)
             return
-        yield Asked(stream, head, ended)
+        yield HeadersReceived(stream, head, ended)
 
     def _on_trailers(self, stream: int, block: bytes, *, ended: bool) -> Iterator[Event]:
         fields = self._reader.decode(block)

@@ -18,15 +18,15 @@ from services.online.batching.desks import Told
 from services.online.batching.joining import Arrays, Share, cut
 from services.online.batching.rawrows import Form
 from services.online.grpc.codec import GrpcCodec
-from services.online.grpc.http2.head import HEADERS, Head, make_trailers
+from services.online.grpc.http2.head import HEADERS, CallHead, make_trailers
 from services.online.grpc.http2.hpack import encode
 from services.online.grpc.http2.ids import id_in
-from services.online.grpc.http2.known import Known, Memory, render, with_id
+from services.online.grpc.http2.known import KnownCall, KnownCalls, render, with_id
 from services.online.grpc.http2.messages import PREFIX_BYTES, frame
 from services.online.grpc.http2.outbox import Outbox
 from services.online.grpc.status import status_of, trailers
 from services.online.http.connection.repeated import Turn
-from services.online.models.served_model import ModelHost
+from services.online.models.served_model import ServedModel
 from services.online.observability.calls import GRPC
 from services.online.security.public import failed, is_public
 from services.protocol.messages import SERVICE
@@ -40,11 +40,11 @@ logger = logging.getLogger("mlctl.grpc")
 _Plan = list[tuple[bytes, bytes, int]]
 
 
-class Link(Protocol):
+class DeskConnection(Protocol):
     """What a desk needs of a connection; `known` is what its last call was."""
 
     outbox: Outbox
-    known: Known | None
+    known: KnownCall | None
 
     def begin(self, call: InferCall) -> None:
         """The call is open."""
@@ -79,9 +79,9 @@ class InferCall:
     def __init__(
         self,
         desk: InferDesk,
-        link: Link,
+        link: DeskConnection,
         stream: int,
-        known: Known,
+        known: KnownCall,
         data: bytes,
         id_field: bytes,
         timeout: float,
@@ -145,11 +145,11 @@ class InferCall:
 class InferDesk:
     """Speaks for the known calls of one model's connections; `response` is the answer's class."""
 
-    def __init__(self, host: ModelHost, codec: GrpcCodec, response: type[Any]) -> None:
+    def __init__(self, host: ServedModel, codec: GrpcCodec, response: type[Any]) -> None:
         self._host = host
         self._codec = codec
         self._response = response
-        self._memory = Memory(host)
+        self._memory = KnownCalls(host)
         self._arrived: list[InferCall] = []
         self._turn = Turn()
         self._began = 0.0
@@ -164,14 +164,14 @@ class InferDesk:
         return self._host.settings.deadline_ms / 1000
 
     def learn(self, message: bytes, parsed: Any, request: InferRequest) -> None:
-        """See `Memory.learn`."""
+        """See `KnownCalls.learn`."""
         self._memory.learn(message, parsed, request)
 
-    def find(self, data: bytes) -> Known | None:
-        """See `Memory.find`."""
+    def find(self, data: bytes) -> KnownCall | None:
+        """See `KnownCalls.find`."""
         return self._memory.find(data)
 
-    def take(self, link: Link, stream: int, head: Head, data: bytes) -> bool:
+    def take(self, link: DeskConnection, stream: int, head: CallHead, data: bytes) -> bool:
         """Whether the call is known and would be let in; else it has to go the long way.
 
         It came at once, with `data` in one frame.
@@ -234,7 +234,7 @@ class InferDesk:
         """A message that was taken in is held no more."""
         self._host.inflight.used -= size
 
-    def _turn_away(self, link: Link, stream: int, known: Known) -> bool:
+    def _turn_away(self, link: DeskConnection, stream: int, known: KnownCall) -> bool:
         """Whether a call is refused at once, before it is queued."""
         error = self._host.refusal(known.rows, known.priority)
         if error is None:
@@ -266,7 +266,7 @@ class InferDesk:
         """See `services.online.batching.desks.Desk`."""
         before = perf_counter()
         outputs: Arrays | None = None
-        plans = dict[Known, _Plan | None]()
+        plans = dict[KnownCall, _Plan | None]()
         ready: list[tuple[InferCall, bytes]] = []
         turns: dict[Turn, tuple[int, float]] = {}
         call: InferCall
@@ -286,7 +286,7 @@ class InferDesk:
             serialize = (perf_counter() - before) / len(ready)
             for turn, (count, wait) in turns.items():
                 self._count(count, turn, wait, seconds, serialize)
-        links = dict[Link, None]()
+        links = dict[DeskConnection, None]()
         for call, content in ready:
             call.send(content)
             links[call.link] = None
@@ -311,13 +311,13 @@ class InferDesk:
         self._host.stages(turn.parse, wait, seconds, serialize, count)
         self._host.count(GRPC, None, count)
 
-    def _try_plan(self, known: Known, share: Share) -> _Plan | None:
+    def _try_plan(self, known: KnownCall, share: Share) -> _Plan | None:
         try:
             return self._plan(known, share)
         except Exception:  # noqa: BLE001 - it is met again, and told, on the long way
             return None
 
-    def _plan(self, known: Known, share: Share) -> _Plan:
+    def _plan(self, known: KnownCall, share: Share) -> _Plan:
         outputs = share[0]
         tails = tuple([outputs[name].shape[1:] for name in known.outputs])
         rendered = known.rendered

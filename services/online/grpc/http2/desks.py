@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from services.online.grpc.http2.desk import InferDesk, Link
-from services.online.grpc.http2.head import Head
+from services.online.grpc.http2.desk import DeskConnection, InferDesk
+from services.online.grpc.http2.head import CallHead
 
 
 class Taker(Protocol):
     """What a connection asks first of each whole call."""
 
-    def take(self, link: Link, stream: int, head: Head, data: bytes) -> bool:
+    def take(self, link: DeskConnection, stream: int, head: CallHead, data: bytes) -> bool:
         """See `InferDesk.take`."""
         ...
 
@@ -23,7 +23,7 @@ class InferDesks:
     def __init__(self, desks: Sequence[InferDesk]) -> None:
         self._desks = desks
 
-    def take(self, link: Link, stream: int, head: Head, data: bytes) -> bool:
+    def take(self, link: DeskConnection, stream: int, head: CallHead, data: bytes) -> bool:
         """See `InferDesk.take`; what the link's last call was may be another desk's."""
         for desk in self._desks:
             known = desk.find(data)

@@ -7,22 +7,22 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from services.online.grpc.http2.head import Head
+from services.online.grpc.http2.head import CallHead
 
 
 class Whole(NamedTuple):
     """A call that came at once: its head, and all its data in one frame of `size` bytes."""
 
     stream: int
-    head: Head
+    head: CallHead
     data: bytes
 
 
-class Asked(NamedTuple):
+class HeadersReceived(NamedTuple):
     """A call began; it has no data if that `ended` it."""
 
     stream: int
-    head: Head
+    head: CallHead
     ended: bool
 
 
@@ -66,4 +66,4 @@ class Parted(NamedTuple):
     reason: int
 
 
-Event = Whole | Asked | Sent | Left | Opened | Noise | Ponged | Parted
+Event = Whole | HeadersReceived | Sent | Left | Opened | Noise | Ponged | Parted

@@ -50,7 +50,7 @@ class MalformedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class CallHead:
     """A call's headers, `size` bytes of memory. `timeout_text` is as the caller wrote it.
 
     It is `plain` if all of them are right for a message that is not packed, and ask for no lane.
@@ -92,7 +92,7 @@ class Head:
         )
 
 
-def parse_head(fields: Fields) -> Head:
+def parse_head(fields: Fields) -> CallHead:
     """Return the head of a call; raise MalformedError for headers that are against HTTP/2.
 
     Heads are cached for all connections, but not those with a caller's token.
@@ -101,7 +101,7 @@ def parse_head(fields: Fields) -> Head:
     return _parse(fields) if secret else _parse_cached(fields)
 
 
-def _parse(fields: Fields) -> Head:
+def _parse(fields: Fields) -> CallHead:
     seen = set[bytes]()
     regular = False
     for name, _ in fields:
@@ -116,7 +116,7 @@ def _parse(fields: Fields) -> Head:
     named = fields_of(fields)
     if not seen >= _REQUIRED or named.get(b"te", b"trailers") != b"trailers":
         raise MalformedError
-    head = Head(
+    head = CallHead(
         named[b":method"],
         named[b":path"].decode("latin-1"),
         named.get(b"content-type", b""),
@@ -132,7 +132,7 @@ def _parse(fields: Fields) -> Head:
 _parse_cached = lru_cache(maxsize=128)(_parse)
 
 
-def _is_plain(head: Head) -> bool:
+def _is_plain(head: CallHead) -> bool:
     text = head.timeout_text
     timed = text is None or _TIMEOUT.fullmatch(text) is not None
     try:

@@ -12,7 +12,7 @@ from hpack import Decoder, Encoder, HPACKDecodingError, HPACKError
 from hpack.table import HeaderTable
 
 from services.online.grpc.http2.frames import BrokenError, Reason
-from services.online.grpc.http2.head import Fields, Head, parse_head
+from services.online.grpc.http2.head import CallHead, Fields, parse_head
 
 # Says that our table is empty and stays so, RFC 7541 (6.3): whatever size the client allows.
 NO_TABLE = b"\x20"
@@ -62,11 +62,11 @@ class HeadReader:
     def __init__(self, max_header_list_size: int) -> None:
         self._decoder = Decoder(max_header_list_size)
         self._table = self._decoder.header_table = _Table()
-        self._known: dict[bytes, Head] = {}
-        self.last: tuple[bytes, Head] | None = None
+        self._known: dict[bytes, CallHead] = {}
+        self.last: tuple[bytes, CallHead] | None = None
         self.drops = 0.0
 
-    def read(self, block: bytes) -> Head:
+    def read(self, block: bytes) -> CallHead:
         """The head of a call. Raises BrokenError, and MalformedError if only the call is broken."""
         if self.last is not None and self.last[0] == block:
             return self.last[1]

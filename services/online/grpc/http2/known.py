@@ -19,7 +19,7 @@ from services.online.batching.rawrows import Form
 from services.online.grpc.http2.ids import cut_id, field_head, id_in, is_id
 from services.online.grpc.http2.messages import PREFIX_BYTES, frame, prefix
 from services.online.grpc.http2.sending import MAX_FRAME_BYTES
-from services.online.models.served_model import ModelHost
+from services.online.models.served_model import ServedModel
 from services.protocol.priority import Priority
 from services.protocol.wire import InferRequest, declare
 
@@ -35,7 +35,7 @@ _PROBE = field_head(b"\x1a", 1) + b"?"
 _LOOKED_AT = frozenset({Datatype.BOOL, Datatype.BYTES})
 
 
-class Rendered(NamedTuple):
+class RenderedMessage(NamedTuple):
     """An answer but for its tensors, whose rows have the shapes `tails`, and its id.
 
     `starts` are the bytes before each of them: the first begins with the frame of the message,
@@ -47,7 +47,7 @@ class Rendered(NamedTuple):
     place: int
 
 
-class Known:
+class KnownCall:
     """A framed message of `size` bytes but for its tensors; `gaps` are the bytes between those.
 
     It has no id; one that is alike may have it at `place`.
@@ -79,7 +79,7 @@ class Known:
         self.timeout = request.timeout
         self.priority: Priority = request.priority
         self.outputs = outputs
-        self.rendered: Rendered | None = None
+        self.rendered: RenderedMessage | None = None
 
     def id_of(self, data: bytes) -> bytes | None:
         """The field of the id that `data` has, which may be none; None if `data` is not alike.
@@ -104,10 +104,10 @@ class Known:
         return found
 
 
-class Memory:
+class KnownCalls:
     """The infer messages to one model that may well come again."""
 
-    def __init__(self, host: ModelHost) -> None:
+    def __init__(self, host: ServedModel) -> None:
         signature = host.signature
         self._host = host
         self._inputs = {spec.name: spec for spec in signature.inputs}
@@ -115,10 +115,10 @@ class Memory:
         self._outputs = {
             spec.name: spec.dtype for spec in signature.outputs if spec.dtype is not Datatype.BYTES
         }
-        self._kept: dict[int, list[Known]] = {}
+        self._kept: dict[int, list[KnownCall]] = {}
         self._count = 0
 
-    def find(self, data: bytes) -> Known | None:
+    def find(self, data: bytes) -> KnownCall | None:
         """What is known of a framed message."""
         start, stop = cut_id(data, PREFIX_BYTES)
         for known in self._kept.get(len(data) - (stop - start), ()):
@@ -153,7 +153,7 @@ class Memory:
         except MlctlError:  # the model serves no more
             return None
 
-    def _keep(self, known: Known) -> None:
+    def _keep(self, known: KnownCall) -> None:
         if self._count >= _KEPT:
             self._kept.clear()
             self._count = 0
@@ -162,7 +162,7 @@ class Memory:
 
     def _make(
         self, message: bytes, parsed: Any, request: InferRequest, key: Hashable
-    ) -> Known | None:
+    ) -> KnownCall | None:
         raw = parsed.raw_input_contents
         cut = split(message, raw, _RAW_INPUT)
         if cut is None or len(cut[0]) > _KEPT_BYTES:
@@ -186,7 +186,7 @@ class Memory:
             at += len(gap)
         form = Form(declared, places)
         outputs = {name: self._outputs[name] for name in request.outputs}
-        return Known(start, tuple(gaps[:-1]), at, form, request, key, outputs)
+        return KnownCall(start, tuple(gaps[:-1]), at, form, request, key, outputs)
 
 
 def split(message: bytes, contents: Any, tag: bytes) -> list[bytes] | None:
@@ -201,11 +201,11 @@ def split(message: bytes, contents: Any, tag: bytes) -> list[bytes] | None:
     return [frame(message)[: len(message) + PREFIX_BYTES - len(tail)] + between[0], *between[1:]]
 
 
-def render(message: Any, tails: tuple[tuple[int, ...], ...]) -> Rendered:
+def render(message: Any, tails: tuple[tuple[int, ...], ...]) -> RenderedMessage:
     """A ModelInferResponse that we made, without an id."""
     starts = split(message.SerializeToString(), message.raw_output_contents, _RAW_OUTPUT)
     assert starts is not None
-    return Rendered(tails, tuple(starts), cut_id(starts[0], PREFIX_BYTES)[0])
+    return RenderedMessage(tails, tuple(starts), cut_id(starts[0], PREFIX_BYTES)[0])
 
 
 def with_id(answer: bytes, place: int, field: bytes) -> bytes:

@@ -23,7 +23,7 @@ CODINGS = frozenset({b"identity", b"gzip", b"deflate"})
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class RawMessage:
     """A message as received, which may be compressed."""
 
     data: bytes
@@ -48,7 +48,7 @@ class Assembler:
         self._left: int | None = None  # of a message whose prefix is known
         self._length = 0
         self._compressed = False
-        self.messages: deque[Packed] = deque()
+        self.messages: deque[RawMessage] = deque()
 
     @property
     def is_whole(self) -> bool:
@@ -86,7 +86,7 @@ class Assembler:
             if self._left == 0:
                 self._complete(bytes(self._begun_message))
 
-    def take(self) -> Packed:
+    def take(self) -> RawMessage:
         """Return the next complete message. The last one that waits is no longer charged here."""
         message = self.messages.popleft()
         if not self.messages:
@@ -115,19 +115,19 @@ class Assembler:
         return length
 
     def _complete(self, data: bytes) -> None:
-        self.messages.append(Packed(data, self._compressed))
+        self.messages.append(RawMessage(data, self._compressed))
         self._begun_message.clear()
         self._left = None
 
 
-def unpack(message: Packed, coding: bytes, limit: int) -> bytes:
+def unpack(message: RawMessage, coding: bytes, limit: int) -> bytes:
     """Return the message, of at most `limit` bytes. Raises PAYLOAD_TOO_LARGE, INVALID_INPUT."""
     if not message.compressed:
         return message.data
     return inflate(message.data, _known_coding(coding), limit)
 
 
-async def unpack_apart(message: Packed, coding: bytes, limit: int, inflight: Inflight) -> bytes:
+async def unpack_apart(message: RawMessage, coding: bytes, limit: int, inflight: Inflight) -> bytes:
     """Unpack a large compressed message on another thread.
 
     Until it returns, the message and what it inflates to are charged to `inflight`. Raises

@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING
 
 from bundle.errors import MlctlError
 from services.online.http.fields import fields_of
-from services.online.models.served_model import ModelHost
-from services.online.observability.calls import GRPC, Seen
+from services.online.models.served_model import ServedModel
+from services.online.observability.calls import GRPC, RequestRecord
 from services.online.observability.ids import RequestIds
 
 if TYPE_CHECKING:
-    from services.online.grpc.http2.call import Call
+    from services.online.grpc.http2.call import GrpcCall
 
 
 class GrpcCalls:
     """Report the calls of one model to its observer, if it has one."""
 
-    def __init__(self, host: ModelHost) -> None:
+    def __init__(self, host: ServedModel) -> None:
         self._host = host
         self._ids = RequestIds()
 
-    def begin(self, size: Callable[[], int] | None, call: Call) -> Seen | None:
+    def begin(self, size: Callable[[], int] | None, call: GrpcCall) -> RequestRecord | None:
         """Return the record of a request of `size` bytes, or None if nothing of it is recorded."""
         if self._host.observer is None:
             return None
@@ -35,13 +35,13 @@ class GrpcCalls:
             seen.bytes_in = size()
         return seen
 
-    def refused(self, error: MlctlError, call: Call) -> None:
+    def refused(self, error: MlctlError, call: GrpcCall) -> None:
         """Count and report a call that was rejected before its message was read."""
         self._host.count(GRPC, error)
         with suppress(MlctlError):  # metadata that is invalid: then it has no id
             self.ended(self.begin(None, call), error)
 
-    def ended(self, seen: Seen | None, error: BaseException | None) -> None:
+    def ended(self, seen: RequestRecord | None, error: BaseException | None) -> None:
         """Report that the request failed, or that its stream ended."""
         if seen is not None and self._host.observer is not None:
             self._host.observer.ended(seen, error)

@@ -13,10 +13,10 @@ import grpc
 
 from bundle.errors import MlctlError
 from services.online.batching.budget import Inflight
-from services.online.grpc.http2.call import Call, MethodHandler, stopping
+from services.online.grpc.http2.call import GrpcCall, MethodHandler, stopping
 from services.online.grpc.http2.connection import Connection, Times
 from services.online.grpc.http2.desks import Taker
-from services.online.grpc.http2.head import Head
+from services.online.grpc.http2.head import CallHead
 from services.online.grpc.http2.messages import CODINGS
 from services.online.grpc.http2.observed_calls import GrpcCalls
 from services.online.grpc.http2.outbox import Parking
@@ -34,7 +34,7 @@ _PROBES_BYTES = 64 << 20
 _UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED
 
 
-class LeanServer:
+class Http2Server:
     """Answer calls with `handlers`, by "/SERVICE/METHOD", within the limits of `host`.
 
     `desk` answers the calls that it recognizes. If a token is required, callers without one are
@@ -127,11 +127,11 @@ class LeanServer:
             self._open, self._connections, most, self._times, self._parking, self._desk
         )
 
-    def _open(self, connection: Connection, stream: int, head: Head, ended: bool) -> Call:
+    def _open(self, connection: Connection, stream: int, head: CallHead, ended: bool) -> GrpcCall:
         """Return the call of a new stream, which has begun or is answered already."""
         settings = self._host.settings
         probes = self._probes if is_probe(head.path) else None
-        call = Call(
+        call = GrpcCall(
             connection,
             stream,
             head,
@@ -154,7 +154,7 @@ class LeanServer:
                 call.refuse(error)
         return call
 
-    def _begin(self, call: Call, head: Head) -> None:
+    def _begin(self, call: GrpcCall, head: CallHead) -> None:
         if not is_admitted(self._host.access, head.path, head.authorization):
             raise unauthenticated()
         handler = self._handlers.get(head.path)

@@ -7,7 +7,7 @@ from typing import Final
 from services.online.grpc.http2 import frames
 from services.online.grpc.http2.events import Noise, Whole
 from services.online.grpc.http2.frames import BrokenError, Reason
-from services.online.grpc.http2.head import Head, MalformedError
+from services.online.grpc.http2.head import CallHead, MalformedError
 from services.online.grpc.http2.hpack import HeadReader
 from services.online.grpc.http2.sending import (
     CONNECTION_WINDOW_BYTES,
@@ -48,7 +48,7 @@ class AtOnce(Sending):
         self._tail = bytearray()
         self._block: Block | None = None
 
-    def again(self, data: bytes) -> tuple[int, Head, bytes] | None:
+    def again(self, data: bytes) -> tuple[int, CallHead, bytes] | None:
         """The call that `data` is, if it is one and nothing else and its head is the last one's.
 
         Its parts are those of the event that `receive` would tell; nothing has changed if it

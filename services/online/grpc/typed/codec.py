@@ -12,14 +12,14 @@ from google.protobuf.message import DecodeError
 from bundle.tensors import DYNAMIC, Datatype, Signature
 from services.online.grpc.codec import from_values
 from services.online.grpc.typed.descriptors import make_messages
-from services.online.grpc.typed.layout import DIGEST, Field, Layout
+from services.online.grpc.typed.layout import DIGEST, Field, TypedLayout
 from services.protocol.wire import InferRequest, declare, decode_raw, encode_raw, invalid
 
 
 class TypedCodec:
     """Decodes the typed requests to one model and encodes its answers."""
 
-    def __init__(self, layout: Layout, digest: str, signature: Signature) -> None:
+    def __init__(self, layout: TypedLayout, digest: str, signature: Signature) -> None:
         self._layout = layout
         self._digest = digest
         self._inputs = {spec.name: spec for spec in signature.inputs}

@@ -18,7 +18,7 @@ from google.protobuf.descriptor_pb2 import (
     FileDescriptorProto,
 )
 
-from services.online.grpc.typed.layout import DIGEST, FIRST, Field, Layout
+from services.online.grpc.typed.layout import DIGEST, FIRST, Field, TypedLayout
 
 _TYPES: Mapping[str, Any] = MappingProxyType(
     {
@@ -36,7 +36,7 @@ _TYPES: Mapping[str, Any] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class Messages:
+class TypedMessages:
     """The request as callers know it, and both messages in the server's own form."""
 
     request: type[Any]
@@ -44,13 +44,13 @@ class Messages:
     raw_response: type[Any]
 
 
-def make_messages(layout: Layout) -> Messages:
+def make_messages(layout: TypedLayout) -> TypedMessages:
     """The classes of a layout's messages, in descriptor pools of their own."""
     plain, raw = (_classes(layout, raw=raw) for raw in (False, True))
-    return Messages(plain["Request"], raw["Request"], raw["Response"])
+    return TypedMessages(plain["Request"], raw["Request"], raw["Response"])
 
 
-def make_file(layout: Layout, *, raw: bool = False) -> Any:
+def make_file(layout: TypedLayout, *, raw: bool = False) -> Any:
     """The file that defines the service, or the same in the server's own form."""
     file: Any = FileDescriptorProto(name=layout.path, package=layout.package, syntax="proto3")
     file.message_type.append(_message("Request", layout.request, 1, raw=raw))
@@ -63,7 +63,7 @@ def make_file(layout: Layout, *, raw: bool = False) -> Any:
     return file
 
 
-def _classes(layout: Layout, *, raw: bool) -> dict[str, type[Any]]:
+def _classes(layout: TypedLayout, *, raw: bool) -> dict[str, type[Any]]:
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(make_file(layout, raw=raw).SerializeToString())
     return {

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from bundle.tensors import DYNAMIC, Datatype
-from services.online.openapi.model import Model, Tensor
+from services.online.openapi.model import ApiModel, ApiTensor
 
 FIRST = 11  # those before are kept for what is no tensor
 DIGEST = "model_digest"
@@ -42,7 +42,7 @@ class Field:
     `shape` is None if the tensor has always the same.
     """
 
-    tensor: Tensor
+    tensor: ApiTensor
     name: str
     number: int
     scalar: str | None
@@ -55,7 +55,7 @@ class Field:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TypedLayout:
     """The typed service of one model."""
 
     package: str
@@ -74,10 +74,10 @@ class Layout:
         return f"{'/'.join(folders)}/{folders[-2]}.proto"
 
 
-def lay_out(model: Model) -> Layout:
+def lay_out(model: ApiModel) -> TypedLayout:
     """The service of `model`."""
     package = f"mlctl.models.{package_name(model.name)}.v1"
-    return Layout(package, _fields(model.inputs), _fields(model.outputs, DIGEST))
+    return TypedLayout(package, _fields(model.inputs), _fields(model.outputs, DIGEST))
 
 
 def package_name(name: str) -> str:
@@ -88,7 +88,7 @@ def package_name(name: str) -> str:
     return f"{plain}_" if keyword.iskeyword(plain) else plain
 
 
-def _fields(tensors: Iterable[Tensor], *others: str) -> tuple[Field, ...]:
+def _fields(tensors: Iterable[ApiTensor], *others: str) -> tuple[Field, ...]:
     taken = {_key(name) for name in others}
     made = []
     for number, tensor in enumerate(tensors):

@@ -7,8 +7,8 @@ from collections import Counter
 from time import perf_counter
 from typing import Any
 
-from services.online.grpc.http2.call import Call, MethodHandler
-from services.online.grpc.models import Asking, GrpcModel, GrpcModels
+from services.online.grpc.http2.call import GrpcCall, MethodHandler
+from services.online.grpc.models import GrpcModel, GrpcModels, RequestContext
 from services.online.grpc.typed.codec import TypedCodec
 from services.online.grpc.typed.descriptors import make_file
 from services.online.grpc.typed.layout import lay_out
@@ -47,8 +47,8 @@ class TypedService:
         """Return the handler of its method."""
         return MethodHandler(self._answer, self._codec.response.SerializeToString)
 
-    async def _answer(self, message: bytes, call: Call) -> Any:
-        async def infer(asking: Asking) -> Any:
+    async def _answer(self, message: bytes, call: GrpcCall) -> Any:
+        async def infer(asking: RequestContext) -> Any:
             start = perf_counter()
             model = asking.of(self._model)
             request = self._codec.decode(message)

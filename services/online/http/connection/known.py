@@ -19,7 +19,7 @@ from services.online.batching.rawrows import Form
 from services.online.batching.scheduler import Priority
 from services.online.http.connection.frames import Frame, fill, find_frame
 from services.online.http.connection.numbers import CODES, pack_of
-from services.online.http.inference import Asked, Head, Inference
+from services.online.http.inference import InferHandler, PendingRequest, RequestHead
 from services.protocol.compression import IDENTITY
 from services.protocol.wire import InferRequest, declare
 
@@ -34,7 +34,7 @@ _MOST_INPUTS = 100
 Tails = tuple[tuple[int, ...], ...]
 
 
-class Rendered(NamedTuple):
+class RenderedResponse(NamedTuple):
     """An answer but for its timing, its id and its tensors; `tails` are its rows' shapes.
 
     `start` goes up to the content's length and, if that is always the same, has it; `end` goes
@@ -51,7 +51,7 @@ class Rendered(NamedTuple):
     packs: bool
 
 
-class Known:
+class KnownRequest:
     """A request but for its tensors.
 
     `prefix` are the bytes before binary ones, `size` is all of it and `body_size` its body;
@@ -67,7 +67,7 @@ class Known:
     def __init__(
         self,
         source: bytes | Frame,
-        head: Head,
+        head: RequestHead,
         request: InferRequest,
         form: Form,
         key: Hashable,
@@ -89,13 +89,13 @@ class Known:
         self.timeout = request.timeout
         self.priority: Priority = head.priority or request.priority
         self.authorization: bytes | None = None
-        self.rendered: Rendered | None = None
+        self.rendered: RenderedResponse | None = None
 
 
-class Memory:
+class KnownRequests:
     """The requests of one model's clients that may well come again."""
 
-    def __init__(self, inference: Inference) -> None:
+    def __init__(self, inference: InferHandler) -> None:
         signature = inference.signature
         self._inference = inference
         self._inputs = {spec.name: spec for spec in signature.inputs}
@@ -105,9 +105,11 @@ class Memory:
         self._outputs = {
             spec.name: spec for spec in signature.outputs if spec.dtype is not Datatype.BYTES
         }
-        self._kept: dict[Hashable, Known] = {}
+        self._kept: dict[Hashable, KnownRequest] = {}
 
-    def learn(self, data: bytes, headers: Mapping[bytes, bytes], asked: Asked) -> Known | None:
+    def learn(
+        self, data: bytes, headers: Mapping[bytes, bytes], asked: PendingRequest
+    ) -> KnownRequest | None:
         """What to expect of the next request that is like `data`; None if nothing.
 
         `data` is one whole request, of which the rest was made; it was found to be right.
@@ -129,13 +131,15 @@ class Memory:
                 self._kept[name] = known
         return known
 
-    def find(self, data: bytes, headers: Mapping[bytes, bytes], head: Head) -> Known | None:
+    def find(
+        self, data: bytes, headers: Mapping[bytes, bytes], head: RequestHead
+    ) -> KnownRequest | None:
         """What is known already of requests that are like `data`, which is whole."""
         source = self._source(data, headers, head)
         return None if source is None else self._kept.get(_name(source))
 
     def _source(
-        self, data: bytes, headers: Mapping[bytes, bytes], head: Head
+        self, data: bytes, headers: Mapping[bytes, bytes], head: RequestHead
     ) -> bytes | Frame | None:
         """What would be there again: all before the binary data, or around the numbers."""
         declared, body = headers.get(b"content-length"), data.find(b"\r\n\r\n") + 4
@@ -146,7 +150,7 @@ class Memory:
         end = body + head.json_length
         return data[:end] if self._fits_raw and head.json_length and end <= _KEPT_BYTES else None
 
-    def _make(self, source: bytes | Frame, asked: Asked) -> Known | None:
+    def _make(self, source: bytes | Frame, asked: PendingRequest) -> KnownRequest | None:
         request = asked.request
         inputs, wanted = request.inputs, request.outputs
         if request.keys or not wanted.keys() <= self._outputs.keys():
@@ -164,9 +168,9 @@ class Memory:
             name: declare(self._inputs, name, self._inputs[name].dtype.value, array.shape)
             for name, array in inputs.items()
         }
-        return Known(source, asked.head, request, Form(declared, places), key, self._outputs)
+        return KnownRequest(source, asked.head, request, Form(declared, places), key, self._outputs)
 
-    def _is_whole(self, source: bytes | Frame, asked: Asked) -> bool:
+    def _is_whole(self, source: bytes | Frame, asked: PendingRequest) -> bool:
         """Whether all tensors are binary, or all in the arrays of the frame, in their order."""
         if not isinstance(source, Frame):
             length = asked.head.json_length or 0
@@ -177,7 +181,7 @@ class Memory:
             self._probe(source, asked, first) for first in (0, 1)
         )
 
-    def _probe(self, frame: Frame, asked: Asked, first: int) -> bool:
+    def _probe(self, frame: Frame, asked: PendingRequest, first: int) -> bool:
         """Whether each input is what its array has: `first` in the first one, and so on."""
         inputs = asked.request.inputs
         values = [

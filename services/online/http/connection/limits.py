@@ -24,7 +24,7 @@ class _HeadError(Exception):
     """A head that is rejected: too many headers, too many bytes, or not exactly one Host."""
 
 
-class GuardedProtocol(HttpToolsProtocol):
+class LimitedProtocol(HttpToolsProtocol):
     """One connection. The class attributes are its limits, in bytes and seconds."""
 
     max_head_bytes = 64 << 10

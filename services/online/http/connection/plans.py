@@ -8,8 +8,8 @@ import numpy as np
 from orjson import OPT_SERIALIZE_NUMPY, dumps
 
 from services.online.batching.joining import Arrays, Share, cut
-from services.online.http.connection.known import Known, Rendered, Tails
-from services.online.http.inference import Inference
+from services.online.http.connection.known import KnownRequest, RenderedResponse, Tails
+from services.online.http.inference import InferHandler
 from services.protocol.compression import PACK_FROM_BYTES
 from services.protocol.jsondata import encode_data
 from services.protocol.wire import encode_raw
@@ -47,7 +47,7 @@ class Text(NamedTuple):
         return b"%b%d\r\n" % (self.start, length), chunks
 
 
-class Plan(NamedTuple):
+class ResponsePlan(NamedTuple):
     """An answer to those who asked alike, but for its timing, its id and its tensors.
 
     `start` goes up to the timing and `end` from the id to the first tensor. Binary ones are in
@@ -67,7 +67,7 @@ class Plan(NamedTuple):
         return self.start, [piece[first * size : stop * size] for piece, size in self.pieces]
 
 
-def make_plan(inference: Inference, known: Known, share: Share) -> Plan | None:
+def make_plan(inference: InferHandler, known: KnownRequest, share: Share) -> ResponsePlan | None:
     """None for what goes the long way; raises what an answer's encoding does."""
     outputs, wanted = share[0], known.outputs
     tails = tuple([outputs[name].shape[1:] for name in wanted])
@@ -82,10 +82,12 @@ def make_plan(inference: Inference, known: Known, share: Share) -> Plan | None:
     for name, spec in wanted.items():
         content = encode_raw(spec.dtype, outputs[name])
         pieces.append((content, len(content) // outputs[name].shape[0]))
-    return Plan(rendered.start, rendered.end, tuple(pieces), None)
+    return ResponsePlan(rendered.start, rendered.end, tuple(pieces), None)
 
 
-def _plan_text(known: Known, rendered: Rendered, outputs: Arrays) -> Plan | None:
+def _plan_text(
+    known: KnownRequest, rendered: RenderedResponse, outputs: Arrays
+) -> ResponsePlan | None:
     _, start, end, others, fixed, packs = rendered
     numbers, most = [], fixed
     for name, spec in known.outputs.items():
@@ -96,10 +98,12 @@ def _plan_text(known: Known, rendered: Rendered, outputs: Arrays) -> Plan | None
         most += size * known.rows * _MOST_DIGITS
     if packs and most >= PACK_FROM_BYTES:
         return None
-    return Plan(b"", end, (), Text(start, others, fixed, tuple(numbers)))
+    return ResponsePlan(b"", end, (), Text(start, others, fixed, tuple(numbers)))
 
 
-def _render(inference: Inference, known: Known, share: Share, tails: Tails) -> Rendered:
+def _render(
+    inference: InferHandler, known: KnownRequest, share: Share, tails: Tails
+) -> RenderedResponse:
     """What is the same in every answer to a request, from one that is made the long way."""
     own = cut(share)
     encoded = inference.encode(known.request, own)
@@ -110,10 +114,10 @@ def _render(inference: Inference, known: Known, share: Share, tails: Tails) -> R
     kind = encoded.content_type.encode()
     start = b"content-type: %b\r\ncontent-length: %d\r\n" % (kind, len(encoded.body))
     end = b"\r\ninference-header-content-length: %d\r\n\r\n" % length
-    return Rendered(tails, start, end + encoded.body[:length], (), 0, packs)
+    return RenderedResponse(tails, start, end + encoded.body[:length], (), 0, packs)
 
 
-def _render_text(known: Known, own: Arrays, body: bytes, tails: Tails) -> Rendered:
+def _render_text(known: KnownRequest, own: Arrays, body: bytes, tails: Tails) -> RenderedResponse:
     parts, at = [], 0
     for name, spec in known.outputs.items():
         text = dumps(encode_data(spec, own[name]), option=_NUMBERS)
@@ -124,4 +128,4 @@ def _render_text(known: Known, own: Arrays, body: bytes, tails: Tails) -> Render
     first, *others = *parts, body[at:]
     end = b"\r\n\r\n" + first
     fixed = len(first) + sum(map(len, others))
-    return Rendered(tails, _TEXT_START, end, tuple(others), fixed, bool(known.head.accept))
+    return RenderedResponse(tails, _TEXT_START, end, tuple(others), fixed, bool(known.head.accept))

@@ -1,6 +1,6 @@
 """The path of an infer request: from uvicorn's parser to the batcher and back.
 
-`LeanProtocol` answers each POST to the infer path of a model that is served here, in any
+`InferProtocol` answers each POST to the infer path of a model that is served here, in any
 spelling, pipelined or not. Everything else goes to the ASGI application in uvicorn's own way.
 """
 
@@ -17,13 +17,13 @@ import httptools
 from bundle.errors import MlctlError
 from services.online.batching.executor import Answer
 from services.online.batching.scheduler import deadline_exceeded
-from services.online.http.connection.known import Known, Memory
-from services.online.http.connection.limits import GuardedProtocol
+from services.online.http.connection.known import KnownRequest, KnownRequests
+from services.online.http.connection.limits import LimitedProtocol
 from services.online.http.connection.repeated import NoEvent, RepeatCycle, RepeatDesk
 from services.online.http.fields import fields_of
-from services.online.http.inference import Asked, Head, Inference
+from services.online.http.inference import InferHandler, PendingRequest, RequestHead
 from services.online.http.responses import Headers, Response, render_headers, to_wire
-from services.online.observability.calls import Seen
+from services.online.observability.calls import RequestRecord
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 # After this many requests in a row without a repetition, a connection stops looking for one.
@@ -47,12 +47,12 @@ class DefaultHeaders:
 class Route(NamedTuple):
     """The objects that answer the requests to one model."""
 
-    inference: Inference
+    inference: InferHandler
     desk: RepeatDesk
-    memory: Memory
+    memory: KnownRequests
 
 
-class LeanCycle:
+class InferCycle:
     """One request and its answer, with the attributes that uvicorn's protocol reads of a cycle.
 
     A pipelined request `waits` until `begin`: it keeps what arrives and answers nothing.
@@ -69,7 +69,7 @@ class LeanCycle:
 
     def __init__(
         self,
-        protocol: LeanProtocol,
+        protocol: InferProtocol,
         route: Route,
         headers: Mapping[bytes, bytes],
         *,
@@ -88,12 +88,12 @@ class LeanCycle:
         self._expects = expects
         self._end = 0.0
         self._request_id = b""
-        self._seen: Seen | None = None
-        self.head: Head | None = None
+        self._seen: RequestRecord | None = None
+        self.head: RequestHead | None = None
         self._hold = route.inference.hold()
         self._body: bytes | bytearray = b""
         self._error: MlctlError | None = None
-        self.asked: Asked | None = None
+        self.asked: PendingRequest | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
@@ -205,7 +205,7 @@ class LeanCycle:
         self._protocol.send(response, close=not self.keep_alive)
 
 
-class LeanProtocol(GuardedProtocol):
+class InferProtocol(LimitedProtocol):
     """One connection; see `lean_protocol`.
 
     `inference`, `desk` and `memory` belong to the model of the last request, or to the first
@@ -213,14 +213,14 @@ class LeanProtocol(GuardedProtocol):
     """
 
     routes: ClassVar[Mapping[bytes, Route]]
-    inference: Inference
+    inference: InferHandler
     desk: RepeatDesk
-    memory: Memory
+    memory: KnownRequests
     cycle: Any
     _started: Any = None
     pipeline: deque[tuple[Any, Any]]
     # The template that the next request may repeat, and the number of searches without a match.
-    _known: Known | None = None
+    _known: KnownRequest | None = None
     _lessons = 0
     # The time of the last answer, on the loop's clock.
     _rested = 0.0
@@ -246,7 +246,7 @@ class LeanProtocol(GuardedProtocol):
         self._end_head()
         parser = self.parser
         current = parser.get_http_version() != "1.0"
-        cycle = LeanCycle(
+        cycle = InferCycle(
             self,
             route,
             fields_of(self.headers),
@@ -263,7 +263,7 @@ class LeanProtocol(GuardedProtocol):
             self._begin(cycle)
 
     def on_body(self, body: bytes) -> None:
-        if type(self.cycle) is LeanCycle:
+        if type(self.cycle) is InferCycle:
             self._progress = True
             self.cycle.feed(body)
         else:
@@ -271,7 +271,7 @@ class LeanProtocol(GuardedProtocol):
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        if type(self.cycle) is LeanCycle:
+        if type(self.cycle) is InferCycle:
             self.cycle.ask()
 
     def data_received(self, data: bytes) -> None:
@@ -282,7 +282,7 @@ class LeanProtocol(GuardedProtocol):
             self._in_head or self._in_body or self.answering
         )
         super().data_received(data)
-        if type(self.cycle) is not LeanCycle:
+        if type(self.cycle) is not InferCycle:
             return
         if self._in_body:
             self.cycle.watch()
@@ -291,7 +291,7 @@ class LeanProtocol(GuardedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         for cycle in (self._started, *(cycle for cycle, _ in self.pipeline)):
-            if isinstance(cycle, LeanCycle | RepeatCycle):
+            if isinstance(cycle, InferCycle | RepeatCycle):
                 cycle.leave()
         super().connection_lost(exc)
 
@@ -340,12 +340,12 @@ class LeanProtocol(GuardedProtocol):
         self.inference.refused(status, self.client)
 
     def _abandon(self) -> None:
-        if isinstance(self.cycle, LeanCycle | RepeatCycle):
+        if isinstance(self.cycle, InferCycle | RepeatCycle):
             self.cycle.leave()
         else:
             super()._abandon()
 
-    def _repeats(self, known: Known, data: bytes) -> bool:
+    def _repeats(self, known: KnownRequest, data: bytes) -> bool:
         """Return whether `data` repeats a known request on an idle connection, and answer it."""
         places: Sequence[slice] = ()
         if known.frame is not None:
@@ -391,7 +391,7 @@ class LeanProtocol(GuardedProtocol):
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         """Begin the next pipelined request; uvicorn calls this at the end of an answer."""
-        if isinstance(cycle, LeanCycle):
+        if isinstance(cycle, InferCycle):
             self._started = cycle
             self.loop.call_soon(self._begin_waiting)  # not at once: rejections would nest
         else:
@@ -400,7 +400,7 @@ class LeanProtocol(GuardedProtocol):
     def _begin_waiting(self) -> None:
         """Begin the request whose turn it is, unless the client takes no answers now."""
         cycle = self._started
-        if not isinstance(cycle, LeanCycle) or not cycle.waits or cycle.response_complete:
+        if not isinstance(cycle, InferCycle) or not cycle.waits or cycle.response_complete:
             return
         if self.flow.write_paused or self.transport.is_closing():
             return
@@ -410,7 +410,7 @@ class LeanProtocol(GuardedProtocol):
         else:
             cycle.ask()
 
-    def _begin(self, cycle: LeanCycle) -> None:
+    def _begin(self, cycle: InferCycle) -> None:
         if cycle.route.inference is not self.inference:
             self.inference, self.desk, self.memory = cycle.route
             self._known = None
@@ -432,12 +432,12 @@ def _plain(url: bytes) -> bytes:
         return b""  # uvicorn's own code rejects it
 
 
-def lean_protocol(*inferences: Inference) -> type[LeanProtocol]:
+def lean_protocol(*inferences: InferHandler) -> type[InferProtocol]:
     """Return the protocol class of a server of one model, or of several."""
-    routes = [Route(each, RepeatDesk(each), Memory(each)) for each in inferences]
+    routes = [Route(each, RepeatDesk(each), KnownRequests(each)) for each in inferences]
     attributes = {
         **routes[0]._asdict(),
         "routes": {url: route for route in routes for url in route.inference.targets},
         "default_headers": DefaultHeaders(),
     }
-    return type("ModelProtocol", (LeanProtocol,), attributes)
+    return type("ModelProtocol", (InferProtocol,), attributes)

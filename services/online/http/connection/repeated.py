@@ -2,7 +2,7 @@
 
 A request that repeats an earlier one but for its tensors (see `known`) is not parsed again. A
 `RepeatCycle` is one such request; the `RepeatDesk` queues, answers and counts all that arrived
-in one tick of the event loop. The responses are, byte for byte, those of `Inference.answer`.
+in one tick of the event loop. The responses are, byte for byte, those of `InferHandler.answer`.
 
 Rejections are rendered once for all requests that get the same one: a server at three times its
 capacity rejects twice as often as it answers, on the core that the model needs.
@@ -23,10 +23,10 @@ from services.online.batching.executor import Answer
 from services.online.batching.joining import Arrays, Share, cut
 from services.online.batching.rawrows import Form
 from services.online.batching.scheduler import Priority
-from services.online.http.connection.known import Known
+from services.online.http.connection.known import KnownRequest
 from services.online.http.connection.numbers import read_numbers
-from services.online.http.connection.plans import Plan, make_plan
-from services.online.http.inference import Asked, Inference, timing
+from services.online.http.connection.plans import ResponsePlan, make_plan
+from services.online.http.inference import InferHandler, PendingRequest, timing
 from services.online.http.responses import Response, error_response, to_wire
 from services.protocol.wire import encode_raw
 
@@ -44,11 +44,11 @@ class Turn:
         self.parse = 0.0
 
 
-class Connection(Protocol):
+class RequestConnection(Protocol):
     """What a known request needs of its HTTP connection."""
 
     loop: asyncio.AbstractEventLoop
-    inference: Inference
+    inference: InferHandler
     desk: RepeatDesk
     server_state: ServerState
 
@@ -72,7 +72,7 @@ class NoEvent:
 class RepeatCycle:
     """A caller of the desk; has what uvicorn's protocol looks for in a cycle.
 
-    Its body of `held` bytes was taken in by `Inference.take_in`. If its tensors came as text,
+    Its body of `held` bytes was taken in by `InferHandler.take_in`. If its tensors came as text,
     `places` are those of each in `data`, which is the request until they are read.
     """
 
@@ -93,8 +93,8 @@ class RepeatCycle:
 
     def __init__(
         self,
-        protocol: Connection,
-        known: Known,
+        protocol: RequestConnection,
+        known: KnownRequest,
         data: bytes,
         held: int,
         places: Sequence[slice] = (),
@@ -155,12 +155,12 @@ class RepeatCycle:
 
 
 class Refusals:
-    """Tells those who have no answer why; byte for byte what `Inference.refuse` does.
+    """Tells those who have no answer why; byte for byte what `InferHandler.refuse` does.
 
     `expected` is whether the queue was full just now: only then is it asked first of all.
     """
 
-    def __init__(self, inference: Inference) -> None:
+    def __init__(self, inference: InferHandler) -> None:
         self._inference = inference
         self._told: tuple[str, float] | None = None
         self._headers = b""
@@ -177,7 +177,7 @@ class Refusals:
         self._inference.failed(error)
         cycle.send(self._content(cycle.protocol, cycle.request_id(), error))
 
-    def turn_away(self, protocol: Connection, known: Known, size: int) -> bool:
+    def turn_away(self, protocol: RequestConnection, known: KnownRequest, size: int) -> bool:
         """Whether a request with a body of `size` bytes is refused at once, before it is queued.
 
         It has come on a connection that is free, and that goes on.
@@ -197,7 +197,9 @@ class Refusals:
         self._inference.failed(error, self._uncounted)
         self._uncounted = 0
 
-    def _content(self, protocol: Connection, request_id: bytes, error: QueueFullError) -> bytes:
+    def _content(
+        self, protocol: RequestConnection, request_id: bytes, error: QueueFullError
+    ) -> bytes:
         headers = protocol.server_headers()
         told = (error.message, error.retry_after)
         if told != self._told or headers is not self._headers:
@@ -211,7 +213,7 @@ class Refusals:
 class RepeatDesk:
     """Speaks for the known requests of one model's connections."""
 
-    def __init__(self, inference: Inference) -> None:
+    def __init__(self, inference: InferHandler) -> None:
         self.refusals = Refusals(inference)
         self._inference = inference
         self._arrived: list[RepeatCycle] = []
@@ -250,7 +252,7 @@ class RepeatDesk:
         before = perf_counter()
         outputs: Arrays | None = None
         waited, moment = -1.0, b""
-        plans = dict[Known, Plan | None]()
+        plans = dict[KnownRequest, ResponsePlan | None]()
         ready: list[tuple[RepeatCycle, bytes]] = []
         turns: dict[Turn, tuple[int, float]] = {}
         cycle: RepeatCycle
@@ -283,7 +285,7 @@ class RepeatDesk:
 
     def _answer_alone(self, cycle: RepeatCycle, share: Share, wait: float, seconds: float) -> None:
         """The long way: an answer that is packed or ends its connection, or that failed."""
-        asked = Asked(cycle.known.head._replace(request_id=cycle.request_id()))
+        asked = PendingRequest(cycle.known.head._replace(request_id=cycle.request_id()))
         asked.request, asked.parse_seconds = cycle.known.request, cycle.turn.parse
         rows = next(iter(share[0].values())).shape[0] if share[0] else 0
         try:
@@ -294,14 +296,14 @@ class RepeatDesk:
         else:
             cycle.send_response(response)
 
-    def _try_plan(self, known: Known, share: Share) -> Plan | None:
+    def _try_plan(self, known: KnownRequest, share: Share) -> ResponsePlan | None:
         try:
             return make_plan(self._inference, known, share)
         except Exception:  # noqa: BLE001 - it is met again, and told, on the long way
             return None
 
 
-def read_all(cycles: Sequence[RepeatCycle], inference: Inference) -> None:
+def read_all(cycles: Sequence[RepeatCycle], inference: InferHandler) -> None:
     """Put into each its tensors' bytes, or tell it what is wrong with its numbers."""
     for cycle in cycles:
         data = _read(cycle)
@@ -325,7 +327,7 @@ def _read(cycle: RepeatCycle) -> bytes | None:
     return b"".join(tensors)
 
 
-def _read_slowly(cycle: RepeatCycle, inference: Inference) -> None:
+def _read_slowly(cycle: RepeatCycle, inference: InferHandler) -> None:
     """As a request is read of which nothing is known: it says what is wrong."""
     known = cycle.known
     try:

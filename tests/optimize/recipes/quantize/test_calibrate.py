@@ -14,7 +14,7 @@ from optimize.recipes.base import Calibrator
 from optimize.recipes.quantize import calibrate
 from optimize.recipes.quantize.calibrate import BATCH, Calibration, rows_digest
 from optimize.recipes.quantize.observe import observer, seen_counts, seen_ranges
-from optimize.recipes.quantize.thresholds import Range
+from optimize.recipes.quantize.thresholds import ValueRange
 from tests.optimize.recipes.quantize.nets import Shelf, conv_net, image_rows, product_net, workbench
 
 TENSORS = ("x", "b1", "d", "e", "h")
@@ -46,7 +46,7 @@ def test_ranges_and_counts_of_the_same_values_are_equal_however_divided() -> Non
     values = np.random.default_rng(1).normal(size=(40, 7)).astype(np.float32)
     whole = seen_ranges([{"t": values}])
     parts = [{"t": part} for part in np.split(values, [3, 11, 30])]
-    assert seen_ranges(parts) == whole == {"t": Range(values.min(), values.max())}
+    assert seen_ranges(parts) == whole == {"t": ValueRange(values.min(), values.max())}
     assert (seen_counts(parts, whole)["t"] == seen_counts([{"t": values}], whole)["t"]).all()
 
 
@@ -56,7 +56,7 @@ def test_what_is_not_finite_fp32_throughout_is_left_out() -> None:
         {"fine": good, "ids": np.ones(3, np.int64), "mask": good, "none": good[:0]},
         {"fine": -good, "ids": np.ones(3, np.int64), "mask": good * -np.inf, "none": good[:0]},
     ]
-    assert seen_ranges(batches) == {"fine": Range(-1.0, 1.0)}
+    assert seen_ranges(batches) == {"fine": ValueRange(-1.0, 1.0)}
 
 
 def test_memory_is_bounded_by_one_batch(tmp_path: Path) -> None:

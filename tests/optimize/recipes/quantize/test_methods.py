@@ -14,7 +14,7 @@ from optimize.recipes.base import Calibrator
 from optimize.recipes.quantize.edit import read_graph
 from optimize.recipes.quantize.form import QuantForm, affine, dequantize_weight, quantize_weight
 from optimize.recipes.quantize.layers import WEIGHTED, find_layers
-from optimize.recipes.quantize.methods import Dynamic, Method, Static
+from optimize.recipes.quantize.methods import Dynamic, QuantizeMethod, Static
 from optimize.recipes.quantize.observe import observer, seen_ranges
 from services.runtime.session import open_session
 from tests.optimize.recipes.quantize.nets import (
@@ -41,7 +41,7 @@ def dynamic(source: Path) -> Dynamic:
     return Dynamic(source, find_layers(read_graph(source, data=False).graph, ("MatMul",)))
 
 
-def answer(method: Method, directory: Path, inputs: dict[str, np.ndarray]) -> np.ndarray:
+def answer(method: QuantizeMethod, directory: Path, inputs: dict[str, np.ndarray]) -> np.ndarray:
     directory.mkdir()
     method.write((), directory)
     onnx.checker.check_model(str(directory / "model.onnx"), full_check=True)
@@ -73,7 +73,7 @@ def test_dynamic_quantization_of_an_all_zero_batch_is_zero(tmp_path: Path) -> No
 def test_the_trial_is_the_quantized_graph_up_to_rounding(tmp_path: Path) -> None:
     source, inputs = product_net(tmp_path / "net", hard=False), dict(ROWS)
     reference = open_session(source).run(inputs)["y"]
-    methods: list[Method] = [
+    methods: list[QuantizeMethod] = [
         static(source, tmp_path / "one", QuantForm("s8", WEIGHTED), inputs),
         static(source, tmp_path / "two", QuantForm("u8", WEIGHTED), inputs),
         dynamic(source),
@@ -117,7 +117,7 @@ def test_a_shared_weight_is_stored_once_and_tried_alone(tmp_path: Path) -> None:
     assert kinds == ["w_quantized", "w_scale", "w_zero_point"]
 
 
-def fused(method: Method, root: Path) -> list[str]:
+def fused(method: QuantizeMethod, root: Path) -> list[str]:
     """The operators of the quantized graph after the runtime has optimized it."""
     import onnxruntime
 

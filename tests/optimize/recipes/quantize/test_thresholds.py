@@ -7,15 +7,15 @@ import pytest
 
 from optimize.recipes.quantize.thresholds import (
     BINS,
-    Range,
+    ValueRange,
     count_bins,
     entropy_range,
     percentile_range,
 )
 
 
-def seen(values: np.ndarray) -> Range:
-    return Range(float(values.min()), float(values.max()))
+def seen(values: np.ndarray) -> ValueRange:
+    return ValueRange(float(values.min()), float(values.max()))
 
 
 def gaussian() -> np.ndarray:
@@ -36,8 +36,8 @@ def test_a_tensor_of_zeros_is_counted_and_keeps_its_range() -> None:
     zeros = np.zeros(10, np.float32)
     counts = count_bins(zeros, 0.0)
     assert counts.sum() == 10
-    assert percentile_range(Range(0.0, 0.0), counts) == Range(0.0, 0.0)
-    assert entropy_range(Range(0.0, 0.0), counts) == Range(0.0, 0.0)
+    assert percentile_range(ValueRange(0.0, 0.0), counts) == ValueRange(0.0, 0.0)
+    assert entropy_range(ValueRange(0.0, 0.0), counts) == ValueRange(0.0, 0.0)
 
 
 def test_percentile_cuts_each_tail_by_half_of_what_it_leaves_out() -> None:

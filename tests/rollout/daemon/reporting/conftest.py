@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout.daemon.reporting.cursors import Told
+from rollout.daemon.reporting.cursors import EventCursors
 
 
 @pytest.fixture
@@ -15,6 +15,6 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def told(path: Path) -> Iterator[Told]:
-    with Told(path) as opened:
+def told(path: Path) -> Iterator[EventCursors]:
+    with EventCursors(path) as opened:
         yield opened

@@ -14,8 +14,8 @@ from bundle.errors import MlctlError
 from cli.rollouts import event_line
 from rollout.daemon.reporting.alias import ChampionKeeper, ProcessChampions, main
 from rollout.domain.commands import champion_command
-from rollout.domain.spec import Outcome, Ports, RolloutSpec, Settings
-from rollout.domain.state_machine import Phase, Progress
+from rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec
+from rollout.domain.state_machine import RolloutPhase, RolloutProgress
 from rollout.journal.journal import Journal
 from rollout.journal.records import Deployment, dumps
 from tests.support.memory import MemoryChampions
@@ -28,9 +28,9 @@ FORMER, LIVE = revision("tiny:aa"), revision("tiny:bb")
 @pytest.fixture
 def deployment(journal: Journal) -> Deployment:
     """One in which LIVE was promoted by rollout 1."""
-    journal.create("shop", Ports(1, 2), Settings(), FORMER)
+    journal.create("shop", Ports(1, 2), DeploymentSettings(), FORMER)
     rollout = journal.rollout(journal.begin("shop", LIVE, RolloutSpec()))
-    progress = Progress(phase=Phase.FINALIZE, planned=Outcome.PROMOTED)
+    progress = RolloutProgress(phase=RolloutPhase.FINALIZE, planned=Outcome.PROMOTED)
     journal.save(rollout, progress, "phase", {}, journal.take_over("shop"))
     return journal.deployment("shop")
 
@@ -104,7 +104,7 @@ def _failed_times(keeper: ChampionKeeper, journal: Journal, number: int) -> bool
 
 
 def test_what_up_started_with_is_not_written(journal: Journal, clock: ManualClock) -> None:
-    journal.create("staging", Ports(1, 2), Settings(), FORMER)
+    journal.create("staging", Ports(1, 2), DeploymentSettings(), FORMER)
     journal.take_over("staging")
     champions = MemoryChampions()
     keeper = ChampionKeeper(champions, journal, clock, 30.0)
@@ -188,7 +188,7 @@ def test_what_failed_while_it_was_prepared_is_tried_again(tmp_path: Path) -> Non
 def test_a_write_is_prepared_near_the_end_of_the_bake_and_not_after_a_rollback(
     journal: Journal, clock: ManualClock
 ) -> None:
-    journal.create("shop", Ports(1, 2), Settings(), FORMER)
+    journal.create("shop", Ports(1, 2), DeploymentSettings(), FORMER)
     spec = RolloutSpec(bake_seconds=60.0)
     rollout = journal.rollout(journal.begin("shop", LIVE, spec))
     champions = MemoryChampions()
@@ -196,17 +196,17 @@ def test_a_write_is_prepared_near_the_end_of_the_bake_and_not_after_a_rollback(
 
     begun = clock.wall()
 
-    def foreseen(phase: Phase, later: float) -> bool:
+    def foreseen(phase: RolloutPhase, later: float) -> bool:
         clock.advance(later)
-        keeper.foresee(replace(rollout, progress=Progress(phase=phase, since=begun)))
+        keeper.foresee(replace(rollout, progress=RolloutProgress(phase=phase, since=begun)))
         return champions.prepared
 
-    assert not foreseen(Phase.BAKE, 39.0)
-    assert foreseen(Phase.BAKE, 2.0)
-    assert foreseen(Phase.FINALIZE, 1.0)
-    assert not foreseen(Phase.ROLLBACK, 1.0)
+    assert not foreseen(RolloutPhase.BAKE, 39.0)
+    assert foreseen(RolloutPhase.BAKE, 2.0)
+    assert foreseen(RolloutPhase.FINALIZE, 1.0)
+    assert not foreseen(RolloutPhase.ROLLBACK, 1.0)
     quiet = replace(rollout, spec=replace(spec, alias=False))
-    keeper.foresee(replace(quiet, progress=Progress(phase=Phase.BAKE, since=begun)))
+    keeper.foresee(replace(quiet, progress=RolloutProgress(phase=RolloutPhase.BAKE, since=begun)))
     assert not champions.prepared
 
 

@@ -4,9 +4,9 @@ import json
 from typing import Any
 
 from rollout.daemon.reporting.notices import KINDS, notice
-from rollout.domain.operator_commands import Wish
-from rollout.domain.state_machine import Phase
-from rollout.journal.records import Event
+from rollout.domain.operator_commands import OperatorCommand
+from rollout.domain.state_machine import RolloutPhase
+from rollout.journal.records import JournalEvent
 from tests.support.played import Played
 
 
@@ -18,18 +18,18 @@ def verdict(gate: str, why: str) -> dict[str, Any]:
     return {"action": "rollback", "gate": gate, "value": 1.0, "limit": 0.5, "n": 9, "why": why}
 
 
-def ended(gate: str, why: str) -> Event:
+def ended(gate: str, why: str) -> JournalEvent:
     body = {
         "outcome": "rolled_back",
         "verdict": verdict(gate, why),
         "bento": "tiny:bb",
         "seconds": 3.2,
     }
-    return Event(7, "shop", 1, 1000.0, "ended", body)
+    return JournalEvent(7, "shop", 1, 1000.0, "ended", body)
 
 
 def test_a_promotion_from_begin_to_end(played: Played) -> None:
-    played.until(Phase.DONE)
+    played.until(RolloutPhase.DONE)
     told = notices(played)
     assert [each["type"] for each in told] == [
         "deployment.up",
@@ -46,8 +46,8 @@ def test_a_promotion_from_begin_to_end(played: Played) -> None:
 
 
 def test_a_rollback_says_why(played: Played) -> None:
-    played.until(Phase.SHIFT)
-    played.until(Phase.DONE, errors=10)
+    played.until(RolloutPhase.SHIFT)
+    played.until(RolloutPhase.DONE, errors=10)
     told = {each["type"]: each for each in notices(played)}
     assert {"rollout.rolled_back", "rollout.traffic_restored"} <= set(told)
     assert told["rollout.rolled_back"]["data"]["verdict"]["gate"] == "errors_vs_limit"
@@ -55,14 +55,14 @@ def test_a_rollback_says_why(played: Played) -> None:
 
 
 def test_no_data_is_told_as_inconclusive(played: Played) -> None:
-    played.until(Phase.SHIFT)
-    played.until(Phase.DONE, requests=0)
+    played.until(RolloutPhase.SHIFT)
+    played.until(RolloutPhase.DONE, requests=0)
     assert notices(played)[-1]["type"] == "rollout.inconclusive"
 
 
 def test_what_operators_ask_is_told(played: Played) -> None:
-    played.until(Phase.SHIFT)
-    played.journal.request("shop", Wish.PAUSE, "lunch")
+    played.until(RolloutPhase.SHIFT)
+    played.journal.request("shop", OperatorCommand.PAUSE, "lunch")
     assert notices(played)[-1]["type"] == "rollout.pause_requested"
     assert "pause" in notices(played)[-1]["text"]
 
@@ -77,9 +77,11 @@ def test_no_line_of_a_log_leaves_the_machine() -> None:
     for event in (
         ended("ready", "it ended before it was ready; its log ends:\n/home/me/secret.py: oops"),
         ended("config", "Envoy said: /home/me/secret.py: oops"),
-        Event(8, "shop", None, 1.0, "restarted", {"role": "blue/0", "log": "secret", "why": "x"}),
-        Event(9, "shop", None, 1.0, "plane_unavailable", {"message": "secret"}),
-        Event(9, "shop", None, 1.0, "champion_failed", {"message": "secret"}),
+        JournalEvent(
+            8, "shop", None, 1.0, "restarted", {"role": "blue/0", "log": "secret", "why": "x"}
+        ),
+        JournalEvent(9, "shop", None, 1.0, "plane_unavailable", {"message": "secret"}),
+        JournalEvent(9, "shop", None, 1.0, "champion_failed", {"message": "secret"}),
     ):
         told = notice(event)
         assert told is not None
@@ -88,7 +90,7 @@ def test_no_line_of_a_log_leaves_the_machine() -> None:
 
 
 def test_looks_are_not_told(played: Played) -> None:
-    played.until(Phase.BAKE)
+    played.until(RolloutPhase.BAKE)
     ticks = [event for event in played.journal.events("shop") if event.kind == "tick"]
     assert ticks
     assert not any(map(notice, ticks))

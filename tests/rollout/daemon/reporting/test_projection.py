@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from registry.runs import RunRef, Sample
-from rollout.daemon.reporting.cursors import Place, Told, run_reader
+from registry.runs import MetricSample, RunRef
+from rollout.daemon.reporting.cursors import Cursor, EventCursors, run_reader
 from rollout.daemon.reporting.projection import Projection, link
-from rollout.domain.operator_commands import Wish
-from rollout.domain.state_machine import Phase
+from rollout.domain.operator_commands import OperatorCommand
+from rollout.domain.state_machine import RolloutPhase
 from rollout.journal.journal import Journal
 from rollout.journal.schema import transaction
 from tests.support.played import Played
@@ -34,7 +34,7 @@ class MemoryRuns:
         self.runs.setdefault(key, run)
         return RunRef("7", key)
 
-    def log(self, ref: RunRef, samples: Sequence[Sample]) -> None:
+    def log(self, ref: RunRef, samples: Sequence[MetricSample]) -> None:
         self._call("log")
         self.runs[ref.run]["samples"] |= set(samples)
 
@@ -55,14 +55,16 @@ class MemoryRuns:
         return run
 
 
-def project(journal: Journal, told: Told, runs: MemoryRuns) -> bool:
+def project(journal: Journal, told: EventCursors, runs: MemoryRuns) -> bool:
     """One pass of a process that knows nothing of the ones before."""
     return Projection("shop", journal, told, runs).advance()
 
 
-def test_a_rollout_becomes_a_run_with_series(played: Played, journal: Journal, told: Told) -> None:
+def test_a_rollout_becomes_a_run_with_series(
+    played: Played, journal: Journal, told: EventCursors
+) -> None:
     runs = MemoryRuns()
-    played.until(Phase.DONE)
+    played.until(RolloutPhase.DONE)
     assert not project(journal, told, runs)
     run = runs.only
     assert run["status"] == "FINISHED"
@@ -76,12 +78,14 @@ def test_a_rollout_becomes_a_run_with_series(played: Played, journal: Journal, t
     assert runs.calls == ["open", "log", "close"]
 
 
-def test_piece_by_piece_it_is_the_same_run(played: Played, journal: Journal, told: Told) -> None:
+def test_piece_by_piece_it_is_the_same_run(
+    played: Played, journal: Journal, told: EventCursors
+) -> None:
     runs, whole = MemoryRuns(), MemoryRuns()
-    for phase in (Phase.SHIFT, Phase.BAKE):
+    for phase in (RolloutPhase.SHIFT, RolloutPhase.BAKE):
         played.until(phase)
         assert project(journal, told, runs)  # each time another process
-    played.until(Phase.DONE)
+    played.until(RolloutPhase.DONE)
     assert not project(journal, told, runs)
     with transaction(told._db):
         told._db.execute("delete from told")
@@ -92,11 +96,11 @@ def test_piece_by_piece_it_is_the_same_run(played: Played, journal: Journal, tol
 
 @pytest.mark.parametrize("failed", [1, 2, 3])
 def test_a_registry_that_is_away_is_caught_up_with(
-    played: Played, journal: Journal, told: Told, failed: int
+    played: Played, journal: Journal, told: EventCursors, failed: int
 ) -> None:
     """Whichever call fails, the next process writes the rest."""
     runs = MemoryRuns(fails=failed)
-    played.until(Phase.DONE)
+    played.until(RolloutPhase.DONE)
     with pytest.raises(MlctlError):
         project(journal, told, runs)
     place = told.place("shop", run_reader(1))
@@ -111,31 +115,41 @@ def test_a_registry_that_is_away_is_caught_up_with(
 
 @pytest.mark.parametrize(
     ("wish", "outcome", "status"),
-    [(Wish.ROLLBACK, "rolled_back", "FAILED"), (Wish.ABORT, "aborted", "KILLED")],
+    [
+        (OperatorCommand.ROLLBACK, "rolled_back", "FAILED"),
+        (OperatorCommand.ABORT, "aborted", "KILLED"),
+    ],
 )
 def test_how_it_ended_is_how_the_run_ends(
-    played: Played, journal: Journal, told: Told, wish: Wish, outcome: str, status: str
+    played: Played,
+    journal: Journal,
+    told: EventCursors,
+    wish: OperatorCommand,
+    outcome: str,
+    status: str,
 ) -> None:
     runs = MemoryRuns()
-    played.until(Phase.SHIFT)
+    played.until(RolloutPhase.SHIFT)
     journal.request("shop", wish, "it smells")
-    played.until(Phase.DONE)
+    played.until(RolloutPhase.DONE)
     project(journal, told, runs)
     assert runs.only["status"] == status
     assert runs.only["tags"]["mlctl.outcome"] == outcome
 
 
-def test_inconclusive_is_neither_good_nor_bad(played: Played, journal: Journal, told: Told) -> None:
+def test_inconclusive_is_neither_good_nor_bad(
+    played: Played, journal: Journal, told: EventCursors
+) -> None:
     runs = MemoryRuns()
-    played.until(Phase.SHIFT)
-    played.until(Phase.DONE, requests=0)
+    played.until(RolloutPhase.SHIFT)
+    played.until(RolloutPhase.DONE, requests=0)
     project(journal, told, runs)
     assert (runs.only["status"], runs.only["tags"]["mlctl.outcome"]) == ("KILLED", "inconclusive")
 
 
-def test_each_rollout_is_a_run(played: Played, journal: Journal, told: Told) -> None:
+def test_each_rollout_is_a_run(played: Played, journal: Journal, told: EventCursors) -> None:
     runs = MemoryRuns()
-    played.until(Phase.DONE)
+    played.until(RolloutPhase.DONE)
     second = played.begin("tiny:cc")
     assert project(journal, told, runs)
     assert told.owed("shop") == (second,)
@@ -143,10 +157,10 @@ def test_each_rollout_is_a_run(played: Played, journal: Journal, told: Told) -> 
 
 
 def test_one_that_ended_because_the_deployment_was_taken_down(
-    played: Played, journal: Journal, told: Told
+    played: Played, journal: Journal, told: EventCursors
 ) -> None:
     runs = MemoryRuns()
-    played.until(Phase.SHIFT)
+    played.until(RolloutPhase.SHIFT)
     journal.retire("shop")
     assert not project(journal, told, runs)
     assert runs.only["status"] == "FAILED"
@@ -162,7 +176,7 @@ def test_one_that_ended_because_the_deployment_was_taken_down(
     ],
 )
 def test_the_link_leads_to_the_run_and_tells_no_password(uri: str | None, url: str | None) -> None:
-    found = link(Place(3, {"experiment": "7", "run": "r", "closed": True}), uri)
+    found = link(Cursor(3, {"experiment": "7", "run": "r", "closed": True}), uri)
     assert found is not None
     assert (found.url, found.closed) == (url, True)
     assert link(None, uri) is None

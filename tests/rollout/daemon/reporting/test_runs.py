@@ -15,10 +15,10 @@ from bundle.clock import ManualClock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
 from rollout.client.links import links
 from rollout.daemon.reporting import runs
-from rollout.daemon.reporting.cursors import Told
+from rollout.daemon.reporting.cursors import EventCursors
 from rollout.daemon.reporting.runs import RunKeeper
 from rollout.domain.commands import runs_command
-from rollout.domain.state_machine import Phase
+from rollout.domain.state_machine import RolloutPhase
 from rollout.journal import paths as places
 from rollout.journal.journal import Journal
 from tests.support.played import Played
@@ -49,7 +49,7 @@ def poll_until(keeper: RunKeeper, tmp_path: Path, wanted: str) -> None:
 
 
 def test_a_teller_runs_only_while_something_is_owed(
-    played: Played, told: Told, tmp_path: Path, clock: ManualClock
+    played: Played, told: EventCursors, tmp_path: Path, clock: ManualClock
 ) -> None:
     command = (sys.executable, "-c", WRITES, str(tmp_path))
     keeper = RunKeeper("other", command, told, clock)
@@ -66,7 +66,9 @@ def test_a_teller_runs_only_while_something_is_owed(
     keeper.close()
 
 
-def test_the_pauses_double_while_it_fails(played: Played, told: Told, clock: ManualClock) -> None:
+def test_the_pauses_double_while_it_fails(
+    played: Played, told: EventCursors, clock: ManualClock
+) -> None:
     played.tick()
     keeper = RunKeeper("shop", ("/bin/false",), told, clock)
     pauses = []
@@ -80,7 +82,7 @@ def test_the_pauses_double_while_it_fails(played: Played, told: Told, clock: Man
     assert pauses[-1] == 600.0
 
 
-def test_a_teller_ends_with_its_daemon(played: Played, told: Told) -> None:
+def test_a_teller_ends_with_its_daemon(played: Played, told: EventCursors) -> None:
     played.tick()
     code = "import sys, time; sys.stdin.read(); time.sleep(600)"
     keeper = RunKeeper("shop", (sys.executable, "-c", code), told, SystemClock())
@@ -92,7 +94,9 @@ def test_a_teller_ends_with_its_daemon(played: Played, told: Told) -> None:
 
 
 @pytest.mark.usefixtures("home")
-def test_without_a_command_nothing_is_told(played: Played, told: Told, clock: ManualClock) -> None:
+def test_without_a_command_nothing_is_told(
+    played: Played, told: EventCursors, clock: ManualClock
+) -> None:
     played.tick()
     keeper = RunKeeper("shop", (), told, clock)
     keeper.poll()
@@ -123,7 +127,7 @@ def test_a_registry_that_is_away_ends_the_teller_with_its_error(
 
 @pytest.mark.slow
 def test_the_real_command_writes_to_mlflow(at_home: Played, home: Path) -> None:
-    at_home.until(Phase.DONE)
+    at_home.until(RolloutPhase.DONE)
     environment = {k: v for k, v in os.environ.items() if k != "MLFLOW_TRACKING_URI"}
     subprocess.run([*runs_command(), "shop"], env=environment, check=True)
     link = links("shop").runs[1]

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from rollout.daemon.reporting.series import Point, Series
-from rollout.domain.state_machine import Phase
+from rollout.daemon.reporting.series import Series, SeriesPoint
+from rollout.domain.state_machine import RolloutPhase
 from tests.support.played import Played
 
 
-def points(played: Played, start: int = 0) -> list[Point]:
+def points(played: Played, start: int = 0) -> list[SeriesPoint]:
     rollout = played.controller.rollout
     series = Series(rollout)
     events = played.journal.events("shop", rollout=rollout.id)
@@ -18,7 +18,7 @@ def points(played: Played, start: int = 0) -> list[Point]:
 
 
 def test_a_good_rollout_as_series(played: Played) -> None:
-    played.until(Phase.DONE)
+    played.until(RolloutPhase.DONE)
     found = points(played)
     assert [point.values["weight"] for point in found][-1] == 100.0
     assert [point.age for point in found] == sorted({point.age for point in found})
@@ -34,24 +34,24 @@ def test_a_good_rollout_as_series(played: Played) -> None:
 
 
 def test_what_fails_is_seen(played: Played) -> None:
-    played.until(Phase.DONE, errors=10)
+    played.until(RolloutPhase.DONE, errors=10)
     worst = max(points(played), key=lambda each: each.values.get("log10_e/errors_vs_limit", -9))
     assert worst.values["candidate/error_share"] > 0.2
     assert worst.values["log10_e/errors_vs_limit"] > worst.values["log10_threshold"]
 
 
 def test_whoever_goes_on_later_finds_the_same_points(played: Played) -> None:
-    played.until(Phase.BAKE)
+    played.until(RolloutPhase.BAKE)
     early = points(played)[:-1]  # the last one is not complete yet
     assert early
-    played.until(Phase.DONE)
+    played.until(RolloutPhase.DONE)
     late = points(played)
     assert late[: len(early)] == early
     assert points(played, start=early[-1].seq) == late[len(early) :]
 
 
 def test_agreement_is_over_the_whole_rollout(played: Played) -> None:
-    played.until(Phase.SHIFT)
+    played.until(RolloutPhase.SHIFT)
     played.tick(2)
     tick = played.journal.events("shop", rollout=played.controller.rollout.id)[-1]
     series = Series(played.controller.rollout)

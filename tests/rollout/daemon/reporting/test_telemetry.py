@@ -11,11 +11,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from bundle.clock import ManualClock
-from rollout.daemon.reporting.cursors import Place, Told
+from rollout.daemon.reporting.cursors import Cursor, EventCursors
 from rollout.daemon.reporting.telemetry import MetricsServer, RolloutCollector
 from rollout.daemon.reporting.webhooks import reader_of
-from rollout.domain.spec import Settings
-from rollout.domain.state_machine import Phase
+from rollout.domain.spec import DeploymentSettings
+from rollout.domain.state_machine import RolloutPhase
 from rollout.drivers.local.launcher import free_ports
 from tests.support.played import Played
 
@@ -39,12 +39,12 @@ def of(**labels: str) -> Labels:
 def collector(played: Played, path: Path, tmp_path: Path) -> RolloutCollector:
     heartbeat = tmp_path / "heartbeat"
     heartbeat.touch()
-    assert played.controller.progress.phase is Phase.PENDING
+    assert played.controller.progress.phase is RolloutPhase.PENDING
     return RolloutCollector("shop", path, heartbeat)
 
 
 def test_a_rollout_under_way(played: Played, collector: RolloutCollector) -> None:
-    played.until(Phase.SHIFT)
+    played.until(RolloutPhase.SHIFT)
     played.tick(2)
     found = collected(collector)
     assert found["weight", of(colour="green")] == 10.0
@@ -62,7 +62,7 @@ def test_a_rollout_under_way(played: Played, collector: RolloutCollector) -> Non
 def test_counters_go_on_from_scrape_to_scrape(played: Played, collector: RolloutCollector) -> None:
     seen = []
     for errors in (0, 0, 2):
-        played.until(Phase.SHIFT)
+        played.until(RolloutPhase.SHIFT)
         played.tick(errors=errors)
         found = collected(collector)
         green = of(colour="green")
@@ -73,7 +73,7 @@ def test_counters_go_on_from_scrape_to_scrape(played: Played, collector: Rollout
 def test_after_the_end_there_is_no_evidence_left_to_alarm_anybody(
     played: Played, collector: RolloutCollector
 ) -> None:
-    played.until(Phase.DONE)
+    played.until(RolloutPhase.DONE)
     found = collected(collector)
     assert found["phase", of(phase="idle")] == 1.0
     assert found["weight", of(colour="green")] == 100.0
@@ -82,17 +82,17 @@ def test_after_the_end_there_is_no_evidence_left_to_alarm_anybody(
 
 
 def test_a_webhook_that_fails_is_told_by_its_host(
-    played: Played, collector: RolloutCollector, told: Told
+    played: Played, collector: RolloutCollector, told: EventCursors
 ) -> None:
     url = "https://hooks.example/secret"
-    settings = Settings(webhooks=(url,))
+    settings = DeploymentSettings(webhooks=(url,))
     played.journal.resize("shop", lambda _: settings, "test")
-    told.put("shop", reader_of(url), Place(1, {"failures": 4, "error": "HTTP 500"}))
+    told.put("shop", reader_of(url), Cursor(1, {"failures": 4, "error": "HTTP 500"}))
     assert collected(collector)["webhook_failures", of(host="hooks.example")] == 4.0
 
 
 def test_the_dashboard_and_the_exporter_agree(played: Played, collector: RolloutCollector) -> None:
-    played.until(Phase.SHIFT)
+    played.until(RolloutPhase.SHIFT)
     played.tick()
     exported = {name: set(dict(labels)) for name, labels in collected(collector)}
     text = (ROOT / "deploy/grafana/mlctl.json").read_text()
@@ -110,7 +110,7 @@ def server(
 ) -> Iterator[tuple[MetricsServer, int]]:
     assert collector is not None
     (port,) = free_ports(1)
-    settings = Settings(metrics_port=port)
+    settings = DeploymentSettings(metrics_port=port)
     with MetricsServer("shop", settings, path, tmp_path / "heartbeat", clock) as made:
         yield made, port
 

@@ -6,10 +6,10 @@ import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from rollout.daemon.reporting.webhook_secret import FILE_VARIABLE, VARIABLE, with_secret
-from rollout.domain.spec import Settings
+from rollout.domain.spec import DeploymentSettings
 from rollout.journal import paths as places
 
-SETTINGS = Settings(webhooks=("https://hooks.example/x",))
+SETTINGS = DeploymentSettings(webhooks=("https://hooks.example/x",))
 
 
 @pytest.fixture(autouse=True)
@@ -52,10 +52,10 @@ def test_a_file_without_a_secret_is_refused(
 def test_without_webhooks_or_a_secret_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert with_secret("shop", SETTINGS) == SETTINGS
     monkeypatch.setenv(VARIABLE, "hush")
-    assert with_secret("shop", Settings()) == Settings()
+    assert with_secret("shop", DeploymentSettings()) == DeploymentSettings()
 
 
 @pytest.mark.parametrize("url", ["hooks.example", "ftp://hooks.example/x", "https://"])
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(MlctlError, match="webhooks"):
-        Settings(webhooks=(url,))
+        DeploymentSettings(webhooks=(url,))

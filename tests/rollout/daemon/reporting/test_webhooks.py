@@ -15,7 +15,7 @@ import pytest
 
 from bundle.clock import ManualClock
 from rollout.daemon.reporting import webhooks
-from rollout.daemon.reporting.cursors import Told
+from rollout.daemon.reporting.cursors import EventCursors
 from rollout.daemon.reporting.webhooks import (
     MAX_AGE_SECONDS,
     Webhook,
@@ -23,8 +23,8 @@ from rollout.daemon.reporting.webhooks import (
     reader_of,
     signature,
 )
-from rollout.domain.spec import Settings
-from rollout.domain.state_machine import Phase
+from rollout.domain.spec import DeploymentSettings
+from rollout.domain.state_machine import RolloutPhase
 from rollout.journal.journal import Journal
 from tests.support.played import Played
 from tests.support.receiver import Receiver, receiving
@@ -67,11 +67,11 @@ PROMOTED = [
 def test_every_notice_comes_once_and_in_order(
     played: Played, receiver: Receiver, path: Path, clock: ManualClock
 ) -> None:
-    played.until(Phase.SHIFT)
+    played.until(RolloutPhase.SHIFT)
     webhook = hook(receiver, path, clock)
     webhook.step()
     assert receiver.taken == PROMOTED[:3]
-    played.until(Phase.DONE)
+    played.until(RolloutPhase.DONE)
     webhook.step()
     step(webhook)
     step(hook(receiver, path, clock))  # another process goes on where this one was
@@ -79,9 +79,9 @@ def test_every_notice_comes_once_and_in_order(
 
 
 def test_what_fails_is_sent_again_with_the_same_id(
-    played: Played, receiver: Receiver, path: Path, clock: ManualClock, told: Told
+    played: Played, receiver: Receiver, path: Path, clock: ManualClock, told: EventCursors
 ) -> None:
-    played.until(Phase.DONE)
+    played.until(RolloutPhase.DONE)
     receiver.refuse(503, 500)
     webhook = hook(receiver, path, clock)
     assert webhook.step() == 1.0
@@ -131,7 +131,7 @@ def test_a_redirect_is_not_followed(
 def test_a_document_that_is_refused_does_not_hold_up_the_next(
     played: Played, receiver: Receiver, path: Path, clock: ManualClock
 ) -> None:
-    played.until(Phase.DONE)
+    played.until(RolloutPhase.DONE)
     receiver.refuse(422)
     step(hook(receiver, path, clock))
     assert receiver.taken == PROMOTED[1:]
@@ -158,7 +158,7 @@ def test_what_is_a_day_old_is_given_up(
 def test_nothing_from_before_the_deployment_came_up_is_told(
     played: Played, receiver: Receiver, path: Path, clock: ManualClock
 ) -> None:
-    played.until(Phase.DONE)
+    played.until(RolloutPhase.DONE)
     played.journal.retire("shop")
     deployment = played.journal.deployment("shop")
     played.journal.create("shop", deployment.ports, deployment.settings, deployment.live)
@@ -209,10 +209,10 @@ def test_a_receiver_that_is_away_holds_up_neither_the_other_nor_the_end(
 ) -> None:
     away = "http://127.0.0.1:9/hook"
     clock.advance(time.time() - clock.wall())  # the threads have the machine's own clock
-    settings = Settings(webhooks=(away, receiver.url))
+    settings = DeploymentSettings(webhooks=(away, receiver.url))
     with Webhooks("shop", settings, path):
         played = Played(journal, clock, settings)
-        played.until(Phase.DONE)
+        played.until(RolloutPhase.DONE)
         wait_until(lambda: receiver.taken == PROMOTED)
         journal.retire("shop")
     # What came last is still told at the end.
@@ -227,7 +227,7 @@ def test_many_that_hang_hold_up_the_end_no_longer_than_one(
     before = threading.active_count()
     with socket.create_server(("127.0.0.1", 0), backlog=20) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
-        settings = Settings(webhooks=tuple(f"{url}/{number}" for number in range(20)))
+        settings = DeploymentSettings(webhooks=tuple(f"{url}/{number}" for number in range(20)))
         with Webhooks("shop", settings, path):
             Played(journal, clock, settings)
             taken = [server.accept()[0] for _ in settings.webhooks]

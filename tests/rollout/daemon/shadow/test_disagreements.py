@@ -8,7 +8,7 @@ import pytest
 from rollout.daemon.shadow import disagreements as kept
 from rollout.daemon.shadow.disagreements import Disagreements
 from rollout.daemon.shadow.segments import Segments
-from rollout.domain.join import Joiner, Pair, Side
+from rollout.domain.join import AnswerSide, Joiner, Pair
 from tests.rollout.daemon.shadow.recorded import write_segment
 
 
@@ -19,7 +19,7 @@ def pairs(folder: Path, ids: list[str]) -> list[Pair]:
     )
     write_segment(folder / "candidate", "1", ids, {"y": [-float(n) for n in numbers]})
     joiner = Joiner(10, 1000)
-    for side in Side:
+    for side in AnswerSide:
         found = list(joiner.join(side, Segments(folder / side).new(), 0.0))
     return found
 

@@ -16,15 +16,15 @@ from cli.rollouts import event_line
 from rollout.daemon.controller import Controller, Watch, World
 from rollout.domain import gates
 from rollout.domain.counts import Counts, Totals, Window
-from rollout.domain.gates import Evidence, Gate
+from rollout.domain.gates import Gate, GateEvidence
 from rollout.domain.shadow_window import ShadowWindow
-from rollout.domain.spec import Colour, Outcome, Ports, Revision, RolloutSpec, Settings
-from rollout.domain.state_machine import Phase
+from rollout.domain.spec import DeploymentSettings, Outcome, Ports, Revision, RolloutSpec, Slot
+from rollout.domain.state_machine import RolloutPhase
 from rollout.drivers.local.samples import SampleFolder
 from rollout.journal.journal import Journal
-from rollout.journal.records import ENDED, TICK, Event, Rollout
-from services.online.observability.calls import Seen
-from services.online.observability.sampling import Control, Recorder
+from rollout.journal.records import ENDED, TICK, JournalEvent, Rollout
+from services.online.observability.calls import RequestRecord
+from services.online.observability.sampling import Recorder, SamplingControl
 from services.online.observability.segments import SegmentWriter
 from tests.support.memory import MemoryLauncher, MemoryPlane
 from tests.support.rollouts import revision
@@ -65,7 +65,7 @@ class Shop:
     models: tuple[str, ...] = ()
     pipeline: bool = False
     requests: int = 0
-    recorders: dict[Colour, Recorder] = field(default_factory=dict)
+    recorders: dict[Slot, Recorder] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.folder = SampleFolder(self.root)
@@ -73,7 +73,7 @@ class Shop:
         live, candidate = (
             replace(revision(tag), models=self.models) for tag in ("tiny:aa", "tiny:bb")
         )
-        self.journal.create("shop", Ports(1, 2), Settings(drain_seconds=5), live)
+        self.journal.create("shop", Ports(1, 2), DeploymentSettings(drain_seconds=5), live)
         rollout = self.journal.begin("shop", candidate, self.spec)
         settings = self.journal.deployment("shop").settings
         watch = Watch(self.journal.take_over("shop"), settings, lambda: True)
@@ -81,13 +81,13 @@ class Shop:
         samples = None if self.foreign else self.folder
         world = World(self.plane, self.plane, launcher, self.clock, EDGES, samples)
         self.controller = Controller(self.journal.rollout(rollout), world, self.journal, watch)
-        for colour, each in ((Colour.BLUE, live), (Colour.GREEN, candidate)):
+        for colour, each in ((Slot.BLUE, live), (Slot.GREEN, candidate)):
             self.recorders[colour] = self._recorder(colour, each)
 
-    def _recorder(self, colour: Colour, served: Revision) -> Recorder:
+    def _recorder(self, colour: Slot, served: Revision) -> Recorder:
         digest = served.digest if self.pipeline else served.digests[0]
         writer = SegmentWriter(self.folder.segments(colour), SIGNATURE, digest)
-        return Recorder(writer, Control(Sampling(), self.folder.control), self.clock)
+        return Recorder(writer, SamplingControl(Sampling(), self.folder.control), self.clock)
 
     def tick(self) -> None:
         """A second of traffic: live answers all or its share, copies go where they should."""
@@ -97,8 +97,8 @@ class Shop:
             self.plane.serve(colour, PER_TICK * weight // 100)
         for number in range(PER_TICK if copied else 0):
             self.requests += 1
-            self._answer(Colour.BLUE, np.asarray([0.1, 0.8, 0.1]))
-            self._answer(Colour.GREEN, self._candidate_says(number))
+            self._answer(Slot.BLUE, np.asarray([0.1, 0.8, 0.1]))
+            self._answer(Slot.GREEN, self._candidate_says(number))
         if copied:
             self._count_copies()
         for recorder in () if self.deaf else self.recorders.values():
@@ -110,24 +110,24 @@ class Shop:
             return np.asarray([0.1, np.nan, 0.1])
         return np.asarray([0.8, 0.1, 0.1] if number < self.wrong * PER_TICK else [0.2, 0.7, 0.1])
 
-    def _answer(self, colour: Colour, scores: np.ndarray) -> None:
+    def _answer(self, colour: Slot, scores: np.ndarray) -> None:
         request_id = f"r{self.requests}".encode()
         recorder = self.recorders[colour]
         if (sampling := recorder.choose(request_id)) is None:
             return
-        seen = Seen("http", request_id, None, None, traced=False, sampling=sampling)
+        seen = RequestRecord("http", request_id, None, None, traced=False, sampling=sampling)
         asked = {"x": np.zeros((1, 2), np.float32)}
         answered = {"y": scores.astype(np.float32)[np.newaxis]}
         recorder.put(seen, sampling, self.clock.wall(), 1, asked, answered)
 
     def _count_copies(self) -> None:
-        before = self.plane.shadow.get(Colour.GREEN, Totals(within=(0, 0)))
+        before = self.plane.shadow.get(Slot.GREEN, Totals(within=(0, 0)))
         copies = Totals(PER_TICK, self.failing, PER_TICK, (PER_TICK, PER_TICK))
-        self.plane.shadow[Colour.GREEN] = before.plus(copies)
+        self.plane.shadow[Slot.GREEN] = before.plus(copies)
 
     def until_done(self, limit: int = 200) -> Outcome | None:
         for _ in range(limit):
-            if self.controller.progress.phase is Phase.DONE:
+            if self.controller.progress.phase is RolloutPhase.DONE:
                 break
             self.tick()
         return self.journal.rollout(self.controller.rollout.id).outcome
@@ -218,9 +218,9 @@ def test_where_nobody_can_be_told_to_record_the_shadow_is_left_out(
     assert any("without a shadow: the servers cannot be told" in line for line in told), told
 
 
-def refolded(rollout: Rollout, events: Iterable[Event]) -> Evidence:
+def refolded(rollout: Rollout, events: Iterable[JournalEvent]) -> GateEvidence:
     """What the recorded ticks say, one after the other."""
-    evidence = Evidence(seed=rollout.id)
+    evidence = GateEvidence(seed=rollout.id)
     for event in events:
         if event.kind == TICK and (shadow := event.body["shadow"]):
             evidence = gates.fold_shadow(evidence, ShadowWindow(**shadow), rollout.spec)

@@ -10,7 +10,7 @@ import pytest
 from cli.rollouts import event_line
 from rollout.client import deployments
 from rollout.domain.spec import Outcome
-from rollout.domain.state_machine import Phase
+from rollout.domain.state_machine import RolloutPhase
 from rollout.drivers.local.launcher import free_ports
 from tests.support.rollouts import Load, quick_settings, quick_spec, revision, story
 
@@ -31,8 +31,8 @@ def test_the_rollout_goes_on_and_says_why(tmp_path: Path, monkeypatch: pytest.Mo
     assert load.failed == 0, load.answers
     assert events[-1].body["outcome"] == Outcome.PROMOTED, story(events)
     phases = [event for event in events if event.kind == "phase"]
-    assert Phase.SHADOW in [event.body["phase"] for event in phases]
-    first_step = next(event for event in phases if event.body["phase"] == Phase.SHIFT)
+    assert RolloutPhase.SHADOW in [event.body["phase"] for event in phases]
+    first_step = next(event for event in phases if event.body["phase"] == RolloutPhase.SHIFT)
     said = event_line(first_step) or ""
     assert "the shadow ends without a verdict" in said, story(events)
     assert "0 compared answers" in said

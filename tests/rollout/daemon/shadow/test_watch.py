@@ -13,15 +13,15 @@ from bundle.clock import ManualClock
 from bundle.sampling import Sampling
 from bundle.tensors import Datatype, Signature, TensorSpec
 from rollout.daemon.shadow.watch import MAX_ROWS_PER_SECOND, Parties, ShadowWatch, wanted_share
-from rollout.domain.join import Side
+from rollout.domain.join import AnswerSide
 from rollout.domain.shadow_window import ShadowWindow
-from rollout.domain.spec import Colour, RolloutSpec
+from rollout.domain.spec import RolloutSpec, Slot
 from rollout.drivers.local.samples import SAMPLE_DIR, SampleFolder, sample_folder
-from services.online.observability.calls import Seen
-from services.online.observability.sampling import Control, Recorder
+from services.online.observability.calls import RequestRecord
+from services.online.observability.sampling import Recorder, SamplingControl
 from services.online.observability.segments import SegmentWriter
 
-DIGESTS = {Side.LIVE: "b" * 64, Side.CANDIDATE: "c" * 64}
+DIGESTS = {AnswerSide.LIVE: "b" * 64, AnswerSide.CANDIDATE: "c" * 64}
 SPEC = RolloutSpec(shadow_percent=100, max_disagreement=0.01)
 SIGNATURE = Signature(
     inputs=(TensorSpec(name="x", dtype=Datatype.FP32, shape=(-1, 4)),),
@@ -38,19 +38,19 @@ class Shop:
 
     root: Path
     clock: ManualClock
-    recorders: dict[Colour, Recorder] = field(default_factory=dict)
+    recorders: dict[Slot, Recorder] = field(default_factory=dict)
     requests: int = 0
 
     def __post_init__(self) -> None:
         self.folder = SampleFolder(self.root)
-        parties = Parties(Colour.GREEN, {side: frozenset([each]) for side, each in DIGESTS.items()})
+        parties = Parties(Slot.GREEN, {side: frozenset([each]) for side, each in DIGESTS.items()})
         self.watch = ShadowWatch(self.folder, parties, SPEC, 7, self.clock)
-        for colour, side in ((Colour.BLUE, Side.LIVE), (Colour.GREEN, Side.CANDIDATE)):
+        for colour, side in ((Slot.BLUE, AnswerSide.LIVE), (Slot.GREEN, AnswerSide.CANDIDATE)):
             writer = SegmentWriter(self.folder.segments(colour), SIGNATURE, DIGESTS[side])
-            control = Control(Sampling(), self.folder.control)
+            control = SamplingControl(Sampling(), self.folder.control)
             self.recorders[colour] = Recorder(writer, control, self.clock)
 
-    def serve(self, colour: Colour, name: str, scores: list[list[float]]) -> None:
+    def serve(self, colour: Slot, name: str, scores: list[list[float]]) -> None:
         """One request that the server answers so, recorded if its id is among the chosen."""
         request_id, rows = name.encode(), len(scores)
         if (sampling := self.recorders[colour].choose(request_id)) is None:
@@ -61,7 +61,7 @@ class Shop:
             "label": np.asarray([b"abc"[np.argmax(row)] for row in scores], dtype=object),
         }
         answered["label"] = np.asarray([bytes([code]) for code in answered["label"]], dtype=object)
-        seen = Seen("http", request_id, None, None, traced=False, sampling=sampling)
+        seen = RequestRecord("http", request_id, None, None, traced=False, sampling=sampling)
         self.recorders[colour].put(seen, sampling, self.clock.wall(), rows, asked, answered)
 
     def begin(self) -> None:
@@ -74,9 +74,9 @@ class Shop:
         good = [[0.1, 0.8, 0.1]] * rows
         for number in range(both):
             self.requests += 1
-            self.serve(Colour.BLUE, f"r{self.requests}", good)
+            self.serve(Slot.BLUE, f"r{self.requests}", good)
             bad = [[0.8, 0.1, 0.1], *good[1:]]
-            self.serve(Colour.GREEN, f"r{self.requests}", bad if number < wrong else good)
+            self.serve(Slot.GREEN, f"r{self.requests}", bad if number < wrong else good)
         return self.passed(both)
 
     def passed(self, requests: int = 5) -> ShadowWindow:
@@ -120,15 +120,15 @@ def test_drift_is_told_once_there_are_enough_rows(shop: Shop) -> None:
 
 def test_no_number_is_counted(shop: Shop) -> None:
     shop.begin()
-    shop.serve(Colour.BLUE, "r", [[0.1, 0.8, 0.1]])
-    shop.serve(Colour.GREEN, "r", [[0.1, float("nan"), 0.1]])
+    shop.serve(Slot.BLUE, "r", [[0.1, 0.8, 0.1]])
+    shop.serve(Slot.GREEN, "r", [[0.1, float("nan"), 0.1]])
     assert shop.passed().non_finite == 1
 
 
 def test_answers_of_another_revision_are_no_pairs(shop: Shop) -> None:
-    stranger = SegmentWriter(shop.folder.segments(Colour.GREEN), SIGNATURE, "d" * 64)
-    control = Control(Sampling(), shop.folder.control)
-    shop.recorders[Colour.GREEN] = Recorder(stranger, control, shop.clock)
+    stranger = SegmentWriter(shop.folder.segments(Slot.GREEN), SIGNATURE, "d" * 64)
+    control = SamplingControl(Sampling(), shop.folder.control)
+    shop.recorders[Slot.GREEN] = Recorder(stranger, control, shop.clock)
     shop.begin()
     assert shop.look(20).requests == 0
 
@@ -146,8 +146,8 @@ def test_recording_ends_with_the_comparison_and_nothing_is_left(shop: Shop) -> N
 def test_a_daemon_that_died_leaves_nothing_on(shop: Shop) -> None:
     shop.begin()
     shop.clock.advance(61)
-    shop.recorders[Colour.BLUE].flush()
-    assert shop.recorders[Colour.BLUE].choose(b"r") is None
+    shop.recorders[Slot.BLUE].flush()
+    assert shop.recorders[Slot.BLUE].choose(b"r") is None
 
 
 def test_looks_keep_the_recording_on(shop: Shop) -> None:
@@ -166,7 +166,7 @@ def test_a_look_that_counted_nothing_does_not_raise_the_share(shop: Shop) -> Non
 
 
 def test_what_an_earlier_rollout_left_is_removed(shop: Shop) -> None:
-    left = shop.folder.segments(Colour.BLUE) / "0.parquet"
+    left = shop.folder.segments(Slot.BLUE) / "0.parquet"
     left.write_bytes(b"")
     shop.passed()
     assert not left.exists()
@@ -174,7 +174,7 @@ def test_what_an_earlier_rollout_left_is_removed(shop: Shop) -> None:
 
 def test_a_row_without_partner_is_lost(shop: Shop) -> None:
     shop.begin()
-    shop.serve(Colour.GREEN, "alone", [[0.1, 0.8, 0.1]])
+    shop.serve(Slot.GREEN, "alone", [[0.1, 0.8, 0.1]])
     assert sum(shop.passed().lost for _ in range(20)) == 1
 
 

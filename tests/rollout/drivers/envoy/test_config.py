@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from rollout.domain.counts import LATENCY_EDGES_MS, latency_edge
-from rollout.domain.ports import Traffic
-from rollout.domain.spec import Colour, Endpoint, Ports
+from rollout.domain.ports import TrafficSplit
+from rollout.domain.spec import Endpoint, Ports, Slot
 from rollout.drivers.envoy import config
 from rollout.drivers.envoy.proxy import EnvoyFiles
 
 
 def test_envoy_itself_accepts_the_files(tmp_path: Path) -> None:
     files = EnvoyFiles(tmp_path, Ports(1, 2))
-    files.prepare(Colour.BLUE)
-    files.connect(Colour.BLUE, (Endpoint(3, 4),))
+    files.prepare(Slot.BLUE)
+    files.connect(Slot.BLUE, (Endpoint(3, 4),))
     done = subprocess.run(
         [*files.command(), "--mode", "validate"],
         capture_output=True,
@@ -30,16 +30,16 @@ def test_envoy_itself_accepts_the_files(tmp_path: Path) -> None:
 
 def test_preparing_again_keeps_weights_and_endpoints(tmp_path: Path) -> None:
     files = EnvoyFiles(tmp_path, Ports(1, 2))
-    files.prepare(Colour.BLUE)
-    assert files.route(Traffic({Colour.BLUE: 75, Colour.GREEN: 25}))
-    files.connect(Colour.GREEN, (Endpoint(3, 4),))
+    files.prepare(Slot.BLUE)
+    assert files.route(TrafficSplit({Slot.BLUE: 75, Slot.GREEN: 25}))
+    files.connect(Slot.GREEN, (Endpoint(3, 4),))
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.json")}
-    files.prepare(Colour.BLUE)
+    files.prepare(Slot.BLUE)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*.json")} == before
-    assert not files.route(Traffic({Colour.BLUE: 75, Colour.GREEN: 25}))
+    assert not files.route(TrafficSplit({Slot.BLUE: 75, Slot.GREEN: 25}))
     files.reset()
-    files.prepare(Colour.BLUE)
-    assert files.route(Traffic({Colour.BLUE: 75, Colour.GREEN: 25}))
+    files.prepare(Slot.BLUE)
+    assert files.route(TrafficSplit({Slot.BLUE: 75, Slot.GREEN: 25}))
 
 
 def test_the_admin_port_is_on_loopback_whatever_the_host(tmp_path: Path) -> None:
@@ -49,13 +49,13 @@ def test_the_admin_port_is_on_loopback_whatever_the_host(tmp_path: Path) -> None
 
 
 def test_a_colour_without_a_process_has_no_endpoint() -> None:
-    table = config.endpoint_table(Colour.GREEN, "grpc", ())
+    table = config.endpoint_table(Slot.GREEN, "grpc", ())
     assert table["resources"][0]["endpoints"] == []
 
 
 def test_both_protocols_ask_the_http_port_for_health() -> None:
     for protocol, port in (("http", 3), ("grpc", 4)):
-        table = config.endpoint_table(Colour.BLUE, protocol, (Endpoint(3, 4),))
+        table = config.endpoint_table(Slot.BLUE, protocol, (Endpoint(3, 4),))
         endpoint = table["resources"][0]["endpoints"][0]["lb_endpoints"][0]["endpoint"]
         assert endpoint["address"]["socket_address"]["port_value"] == port
         assert endpoint["health_check_config"] == {"port_value": 3}

@@ -9,8 +9,8 @@ import grpc
 import httpx
 import pytest
 
-from rollout.domain.ports import PlaneRejected, PlaneUnavailable, Traffic
-from rollout.domain.spec import Colour, Ports
+from rollout.domain.ports import PlaneRejected, PlaneUnavailable, TrafficSplit
+from rollout.domain.spec import Ports, Slot
 from rollout.drivers.envoy import proxy as envoy
 from rollout.drivers.envoy.proxy import EnvoyFiles
 from rollout.drivers.envoy.routes import route_table
@@ -18,8 +18,8 @@ from rollout.drivers.local.launcher import free_ports
 from tests.support.planes import Stage, stage
 
 pytestmark = pytest.mark.slow
-BLUE, GREEN = Colour
-ALL_BLUE, ALL_GREEN = Traffic({BLUE: 100}), Traffic({GREEN: 100})
+BLUE, GREEN = Slot
+ALL_BLUE, ALL_GREEN = TrafficSplit({BLUE: 100}), TrafficSplit({GREEN: 100})
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_a_refused_file_is_told(running: Stage, monkeypatch: pytest.MonkeyPatch)
 def test_only_whole_answers_have_a_time(running: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     running.staff(BLUE, 1, "?delay=1.5")
     monkeypatch.setattr(envoy, "route_table", lambda traffic: route_table(traffic, 0.5))
-    running.plane.apply(Traffic({BLUE: 100}, sticky=True))  # a file that is not in force yet
+    running.plane.apply(TrafficSplit({BLUE: 100}, sticky=True))  # a file that is not in force yet
     for path, status in (("", 504), ("_stream", 200)):
         answer = httpx.post(running.url + path, trust_env=False, timeout=30)
         assert answer.status_code == status, answer.text

@@ -5,19 +5,19 @@ from typing import Any
 
 import pytest
 
-from rollout.domain.ports import Traffic
-from rollout.domain.spec import Colour
+from rollout.domain.ports import TrafficSplit
+from rollout.domain.spec import Slot
 from rollout.drivers.envoy.routes import parse_traffic, route_table
 
-BLUE, GREEN = Colour
+BLUE, GREEN = Slot
 
 
-def all_routes(traffic: Traffic) -> list[dict[str, Any]]:
+def all_routes(traffic: TrafficSplit) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = route_table(traffic)["resources"][0]["virtual_hosts"][0]["routes"]
     return found
 
 
-def routes(traffic: Traffic) -> list[dict[str, Any]]:
+def routes(traffic: TrafficSplit) -> list[dict[str, Any]]:
     """Those of whole answers."""
     return all_routes(traffic)[1::2]
 
@@ -27,7 +27,7 @@ def dumped(found: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def test_each_protocol_is_routed_by_the_same_weights() -> None:
-    found = routes(Traffic({BLUE: 95, GREEN: 5}))
+    found = routes(TrafficSplit({BLUE: 95, GREEN: 5}))
     assert "grpc" in found[0]["match"]
     for route, protocol in zip(found, ("grpc", "http"), strict=True):
         assert route["route"]["weighted_clusters"] == {
@@ -39,7 +39,7 @@ def test_each_protocol_is_routed_by_the_same_weights() -> None:
 
 
 def test_testers_come_before_the_dice_and_are_counted_apart() -> None:
-    found = routes(Traffic({BLUE: 100}, testers=GREEN))
+    found = routes(TrafficSplit({BLUE: 100}, testers=GREEN))
     assert [route["route"].get("cluster") for route in found] == [
         *["green-tester-grpc"] * 2,
         *["green-tester-http"] * 2,
@@ -49,7 +49,7 @@ def test_testers_come_before_the_dice_and_are_counted_apart() -> None:
 
 @pytest.mark.parametrize("sticky", [False, True])
 def test_before_each_route_is_the_same_for_answers_in_pieces(sticky: bool) -> None:
-    found = all_routes(Traffic({BLUE: 95, GREEN: 5}, testers=GREEN, sticky=sticky))
+    found = all_routes(TrafficSplit({BLUE: 95, GREEN: 5}, testers=GREEN, sticky=sticky))
     for pieces, whole in zip(found[::2], found[1::2], strict=True):
         assert whole["route"]["timeout"] == "60s"
         again = {**whole["route"], "timeout": "0s", "idle_timeout": "300s"}
@@ -78,13 +78,13 @@ def shares(route: dict[str, Any]) -> list[tuple[str, int]]:
 
 
 def test_answers_in_pieces_are_not_copied() -> None:
-    for pieces in all_routes(Traffic({BLUE: 100}, mirror=20, mirror_to=GREEN))[::2]:
+    for pieces in all_routes(TrafficSplit({BLUE: 100}, mirror=20, mirror_to=GREEN))[::2]:
         assert "request_mirror_policies" not in pieces["route"]
 
 
 def test_copies_go_to_clusters_of_their_own() -> None:
     for route, protocol in zip(
-        routes(Traffic({BLUE: 100}, mirror=20, mirror_to=GREEN)), ("grpc", "http"), strict=True
+        routes(TrafficSplit({BLUE: 100}, mirror=20, mirror_to=GREEN)), ("grpc", "http"), strict=True
     ):
         (policy,) = route["route"]["request_mirror_policies"]
         assert policy["cluster"] == f"green-shadow-{protocol}"
@@ -94,21 +94,21 @@ def test_copies_go_to_clusters_of_their_own() -> None:
 @pytest.mark.parametrize(
     "traffic",
     [
-        Traffic({BLUE: 95, GREEN: 5}),
-        Traffic({BLUE: 100}, mirror=20, mirror_to=GREEN, testers=GREEN),
-        Traffic({GREEN: 100}, mirror=1, mirror_to=BLUE, sticky=True),
+        TrafficSplit({BLUE: 95, GREEN: 5}),
+        TrafficSplit({BLUE: 100}, mirror=20, mirror_to=GREEN, testers=GREEN),
+        TrafficSplit({GREEN: 100}, mirror=1, mirror_to=BLUE, sticky=True),
     ],
     ids=["weights", "mirror", "sticky"],
 )
-def test_what_was_written_is_read_back(traffic: Traffic) -> None:
+def test_what_was_written_is_read_back(traffic: TrafficSplit) -> None:
     assert parse_traffic(dumped(all_routes(traffic))) == traffic
 
 
 def test_a_weight_of_zero_is_absent_from_the_dump() -> None:
-    found = routes(Traffic({BLUE: 100}))
+    found = routes(TrafficSplit({BLUE: 100}))
     for route in found:
         del route["route"]["weighted_clusters"]["clusters"][1]["weight"]
-    assert parse_traffic(dumped(found)) == Traffic({BLUE: 100})
+    assert parse_traffic(dumped(found)) == TrafficSplit({BLUE: 100})
 
 
 def test_before_any_route_nothing_is_known() -> None:
@@ -119,8 +119,8 @@ def test_before_any_route_nothing_is_known() -> None:
 
 def test_traffic_that_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="sum to 100"):
-        Traffic({BLUE: 95, GREEN: 6})
+        TrafficSplit({BLUE: 95, GREEN: 6})
     with pytest.raises(ValueError, match="sum to 100"):
-        Traffic({BLUE: 110, GREEN: -10})
+        TrafficSplit({BLUE: 110, GREEN: -10})
     with pytest.raises(ValueError, match="cannot be copied"):
-        Traffic({BLUE: 100}, mirror=5)
+        TrafficSplit({BLUE: 100}, mirror=5)

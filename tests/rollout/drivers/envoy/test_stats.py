@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from rollout.domain.counts import LATENCY_EDGES_MS
-from rollout.domain.spec import Colour
+from rollout.domain.spec import Slot
 from rollout.drivers.envoy.stats import parse_stats
 
 GRPC = "grpc.inference.GRPCInferenceService.ModelInfer"
@@ -34,9 +34,9 @@ def test_http_and_grpc_are_counted_together() -> None:
             ),
         )
     )
-    green = reading.totals[Colour.GREEN]
+    green = reading.totals[Slot.GREEN]
     assert (green.requests, green.timed, green.within[0]) == (15, 15, 5)
-    assert reading.totals[Colour.BLUE].requests == 0
+    assert reading.totals[Slot.BLUE].requests == 0
 
 
 def test_answers_in_pieces_may_fail_but_are_not_timed() -> None:
@@ -48,13 +48,13 @@ def test_answers_in_pieces_may_fail_but_are_not_timed() -> None:
             histograms=(histogram("cluster.green-stream-http.upstream_rq_time", 1, 3),),
         )
     )
-    green = reading.totals[Colour.GREEN]
+    green = reading.totals[Slot.GREEN]
     assert (green.requests, green.errors, green.timed, green.within[0]) == (5, 1, 0, 0)
 
 
 def test_a_protocol_that_was_never_used_adds_nothing() -> None:
     histograms = (histogram("cluster.green-first-http.upstream_rq_time", 4, 10),)
-    assert parse_stats(stats(histograms=histograms)).totals[Colour.GREEN].timed == 10
+    assert parse_stats(stats(histograms=histograms)).totals[Slot.GREEN].timed == 10
 
 
 def test_what_counts_as_an_error() -> None:
@@ -69,7 +69,7 @@ def test_what_counts_as_an_error() -> None:
             (f"cluster.green-first-grpc.{GRPC}.3", 100),
         )
     )
-    assert reading.totals[Colour.GREEN].errors == 31
+    assert reading.totals[Slot.GREEN].errors == 31
 
 
 def test_what_blames_the_caller_is_no_error_but_counted() -> None:
@@ -82,7 +82,7 @@ def test_what_blames_the_caller_is_no_error_but_counted() -> None:
             (f"cluster.green-first-grpc.{GRPC}.13", 16),
         )
     )
-    assert reading.totals[Colour.GREEN].client_errors == 15
+    assert reading.totals[Slot.GREEN].client_errors == 15
 
 
 def test_what_envoy_let_go_without_an_answer_was_abandoned() -> None:
@@ -92,8 +92,8 @@ def test_what_envoy_let_go_without_an_answer_was_abandoned() -> None:
         ("cluster.green-http.upstream_rq_cancelled", 1),
         ("cluster.green-first-http.upstream_rq_timeout", 2),
     ]
-    assert parse_stats(stats(*values)).totals[Colour.GREEN].abandoned == 6
-    assert parse_stats(stats(values[-1])).totals[Colour.GREEN].abandoned == 0
+    assert parse_stats(stats(*values)).totals[Slot.GREEN].abandoned == 6
+    assert parse_stats(stats(values[-1])).totals[Slot.GREEN].abandoned == 0
 
 
 def test_a_colour_is_healthy_when_both_protocols_are() -> None:
@@ -101,12 +101,12 @@ def test_a_colour_is_healthy_when_both_protocols_are() -> None:
     values += [("cluster.green-http.membership_healthy", 1)]
     values += [("cluster.green-grpc.membership_healthy", 0)]
     reading = parse_stats(stats(*values))
-    assert reading.healthy == {Colour.BLUE: True, Colour.GREEN: False}
+    assert reading.healthy == {Slot.BLUE: True, Slot.GREEN: False}
 
 
 def test_requests_in_flight_are_the_processes_own() -> None:
     values = [(f"cluster.blue-{p}.upstream_rq_active", 2) for p in ("http", "grpc")]
-    assert parse_stats(stats(*values)).active == {Colour.BLUE: 4, Colour.GREEN: 0}
+    assert parse_stats(stats(*values)).active == {Slot.BLUE: 4, Slot.GREEN: 0}
 
 
 def test_copies_are_counted_apart() -> None:
@@ -119,7 +119,7 @@ def test_copies_are_counted_apart() -> None:
             histograms=(histogram("cluster.green-shadow-http.upstream_rq_time", 3, 7),),
         )
     )
-    shadow = reading.shadow[Colour.GREEN]
+    shadow = reading.shadow[Slot.GREEN]
     assert (shadow.requests, shadow.errors, shadow.timed, shadow.abandoned) == (7, 2, 7, 1)
-    assert reading.totals[Colour.GREEN] == reading.totals[Colour.BLUE]
-    assert reading.totals[Colour.GREEN].requests == 0
+    assert reading.totals[Slot.GREEN] == reading.totals[Slot.BLUE]
+    assert reading.totals[Slot.GREEN].requests == 0

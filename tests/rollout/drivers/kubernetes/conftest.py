@@ -5,28 +5,31 @@ from pathlib import Path
 
 import pytest
 
-from rollout.domain.kubernetes_target import Target
+from rollout.domain.kubernetes_target import KubernetesTarget
 from tests.support.kube import FakeKube, FakePod, kube, route
 
 BLUE_DIGEST, GREEN_DIGEST = "a" * 64, "b" * 64
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[tuple[FakeKube, Target]]:
+def cluster(tmp_path: Path) -> Iterator[tuple[FakeKube, KubernetesTarget]]:
     """A cluster with one route and two pods of each colour, and how it is reached."""
     with kube(tmp_path) as (state, config):
         state.put("httproutes", route())
         for colour, digest in (("blue", BLUE_DIGEST), ("green", GREEN_DIGEST)):
             pods = [FakePod(f"{colour}-{number}", digest) for number in range(2)]
             state.pods[f"shop-{colour}"] = pods
-        yield state, Target("shop", "web", "shop-blue", "shop-green", kubeconfig=str(config))
+        yield (
+            state,
+            KubernetesTarget("shop", "web", "shop-blue", "shop-green", kubeconfig=str(config)),
+        )
 
 
 @pytest.fixture
-def state(cluster: tuple[FakeKube, Target]) -> FakeKube:
+def state(cluster: tuple[FakeKube, KubernetesTarget]) -> FakeKube:
     return cluster[0]
 
 
 @pytest.fixture
-def target(cluster: tuple[FakeKube, Target]) -> Target:
+def target(cluster: tuple[FakeKube, KubernetesTarget]) -> KubernetesTarget:
     return cluster[1]

@@ -17,10 +17,10 @@ from rollout.client import scaling as resizing
 from rollout.client.live_state import looking
 from rollout.client.process_table import listing
 from rollout.daemon.daemon import DAEMON
-from rollout.domain.kubernetes_target import Target
-from rollout.domain.ports import Traffic
-from rollout.domain.spec import Colour, Settings
-from rollout.domain.state_machine import Phase
+from rollout.domain.kubernetes_target import KubernetesTarget
+from rollout.domain.ports import TrafficSplit
+from rollout.domain.spec import DeploymentSettings, Slot
+from rollout.domain.state_machine import RolloutPhase
 from rollout.drivers.kubernetes.plane import KubernetesPlane
 from rollout.drivers.kubernetes.route import Claim
 from rollout.journal import paths as places
@@ -34,8 +34,8 @@ from tests.support.rollouts import quick_spec, story
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("home")]
 
 
-def settings(target: Target) -> Settings:
-    return Settings(
+def settings(target: KubernetesTarget) -> DeploymentSettings:
+    return DeploymentSettings(
         tick_seconds=0.1,
         ready_seconds=60.0,
         drain_seconds=0.5,
@@ -69,7 +69,7 @@ def kill_daemon(name: str) -> None:
     os.kill(daemon.pid, signal.SIGKILL)
 
 
-def test_up_promote_down(state: FakeKube, target: Target) -> None:
+def test_up_promote_down(state: FakeKube, target: KubernetesTarget) -> None:
     deployments.up("shop", revision(BLUE_DIGEST), 8000, settings=settings(target))
     try:
         with traffic(state):
@@ -79,15 +79,15 @@ def test_up_promote_down(state: FakeKube, target: Target) -> None:
             rollout = deployments.promote("shop", revision(GREEN_DIGEST), quick_spec())
             events = []
             for event in deployments.follow("shop", rollout):
-                if event.kind == "phase" and event.body["phase"] == Phase.BAKE:
+                if event.kind == "phase" and event.body["phase"] == RolloutPhase.BAKE:
                     kill_daemon("shop")
                 events.append(event)
         assert events[-1].kind == ENDED
         assert "resumed" in {event.kind for event in events}
         assert events[-1].body["outcome"] == "promoted", story(events)
         (status,) = deployments.status("shop")
-        assert status.weights == {Colour.BLUE: 0, Colour.GREEN: 100}
-        assert status.healthy == {Colour.BLUE: True, Colour.GREEN: True}
+        assert status.weights == {Slot.BLUE: 0, Slot.GREEN: 100}
+        assert status.healthy == {Slot.BLUE: True, Slot.GREEN: True}
         assert status.running == {"daemon": True}
         with pytest.raises(MlctlError, match="runs in a cluster"):
             resizing.scale("shop", 3)
@@ -104,13 +104,13 @@ def test_up_promote_down(state: FakeKube, target: Target) -> None:
     assert state.weights() == {"shop-blue": 0, "shop-green": 100}
 
 
-def test_up_says_what_does_not_fit(state: FakeKube, target: Target) -> None:
+def test_up_says_what_does_not_fit(state: FakeKube, target: KubernetesTarget) -> None:
     wrong = replace(target, green="no-such")
     with pytest.raises(MlctlError, match="no rule has both Services") as caught:
         deployments.up("shop", revision(BLUE_DIGEST), 8000, settings=settings(wrong))
     assert caught.value.code is ErrorCode.INVALID_INPUT
     with KubernetesPlane(target, Claim("another", 1)) as other:
-        other.apply(Traffic({Colour.BLUE: 100}))
+        other.apply(TrafficSplit({Slot.BLUE: 100}))
     with pytest.raises(MlctlError, match="belongs to another deployment"):
         deployments.up("shop", revision(BLUE_DIGEST), 8000, settings=settings(target))
     state.down = 403
@@ -119,7 +119,7 @@ def test_up_says_what_does_not_fit(state: FakeKube, target: Target) -> None:
     assert caught.value.code is ErrorCode.UNAVAILABLE
 
 
-def test_up_says_that_blue_serves_something_else(state: FakeKube, target: Target) -> None:
+def test_up_says_that_blue_serves_something_else(state: FakeKube, target: KubernetesTarget) -> None:
     with pytest.raises(MlctlError, match="pod blue-0 serves aaaa") as caught:
         deployments.up("shop", revision(GREEN_DIGEST), 8000, settings=settings(target))
     assert caught.value.code is ErrorCode.NOT_READY

@@ -8,9 +8,9 @@ import pytest
 
 from bundle.latency import SERVED_EDGES_MS
 from rollout.domain.counts import difference
-from rollout.domain.kubernetes_target import Target
-from rollout.domain.ports import PlaneRejected, PlaneUnavailable, Traffic
-from rollout.domain.spec import Colour
+from rollout.domain.kubernetes_target import KubernetesTarget
+from rollout.domain.ports import PlaneRejected, PlaneUnavailable, TrafficSplit
+from rollout.domain.spec import Slot
 from rollout.drivers.kubernetes.gateway import Gateway
 from rollout.drivers.kubernetes.plane import KubernetesPlane
 from rollout.drivers.kubernetes.route import EPOCH, HOLDER, Claim
@@ -21,12 +21,12 @@ from tests.support.kube import FakeKube, route
 CLAIM = Claim("shop-1", 5)
 
 
-def share(green: int) -> Traffic:
-    return Traffic({Colour.BLUE: 100 - green, Colour.GREEN: green})
+def share(green: int) -> TrafficSplit:
+    return TrafficSplit({Slot.BLUE: 100 - green, Slot.GREEN: green})
 
 
 @pytest.fixture
-def plane(target: Target) -> Iterator[KubernetesPlane]:
+def plane(target: KubernetesTarget) -> Iterator[KubernetesPlane]:
     with KubernetesPlane(target, CLAIM, accept_seconds=0.3) as opened:
         yield opened
 
@@ -36,7 +36,7 @@ def test_only_our_two_weights_change(state: FakeKube, plane: KubernetesPlane) ->
     plane.apply(share(25))
     after = state.route()
     assert state.weights() == {"shop-blue": 75, "shop-green": 25}
-    assert plane.weights() == {Colour.BLUE: 75, Colour.GREEN: 25}
+    assert plane.weights() == {Slot.BLUE: 75, Slot.GREEN: 25}
     assert after["spec"]["rules"][1] == before["spec"]["rules"][1]
     assert after["spec"]["parentRefs"] == before["spec"]["parentRefs"]
     marks = {"team": "search", EPOCH: "5", HOLDER: "shop-1"}
@@ -92,7 +92,7 @@ def test_a_storm_of_conflicts_changes_nothing(state: FakeKube, plane: Kubernetes
     assert state.weights() == {"shop-blue": 100, "shop-green": 0}
 
 
-def test_an_older_epoch_cannot_write(state: FakeKube, target: Target) -> None:
+def test_an_older_epoch_cannot_write(state: FakeKube, target: KubernetesTarget) -> None:
     with (
         KubernetesPlane(target, Claim("shop-1", 6)) as newer,
         KubernetesPlane(target, CLAIM) as older,
@@ -104,7 +104,7 @@ def test_an_older_epoch_cannot_write(state: FakeKube, target: Target) -> None:
 
 
 def test_a_takeover_between_read_and_write_wins(
-    state: FakeKube, target: Target, plane: KubernetesPlane
+    state: FakeKube, target: KubernetesTarget, plane: KubernetesPlane
 ) -> None:
     """The holder stands still with its patch in hand; the next one writes; the first goes on."""
     with KubernetesPlane(target, Claim("shop-1", 6)) as newer:
@@ -120,7 +120,9 @@ def test_a_takeover_between_read_and_write_wins(
     assert state.route()["metadata"]["annotations"][EPOCH] == "6"
 
 
-def test_another_deployment_s_route_is_left_alone(state: FakeKube, target: Target) -> None:
+def test_another_deployment_s_route_is_left_alone(
+    state: FakeKube, target: KubernetesTarget
+) -> None:
     with KubernetesPlane(target, Claim("other", 900)) as other:
         other.apply(share(0))
     with (
@@ -137,7 +139,7 @@ def test_no_weight_without_a_ready_pod(state: FakeKube, plane: KubernetesPlane) 
     with pytest.raises(PlaneUnavailable, match="no ready pod"):
         plane.apply(share(10))
     assert state.weights() == {"shop-blue": 100, "shop-green": 0}
-    assert not plane.read().healthy[Colour.GREEN]
+    assert not plane.read().healthy[Slot.GREEN]
 
 
 def test_every_rule_of_ours_is_moved_and_none_to_pods_that_are_not_ready(
@@ -193,7 +195,9 @@ def test_an_api_server_that_fails_decides_nothing(
 
 
 @pytest.mark.usefixtures("home")
-def test_a_daemon_that_waits_for_the_cluster_is_not_stuck(state: FakeKube, target: Target) -> None:
+def test_a_daemon_that_waits_for_the_cluster_is_not_stuck(
+    state: FakeKube, target: KubernetesTarget
+) -> None:
     state.down = 503
     directory, heartbeat = places.directory("shop"), places.heartbeat("shop")
     for epoch in (None, 5):
@@ -211,7 +215,7 @@ def test_a_route_that_is_gone(state: FakeKube, plane: KubernetesPlane) -> None:
 
 def test_copies_are_refused(plane: KubernetesPlane) -> None:
     with pytest.raises(PlaneRejected, match="copies"):
-        plane.apply(Traffic({Colour.BLUE: 100}, mirror=10, mirror_to=Colour.GREEN))
+        plane.apply(TrafficSplit({Slot.BLUE: 100}, mirror=10, mirror_to=Slot.GREEN))
 
 
 def test_all_pods_of_a_colour_are_counted(state: FakeKube, plane: KubernetesPlane) -> None:
@@ -226,7 +230,7 @@ def test_all_pods_of_a_colour_are_counted(state: FakeKube, plane: KubernetesPlan
     second.serve(1, outcome="gone")
     parts = difference(before, plane.read())
     assert parts is not None
-    green = parts[Colour.GREEN]
+    green = parts[Slot.GREEN]
     assert (green.requests, green.errors, green.client_errors, green.abandoned) == (24, 5, 4, 1)
     assert green.timed == 15
     assert green.slower_than(100.0, SERVED_EDGES_MS) == 5
@@ -244,7 +248,7 @@ def test_a_restarted_pod_makes_no_negative_window(state: FakeKube, plane: Kubern
     second.serve(1)
     parts = difference(before, plane.read())
     assert parts is not None
-    assert parts[Colour.GREEN].requests == 6
+    assert parts[Slot.GREEN].requests == 6
 
 
 def test_a_pod_that_left_takes_nothing_with_it(state: FakeKube, plane: KubernetesPlane) -> None:
@@ -254,7 +258,7 @@ def test_a_pod_that_left_takes_nothing_with_it(state: FakeKube, plane: Kubernete
     del state.pods["shop-green"][0]
     parts = difference(before, plane.read())
     assert parts is not None
-    assert parts[Colour.GREEN].requests == 0
+    assert parts[Slot.GREEN].requests == 0
 
 
 def test_a_silent_candidate_is_unhealthy_and_silent_pods_everywhere_are_no_news(
@@ -262,7 +266,7 @@ def test_a_silent_candidate_is_unhealthy_and_silent_pods_everywhere_are_no_news(
 ) -> None:
     for pod in state.pods["shop-green"]:
         pod.answers = False
-    assert plane.read().healthy == {Colour.BLUE: True, Colour.GREEN: False}
+    assert plane.read().healthy == {Slot.BLUE: True, Slot.GREEN: False}
     for pod in state.pods["shop-blue"]:
         pod.answers = False
     with pytest.raises(PlaneUnavailable, match="no server tells"):

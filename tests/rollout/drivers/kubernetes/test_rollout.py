@@ -13,10 +13,10 @@ from bundle.latency import SERVED_EDGES_MS
 from rollout.daemon.controller import Controller, Watch, World
 from rollout.daemon.reporting.notices import notice
 from rollout.domain.gates import Gate
-from rollout.domain.kubernetes_target import Target
-from rollout.domain.ports import PlaneRejected, PlaneUnavailable, Traffic
-from rollout.domain.spec import Colour, Outcome, Ports, Revision, RolloutSpec, Settings
-from rollout.domain.state_machine import Phase
+from rollout.domain.kubernetes_target import KubernetesTarget
+from rollout.domain.ports import PlaneRejected, PlaneUnavailable, TrafficSplit
+from rollout.domain.spec import DeploymentSettings, Outcome, Ports, Revision, RolloutSpec, Slot
+from rollout.domain.state_machine import RolloutPhase
 from rollout.drivers.kubernetes.launcher import KubernetesLauncher
 from rollout.drivers.kubernetes.plane import KubernetesPlane
 from rollout.drivers.kubernetes.route import Claim
@@ -45,7 +45,7 @@ class Stage:
     """A deployment in a cluster with a rollout of green."""
 
     state: FakeKube
-    target: Target
+    target: KubernetesTarget
     journal: Journal
     clock: ManualClock
     plane: KubernetesPlane
@@ -74,7 +74,7 @@ class Stage:
                     pod.serve(bad, outcome=outcome)
             self.controller.tick()
 
-    def until(self, phase: Phase, limit: int = 60) -> None:
+    def until(self, phase: RolloutPhase, limit: int = 60) -> None:
         for _ in range(limit):
             if self.controller.progress.phase is phase:
                 return
@@ -96,9 +96,9 @@ class Stage:
 
 @pytest.fixture
 def stage(
-    state: FakeKube, target: Target, journal: Journal, clock: ManualClock, tmp_path: Path
+    state: FakeKube, target: KubernetesTarget, journal: Journal, clock: ManualClock, tmp_path: Path
 ) -> Iterator[Stage]:
-    settings = Settings(drain_seconds=2, ready_seconds=20, kubernetes=target)
+    settings = DeploymentSettings(drain_seconds=2, ready_seconds=20, kubernetes=target)
     journal.create("shop", Ports(0, 0), settings, revision(BLUE_DIGEST))
     epoch = journal.take_over("shop")
     with KubernetesPlane(target, Claim("shop-1", epoch), accept_seconds=0.3) as plane:
@@ -111,7 +111,7 @@ def test_the_settings_of_a_cluster_survive_the_journal(stage: Stage) -> None:
 
 def test_a_good_candidate_is_promoted(stage: Stage) -> None:
     seen: list[int] = []
-    while stage.controller.progress.phase is not Phase.DONE and len(seen) < 60:
+    while stage.controller.progress.phase is not RolloutPhase.DONE and len(seen) < 60:
         stage.tick()
         if stage.weights()["shop-green"] not in seen:
             seen.append(stage.weights()["shop-green"])
@@ -129,7 +129,7 @@ def test_a_good_candidate_is_promoted(stage: Stage) -> None:
     ],
 )
 def test_a_bad_candidate_is_taken_back(stage: Stage, fault: dict[str, str], gate: Gate) -> None:
-    stage.until(Phase.SHIFT)
+    stage.until(RolloutPhase.SHIFT)
     for _ in range(30):
         if stage.outcome is None:
             stage.tick(**fault)  # type: ignore[arg-type]
@@ -150,17 +150,17 @@ def test_pods_that_never_come_get_no_weight(stage: Stage) -> None:
 def test_an_update_of_the_pods_is_waited_for(stage: Stage) -> None:
     stage.state.pods["shop-green"][0].digest = "c" * 64
     stage.tick(5)
-    assert stage.controller.progress.phase is Phase.WARM
+    assert stage.controller.progress.phase is RolloutPhase.WARM
     stage.state.pods["shop-green"][0].digest = GREEN_DIGEST
-    stage.until(Phase.SHIFT)
+    stage.until(RolloutPhase.SHIFT)
 
 
 def test_another_model_in_the_middle_takes_the_traffic_back(stage: Stage) -> None:
-    stage.until(Phase.SHIFT)
+    stage.until(RolloutPhase.SHIFT)
     stage.state.pods["shop-green"][1].digest = "c" * 64
     stage.tick()
     assert stage.weights() == {"shop-blue": 100, "shop-green": 0}
-    stage.until(Phase.DONE)
+    stage.until(RolloutPhase.DONE)
     assert stage.outcome is Outcome.ROLLED_BACK
     assert stage.why[0] == Gate.HEALTH
     assert f"pod green-1 serves {'c' * 64}, not {GREEN_DIGEST}" in stage.why[1]
@@ -171,7 +171,7 @@ def test_another_model_in_the_middle_takes_the_traffic_back(stage: Stage) -> Non
 
 
 def test_an_api_server_that_is_away_holds_everything(stage: Stage) -> None:
-    stage.until(Phase.SHIFT)
+    stage.until(RolloutPhase.SHIFT)
     before, weights = stage.controller.progress, stage.weights()
     stage.state.down = 503
     for _ in range(5):
@@ -180,34 +180,34 @@ def test_an_api_server_that_is_away_holds_everything(stage: Stage) -> None:
     assert stage.controller.progress == before
     assert stage.weights() == weights
     stage.state.down = 0
-    stage.until(Phase.DONE)
+    stage.until(RolloutPhase.DONE)
     assert stage.outcome is Outcome.PROMOTED
 
 
 def test_a_route_that_is_deleted_and_comes_back(stage: Stage) -> None:
-    stage.until(Phase.SHIFT)
+    stage.until(RolloutPhase.SHIFT)
     stage.state.objects.clear()
     for _ in range(3):
         with pytest.raises(PlaneRejected, match="does not exist"):
             stage.controller.tick()
-    assert stage.controller.progress.phase is Phase.ROLLBACK
+    assert stage.controller.progress.phase is RolloutPhase.ROLLBACK
     stage.state.put("httproutes", route(weights=(50, 50)))
-    stage.until(Phase.DONE)
+    stage.until(RolloutPhase.DONE)
     assert stage.outcome is Outcome.ROLLED_BACK
     assert stage.weights() == {"shop-blue": 100, "shop-green": 0}
 
 
 def test_weights_that_somebody_moves_are_moved_back(stage: Stage) -> None:
-    stage.until(Phase.SHIFT)
+    stage.until(RolloutPhase.SHIFT)
     stage.state.put("httproutes", route(weights=(0, 100)))
     stage.controller.tick()
     assert stage.weights() == {"shop-blue": 90, "shop-green": 10}
 
 
 def test_a_daemon_that_was_replaced_stops(stage: Stage) -> None:
-    stage.until(Phase.SHIFT)
+    stage.until(RolloutPhase.SHIFT)
     with KubernetesPlane(stage.target, Claim("shop-1", stage.epoch + 1)) as newer:
-        newer.apply(Traffic({Colour.BLUE: 100}))
+        newer.apply(TrafficSplit({Slot.BLUE: 100}))
         with pytest.raises(StaleEpochError):
             stage.controller.tick()
     assert stage.weights() == {"shop-blue": 100, "shop-green": 0}

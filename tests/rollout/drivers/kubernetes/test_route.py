@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout.domain.kubernetes_target import Target
-from rollout.domain.spec import Colour
+from rollout.domain.kubernetes_target import KubernetesTarget
+from rollout.domain.spec import Slot
 from rollout.drivers.kubernetes import route as routes
 from rollout.drivers.kubernetes.route import Claim, RouteUnfitError, Word
 from tests.support.kube import route
 
-TARGET = Target("shop", "web", "shop-blue", "shop-green")
+TARGET = KubernetesTarget("shop", "web", "shop-blue", "shop-green")
 
 
 def read(*others: dict[str, Any], weights: tuple[int, int] = (100, 0)) -> dict[str, Any]:
@@ -29,13 +29,13 @@ def test_a_share_is_never_rounded_to_nothing_or_all(blue: int, green: int) -> No
         return
     assert found is not None
     assert sum(found.values()) == 100
-    assert (found[Colour.BLUE] == 0) == (blue == 0)
-    assert (found[Colour.GREEN] == 0) == (green == 0)
+    assert (found[Slot.BLUE] == 0) == (blue == 0)
+    assert (found[Slot.GREEN] == 0) == (green == 0)
 
 
 @given(st.integers(0, 100))
 def test_a_patch_holds_once_it_is_applied(green: int) -> None:
-    weights = {Colour.BLUE: 100 - green, Colour.GREEN: green}
+    weights = {Slot.BLUE: 100 - green, Slot.GREEN: green}
     before = read()
     patch = routes.patched(before, TARGET, weights, Claim("a", 1))
     assert patch is not None
@@ -66,7 +66,7 @@ def test_a_service_that_is_named_twice_is_refused(other: dict[str, Any]) -> None
     ],
 )
 def test_the_same_name_elsewhere_is_not_ours(other: dict[str, Any]) -> None:
-    assert routes.weights_of(read(other), TARGET) == {Colour.BLUE: 100, Colour.GREEN: 0}
+    assert routes.weights_of(read(other), TARGET) == {Slot.BLUE: 100, Slot.GREEN: 0}
 
 
 def test_a_claim_that_is_no_number_is_refused() -> None:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from bundle.latency import SERVED_EDGES_MS
 from rollout.domain.counts import Totals
-from rollout.drivers.kubernetes.scrape import NOTHING, Tally, read_totals
+from rollout.drivers.kubernetes.scrape import NOTHING, PodTally, read_totals
 from tests.support.kube import FakePod
 
 
@@ -43,7 +43,7 @@ def test_a_tally_counts_every_increment_once_over_all_restarts(
     lives: list[list[int]],
 ) -> None:
     """Each life of the pod rises from zero; a look follows each rise."""
-    tally, expected, seen = Tally(), 0, 0
+    tally, expected, seen = PodTally(), 0, 0
     tally.add({"pod": totals(0)}, {"pod"})
     for life in lives:
         count = 0
@@ -57,7 +57,7 @@ def test_a_tally_counts_every_increment_once_over_all_restarts(
 
 
 def test_a_pod_that_is_silent_for_a_while_is_counted_when_it_is_back() -> None:
-    tally = Tally()
+    tally = PodTally()
     tally.add({"pod": totals(5)}, {"pod"})
     tally.add({}, {"pod"})
     tally.add({"pod": totals(8)}, {"pod"})

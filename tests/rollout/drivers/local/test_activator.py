@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from rollout.domain.spec import Endpoint
-from rollout.drivers.local.activator import Activator, Limits
+from rollout.drivers.local.activator import Activator, HoldLimits
 from rollout.drivers.local.launcher import free_ports
 from tests.support.listening import until
 
@@ -51,9 +51,9 @@ class Sleeper:
 
 
 @asynccontextmanager
-async def sleeping(limits: Limits | None = None) -> AsyncIterator[Sleeper]:
+async def sleeping(limits: HoldLimits | None = None) -> AsyncIterator[Sleeper]:
     sleeper, stop = Sleeper(Endpoint(*free_ports(2))), asyncio.Event()
-    activator = Activator(sleeper.wake, sleeper.find, limits or Limits())
+    activator = Activator(sleeper.wake, sleeper.find, limits or HoldLimits())
     serving = asyncio.create_task(activator.serve(sleeper.endpoint, stop))
     await until(lambda: _listens(sleeper.endpoint.grpc))
     yield sleeper
@@ -125,7 +125,7 @@ def test_a_large_body_goes_through_as_it_is() -> None:
 
 def test_what_does_not_become_ready_in_time_is_unavailable() -> None:
     async def scenario() -> None:
-        async with sleeping(Limits(seconds=0.2)) as sleeper:
+        async with sleeping(HoldLimits(seconds=0.2)) as sleeper:
             answer = await ask(sleeper.endpoint.http, REQUEST)
             assert answer.startswith(b"HTTP/1.1 503 ")
             assert b"retry-after" in answer
@@ -136,7 +136,7 @@ def test_what_does_not_become_ready_in_time_is_unavailable() -> None:
 
 def test_no_more_are_held_than_allowed() -> None:
     async def scenario() -> None:
-        async with sleeping(Limits(held=1)) as sleeper:
+        async with sleeping(HoldLimits(held=1)) as sleeper:
             held = asyncio.create_task(ask(sleeper.endpoint.http, REQUEST, until_end=False))
             await until(lambda: sleeper.woken > 0)
             answer = await ask(sleeper.endpoint.http, REQUEST)

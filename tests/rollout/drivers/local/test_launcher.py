@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from rollout.domain.ports import Probe, Served
-from rollout.domain.spec import Colour, Endpoint
+from rollout.domain.ports import ProcessState, RunningRevision
+from rollout.domain.spec import Endpoint, Slot
 from rollout.drivers.local import processes
 from rollout.drivers.local.launcher import LocalLauncher, free_ports, require_free, resolve_host
 from tests.support.rollouts import quick_settings, revision
@@ -25,36 +25,36 @@ def launcher(tmp_path: Path) -> Iterator[LocalLauncher]:
     launcher = LocalLauncher(tmp_path / "logs", quick_settings())
     yield launcher
     launcher.close()
-    for colour in Colour:
+    for colour in Slot:
         processes.end_strays(f"{tmp_path}:{colour}")
 
 
-def started(launcher: LocalLauncher, tag: str) -> Served:
-    return launcher.start(Colour.BLUE, revision(tag))
+def started(launcher: LocalLauncher, tag: str) -> RunningRevision:
+    return launcher.start(Slot.BLUE, revision(tag))
 
 
 def test_ready_once_the_digest_is_served(launcher: LocalLauncher) -> None:
     served = started(launcher, "tiny:aa")
-    wait_until(lambda: launcher.probe(served) is Probe.READY)
+    wait_until(lambda: launcher.probe(served) is ProcessState.READY)
     launcher.stop(served)
-    wait_until(lambda: launcher.probe(served) is Probe.DEAD)
+    wait_until(lambda: launcher.probe(served) is ProcessState.DEAD)
 
 
 def test_another_digest_is_not_ready(launcher: LocalLauncher) -> None:
     served = started(launcher, "tiny:aa")
-    wait_until(lambda: launcher.probe(served) is Probe.READY)
+    wait_until(lambda: launcher.probe(served) is ProcessState.READY)
     other = replace(served, revision=revision("tiny:bb"), process=served.process)
     wrong = LocalLauncher(Path(served.log).parent, quick_settings())
-    wait_until(lambda: wrong.probe(other) is Probe.WRONG_MODEL)
+    wait_until(lambda: wrong.probe(other) is ProcessState.WRONG_MODEL)
     named = replace(served, revision=replace(served.revision, bento="other:aa"))
-    wait_until(lambda: wrong.probe(named) is Probe.WRONG_MODEL)
+    wait_until(lambda: wrong.probe(named) is ProcessState.WRONG_MODEL)
     wrong.close()
 
 
 def test_a_server_that_never_gets_ready_stays_starting(launcher: LocalLauncher) -> None:
     served = started(launcher, "tiny:aa?ready=never")
     wait_until(lambda: "start: tiny:aa" in Path(served.log).read_text())
-    assert launcher.probe(served) is Probe.STARTING
+    assert launcher.probe(served) is ProcessState.STARTING
 
 
 def test_a_server_that_takes_a_connection_and_does_not_answer_holds_no_look_up(
@@ -66,15 +66,15 @@ def test_a_server_that_takes_a_connection_and_does_not_answer_holds_no_look_up(
     with socket.create_server(("127.0.0.1", 0)) as silent:
         loading = replace(served, endpoint=Endpoint(silent.getsockname()[1], 1))
         begun = time.monotonic()
-        assert patient.probe(loading) is Probe.STARTING
-        assert patient.probe(loading) is Probe.STARTING
+        assert patient.probe(loading) is ProcessState.STARTING
+        assert patient.probe(loading) is ProcessState.STARTING
         assert time.monotonic() - begun < PATIENCE_SECONDS / 2
     patient.close()
 
 
 def test_a_crash_is_dead_and_leaves_a_log(launcher: LocalLauncher) -> None:
     served = started(launcher, "tiny:aa?ready=crash")
-    wait_until(lambda: launcher.probe(served) is Probe.DEAD)
+    wait_until(lambda: launcher.probe(served) is ProcessState.DEAD)
     assert "told to crash" in processes.log_tail(Path(served.log))
     again = started(launcher, "tiny:bb?ready=never")
     assert again.log == served.log
@@ -84,8 +84,8 @@ def test_a_crash_is_dead_and_leaves_a_log(launcher: LocalLauncher) -> None:
 def test_starting_again_ends_what_was_left_over(launcher: LocalLauncher) -> None:
     first = started(launcher, "tiny:aa")
     second = started(launcher, "tiny:aa")
-    wait_until(lambda: launcher.probe(first) is Probe.DEAD)
-    assert launcher.probe(second) is not Probe.DEAD
+    wait_until(lambda: launcher.probe(first) is ProcessState.DEAD)
+    assert launcher.probe(second) is not ProcessState.DEAD
 
 
 def test_free_ports_are_distinct() -> None:

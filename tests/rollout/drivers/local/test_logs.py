@@ -7,7 +7,7 @@ import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from rollout.drivers.local import logs
-from rollout.drivers.local.logs import Follower, Line
+from rollout.drivers.local.logs import Follower, LogLine
 
 
 def write(directory: Path, role: str, text: str) -> None:
@@ -69,9 +69,9 @@ def test_following(tmp_path: Path) -> None:
     assert list(follower.read()) == []
     write(tmp_path, "proxy", "one\nhalf")
     write(tmp_path, "blue/0", "new\n")
-    assert list(follower.read()) == [Line("blue/0", "new"), Line("proxy", "one")]
+    assert list(follower.read()) == [LogLine("blue/0", "new"), LogLine("proxy", "one")]
     write(tmp_path, "proxy", " done\n")
-    assert list(follower.read()) == [Line("proxy", "half done")]
+    assert list(follower.read()) == [LogLine("proxy", "half done")]
     logs.rotate(tmp_path, max_bytes=1)
     write(tmp_path, "proxy", "after\n")
-    assert list(follower.read()) == [Line("proxy", "after")]
+    assert list(follower.read()) == [LogLine("proxy", "after")]

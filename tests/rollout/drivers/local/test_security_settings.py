@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from rollout.domain.spec import Settings
+from rollout.domain.spec import DeploymentSettings
 from rollout.drivers.local.security_settings import guarding_environment, with_signer, with_token
 from rollout.journal import paths as places
 
@@ -26,7 +26,7 @@ def test_a_file_stays_where_it_is_and_outlives_the_shell(
     (tmp_path / "tokens").write_text(ONE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLCTL_TOKEN_FILE", "tokens")
-    kept = with_token("shop", Settings())
+    kept = with_token("shop", DeploymentSettings())
     assert kept.token_file == str(tmp_path / "tokens")
     monkeypatch.delenv("MLCTL_TOKEN_FILE")
     assert with_token("shop", kept) == kept
@@ -38,19 +38,19 @@ def test_a_token_in_the_environment_is_kept_for_its_user_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("MLCTL_TOKEN", ONE)
-    path = Path(with_token("shop", Settings()).token_file or "")
+    path = Path(with_token("shop", DeploymentSettings()).token_file or "")
     assert path.parent == places.directory("shop")
     assert path.read_text() == ONE
     assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_without_a_token_nothing_changes() -> None:
-    assert with_token("shop", Settings()) == Settings()
-    assert guarding_environment(Settings()) == {}
+    assert with_token("shop", DeploymentSettings()) == DeploymentSettings()
+    assert guarding_environment(DeploymentSettings()) == {}
 
 
 def test_tokens_that_are_gone_are_told_before_the_api_is_open(tmp_path: Path) -> None:
-    kept = replace(Settings(), token_file=str(tmp_path / "gone"))
+    kept = replace(DeploymentSettings(), token_file=str(tmp_path / "gone"))
     with pytest.raises(MlctlError, match="cannot be read") as caught:
         with_token("shop", kept)
     assert caught.value.code is ErrorCode.INVALID_INPUT
@@ -59,14 +59,14 @@ def test_tokens_that_are_gone_are_told_before_the_api_is_open(tmp_path: Path) ->
 def test_who_must_have_signed_outlives_the_shell(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert with_signer(Settings()) == Settings()
+    assert with_signer(DeploymentSettings()) == DeploymentSettings()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLCTL_REQUIRE_SIGNATURE", "key.pub")
     with pytest.raises(MlctlError, match="no file") as caught:
-        with_signer(Settings())
+        with_signer(DeploymentSettings())
     assert caught.value.code is ErrorCode.INVALID_INPUT
     (tmp_path / "key.pub").write_text("a key")
-    kept = with_signer(Settings())
+    kept = with_signer(DeploymentSettings())
     monkeypatch.delenv("MLCTL_REQUIRE_SIGNATURE")
     assert with_signer(kept) == kept
     told = {"MLCTL_REQUIRE_SIGNATURE": str(tmp_path / "key.pub")}

@@ -24,10 +24,10 @@ from services.online.batching.budget import BusyError, Hold, Inflight
 from services.online.grpc.server import GrpcServer
 from services.online.http.app import V2App
 from services.online.http.connection.protocol import lean_protocol
-from services.online.http.inference import Inference
+from services.online.http.inference import InferHandler
 from services.online.http.limits import BodyLimit
-from services.online.models.served_model import ModelHost
-from services.online.settings import Settings
+from services.online.models.served_model import ServedModel
+from services.online.settings import ServerSettings
 from services.protocol.messages import SERVICE, methods
 from tests.support.listening import listening, until
 
@@ -59,10 +59,10 @@ def test_no_more_is_held_than_the_limit_and_nothing_at_the_end(
 
 def test_infer_requests_are_bounded_and_let_go(bundle: VerifiedBundle) -> None:
     async def main() -> None:
-        settings = Settings(max_inflight_bytes=2 * len(BODY) - 2)
-        host = ModelHost(bundle, settings, registry=CollectorRegistry())
+        settings = ServerSettings(max_inflight_bytes=2 * len(BODY) - 2)
+        host = ServedModel(bundle, settings, registry=CollectorRegistry())
         await host.start()
-        inference = Inference(host)
+        inference = InferHandler(host)
         async with listening(V2App(host, inference), lean_protocol(inference)) as server:
             for expects in (False, True):
                 await ask(host, server.url, server.port, expects=expects)
@@ -71,7 +71,7 @@ def test_infer_requests_are_bounded_and_let_go(bundle: VerifiedBundle) -> None:
     asyncio.run(main())
 
 
-async def ask(host: ModelHost, url: str, port: int, *, expects: bool) -> None:
+async def ask(host: ServedModel, url: str, port: int, *, expects: bool) -> None:
     """A body of which most has arrived leaves no room for a second one, declared or chunked."""
     head = f"POST /v2/models/tiny/infer HTTP/1.1\r\nHost: test\r\nContent-Length: {len(BODY)}\r\n"
     expect = b"Expect: 100-continue\r\n" if expects else b""
@@ -102,9 +102,9 @@ async def pieces() -> AsyncIterator[bytes]:
 
 def test_a_client_that_leaves_lets_go(bundle: VerifiedBundle) -> None:
     async def main() -> None:
-        host = ModelHost(bundle, Settings(), registry=CollectorRegistry())
+        host = ServedModel(bundle, ServerSettings(), registry=CollectorRegistry())
         await host.start()
-        inference = Inference(host)
+        inference = InferHandler(host)
         async with listening(V2App(host, inference), lean_protocol(inference)) as server:
             _, writer = await asyncio.open_connection("127.0.0.1", server.port)
             writer.write(b"POST /v2/models/tiny/infer HTTP/1.1\r\nHost: t\r\n")
@@ -144,8 +144,8 @@ def test_grpc_has_the_same_limits(bundle: VerifiedBundle) -> None:
     request.raw_input_contents.append(bytes(16))
 
     async def main() -> None:
-        settings = Settings(max_inflight_bytes=1000, max_connections=1)
-        host = ModelHost(bundle, settings, registry=CollectorRegistry())
+        settings = ServerSettings(max_inflight_bytes=1000, max_connections=1)
+        host = ServedModel(bundle, settings, registry=CollectorRegistry())
         await host.start()
         server = GrpcServer(host, "127.0.0.1", 0)
         await server.start()

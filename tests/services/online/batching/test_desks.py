@@ -13,7 +13,7 @@ from bundle.clock import ManualClock
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import DYNAMIC, Datatype, TensorSpec
 from services.online.batching.desks import Told
-from services.online.batching.executor import Batching
+from services.online.batching.executor import BatchExecutor
 from services.online.batching.joining import cut
 from services.online.batching.rawrows import Form
 from services.online.batching.scheduler import Priority
@@ -59,20 +59,20 @@ class Desk:
             caller.heard.append(cut(share)["y"].ravel().tolist())
 
 
-def ask(batching: Batching, *askers: Asker) -> Desk:
+def ask(batching: BatchExecutor, *askers: Asker) -> Desk:
     desk = Desk()
     batching.submit_all(askers, desk)
     return desk
 
 
-Play = Callable[[Batching, GatedModel, ManualClock], Awaitable[None]]
+Play = Callable[[BatchExecutor, GatedModel, ManualClock], Awaitable[None]]
 
 
 def play(scene: Play, *, inline: bool = False) -> Meter:
     meter, model, clock = Meter(), GatedModel(), ManualClock()
 
     async def main() -> None:
-        batching = Batching(model, LIMITS, clock, meter, inline=inline)
+        batching = BatchExecutor(model, LIMITS, clock, meter, inline=inline)
         try:
             await asyncio.wait_for(scene(batching, model, clock), 30)
         finally:
@@ -84,7 +84,7 @@ def play(scene: Play, *, inline: bool = False) -> Meter:
 
 
 def test_callers_run_together_and_are_told_together() -> None:
-    async def scene(batching: Batching, model: GatedModel, _: ManualClock) -> None:
+    async def scene(batching: BatchExecutor, model: GatedModel, _: ManualClock) -> None:
         askers = [Asker(1), Asker(-1), Asker(3)]
         desk = ask(batching, *askers)
         assert await batching.drain(10)
@@ -96,7 +96,7 @@ def test_callers_run_together_and_are_told_together() -> None:
 
 
 def test_they_share_batches_with_futures() -> None:
-    async def scene(batching: Batching, model: GatedModel, _: ManualClock) -> None:
+    async def scene(batching: BatchExecutor, model: GatedModel, _: ManualClock) -> None:
         model.gate.clear()
         first = batching.submit(x(9), 10)
         await until(lambda: model.started)
@@ -114,7 +114,7 @@ def test_they_share_batches_with_futures() -> None:
 def test_the_next_batch_does_not_wait_until_all_are_told_of_this_one() -> None:
     waited: list[int] = []
 
-    async def scene(batching: Batching, model: GatedModel, _clock: ManualClock) -> None:
+    async def scene(batching: BatchExecutor, model: GatedModel, _clock: ManualClock) -> None:
         class Watcher(Desk):
             def answer(self, told: list[Told], seconds: float) -> None:
                 waited.append(batching.waiting_rows)
@@ -132,7 +132,7 @@ def test_the_next_batch_does_not_wait_until_all_are_told_of_this_one() -> None:
 
 @pytest.mark.parametrize(("count", "batches"), [(1, 1), (2 * LIMITS.max_rows, 2)])
 def test_a_desk_that_fails_does_not_keep_the_slot(count: int, batches: int) -> None:
-    async def scene(batching: Batching, _model: GatedModel, _clock: ManualClock) -> None:
+    async def scene(batching: BatchExecutor, _model: GatedModel, _clock: ManualClock) -> None:
         class Broken(Desk):
             def answer(self, told: list[Told], seconds: float) -> None:
                 super().answer(told, seconds)
@@ -153,7 +153,7 @@ def test_a_desk_that_fails_does_not_keep_the_slot(count: int, batches: int) -> N
 
 
 def test_who_leaves_or_is_late_is_told_nothing_more() -> None:
-    async def scene(batching: Batching, model: GatedModel, clock: ManualClock) -> None:
+    async def scene(batching: BatchExecutor, model: GatedModel, clock: ManualClock) -> None:
         model.gate.clear()
         running, late = Asker(1), Asker(2, timeout=1.0)
         desk = ask(batching, running, late)
@@ -177,7 +177,7 @@ def test_who_leaves_or_is_late_is_told_nothing_more() -> None:
 
 
 def test_one_too_many_is_refused_and_the_others_are_not() -> None:
-    async def scene(batching: Batching, model: GatedModel, _: ManualClock) -> None:
+    async def scene(batching: BatchExecutor, model: GatedModel, _: ManualClock) -> None:
         model.gate.clear()
         ask(batching, Asker(0))
         await until(lambda: model.started)
@@ -194,7 +194,7 @@ def test_one_too_many_is_refused_and_the_others_are_not() -> None:
 
 
 def test_only_what_may_be_joined_has_a_key() -> None:
-    async def scene(batching: Batching, *_: object) -> None:
+    async def scene(batching: BatchExecutor, *_: object) -> None:
         assert batching.join_key(x(1)) == shape_key(x(2))
         assert batching.join_key({"x": np.zeros((1, 2))}) != shape_key(x(2))
 
@@ -202,7 +202,7 @@ def test_only_what_may_be_joined_has_a_key() -> None:
 
 
 def test_those_who_are_refused_alike_count_and_hear_it() -> None:
-    async def scene(batching: Batching, model: GatedModel, _: ManualClock) -> None:
+    async def scene(batching: BatchExecutor, model: GatedModel, _: ManualClock) -> None:
         model.gate.clear()
         running = Asker(0)
         ask(batching, running)

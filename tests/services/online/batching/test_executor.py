@@ -10,7 +10,7 @@ import pytest
 from bundle.clock import ManualClock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from services.online.batching.executor import Answer, Arrays, Batching
+from services.online.batching.executor import Answer, Arrays, BatchExecutor
 from services.online.batching.scheduler import Limits, Priority, QueueFullError
 from services.online.metrics.counts import BatchStats
 from services.runtime.padding import LengthPadding
@@ -63,7 +63,7 @@ def y(answer: Answer) -> list[float]:
     return values
 
 
-Scenario = Callable[[Batching, GatedModel, Meter], Awaitable[None]]
+Scenario = Callable[[BatchExecutor, GatedModel, Meter], Awaitable[None]]
 LIMITS = Limits(max_rows=4, max_queue_rows=8)
 
 
@@ -71,7 +71,7 @@ def play(scenario: Scenario, *, inline: bool = False, model: GatedModel | None =
     meter, model = Meter(), model or GatedModel()
 
     async def main() -> None:
-        batching = Batching(model, LIMITS, SystemClock(), meter, inline=inline)
+        batching = BatchExecutor(model, LIMITS, SystemClock(), meter, inline=inline)
         try:
             await asyncio.wait_for(scenario(batching, model, meter), 30)
         finally:
@@ -94,7 +94,7 @@ async def error_of(future: asyncio.Future[Answer]) -> ErrorCode:
 
 @pytest.mark.parametrize("inline", [False, True])
 def test_requests_of_one_moment_share_a_batch_and_keep_their_answers(inline: bool) -> None:
-    async def scenario(batching: Batching, model: GatedModel, meter: Meter) -> None:
+    async def scenario(batching: BatchExecutor, model: GatedModel, meter: Meter) -> None:
         answers = await asyncio.gather(*(batching.submit(x(i), 20) for i in range(6)))
         assert [y(answer) for answer in answers] == [[i + 1.0] for i in range(6)]
         assert model.runs == [[0, 1, 2, 3], [4, 5]]
@@ -105,7 +105,7 @@ def test_requests_of_one_moment_share_a_batch_and_keep_their_answers(inline: boo
 
 @pytest.mark.parametrize("inline", [False, True])
 def test_one_bad_row_fails_alone(inline: bool) -> None:
-    async def scenario(batching: Batching, _model: GatedModel, _meter: Meter) -> None:
+    async def scenario(batching: BatchExecutor, _model: GatedModel, _meter: Meter) -> None:
         futures = [batching.submit(x(value), 20) for value in (1, -2, 3)]
         outcomes = await asyncio.gather(*futures, return_exceptions=True)
         assert isinstance(outcomes[1], ValueError)
@@ -115,7 +115,7 @@ def test_one_bad_row_fails_alone(inline: bool) -> None:
 
 
 def test_a_caller_who_left_costs_nothing() -> None:
-    async def scenario(batching: Batching, model: GatedModel, _meter: Meter) -> None:
+    async def scenario(batching: BatchExecutor, model: GatedModel, _meter: Meter) -> None:
         model.gate.clear()
         first = batching.submit(x(1), 20)
         await until(lambda: model.started)
@@ -130,7 +130,7 @@ def test_a_caller_who_left_costs_nothing() -> None:
 
 
 def test_what_waits_when_it_is_closed_is_told_and_never_run() -> None:
-    async def scenario(batching: Batching, model: GatedModel, _meter: Meter) -> None:
+    async def scenario(batching: BatchExecutor, model: GatedModel, _meter: Meter) -> None:
         escaped: list[object] = []
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _loop, context: escaped.append(context))
@@ -150,7 +150,7 @@ def test_what_waits_when_it_is_closed_is_told_and_never_run() -> None:
 
 
 def test_a_full_queue_is_refused_and_drains() -> None:
-    async def scenario(batching: Batching, model: GatedModel, meter: Meter) -> None:
+    async def scenario(batching: BatchExecutor, model: GatedModel, meter: Meter) -> None:
         model.gate.clear()
         running = batching.submit(x(0), 20)
         await until(lambda: model.started)
@@ -168,7 +168,7 @@ def test_a_full_queue_is_refused_and_drains() -> None:
 
 
 def test_deadlines_answer_while_the_slot_is_held() -> None:
-    async def scenario(batching: Batching, model: GatedModel, _meter: Meter) -> None:
+    async def scenario(batching: BatchExecutor, model: GatedModel, _meter: Meter) -> None:
         model.gate.clear()
         running = batching.submit(x(1), 0.05)
         await until(lambda: model.started)
@@ -189,7 +189,7 @@ def test_the_clock_that_is_passed_in_decides() -> None:
     clock, meter, model = ManualClock(), Meter(), GatedModel()
 
     async def main() -> None:
-        batching = Batching(model, LIMITS, clock, meter)
+        batching = BatchExecutor(model, LIMITS, clock, meter)
         model.gate.clear()
         slow = batching.submit(x(1), 5)
         await until(lambda: model.started)
@@ -207,7 +207,7 @@ def test_the_clock_that_is_passed_in_decides() -> None:
 
 
 def test_a_run_that_never_ends_is_seen_and_not_waited_for() -> None:
-    async def scenario(batching: Batching, model: GatedModel, _meter: Meter) -> None:
+    async def scenario(batching: BatchExecutor, model: GatedModel, _meter: Meter) -> None:
         assert batching.running_seconds == 0
         model.gate.clear()
         stuck = batching.submit(x(1), 0.05)
@@ -223,7 +223,7 @@ def test_a_run_that_never_ends_is_seen_and_not_waited_for() -> None:
 
 
 def test_the_high_lane_is_served_first() -> None:
-    async def scenario(batching: Batching, model: GatedModel, _meter: Meter) -> None:
+    async def scenario(batching: BatchExecutor, model: GatedModel, _meter: Meter) -> None:
         model.gate.clear()
         first = batching.submit(x(0), 20)
         await until(lambda: model.started)
@@ -243,7 +243,7 @@ def test_sequences_of_unlike_length_share_a_batch_and_keep_their_own() -> None:
 
     async def main() -> None:
         meter, model = Meter(), GatedModel()
-        batching = Batching(model, LIMITS, SystemClock(), meter, lengths=lengths)
+        batching = BatchExecutor(model, LIMITS, SystemClock(), meter, lengths=lengths)
         sizes = (3, 5, 1, 40)
         answers = await asyncio.gather(
             *(batching.submit({"x": np.full((1, n), n, np.float32)}, 20) for n in sizes)
@@ -256,7 +256,7 @@ def test_sequences_of_unlike_length_share_a_batch_and_keep_their_own() -> None:
 
 
 def test_closing_answers_whoever_is_left() -> None:
-    async def scenario(batching: Batching, model: GatedModel, _meter: Meter) -> None:
+    async def scenario(batching: BatchExecutor, model: GatedModel, _meter: Meter) -> None:
         model.gate.clear()
         future = batching.submit(x(1), 20)
         await until(lambda: model.started)
@@ -276,7 +276,7 @@ class Exiting(GatedModel):
 
 
 def test_whatever_ends_a_batch_the_slot_is_free_again() -> None:
-    async def scenario(batching: Batching, _model: GatedModel, _meter: Meter) -> None:
+    async def scenario(batching: BatchExecutor, _model: GatedModel, _meter: Meter) -> None:
         lost = [batching.submit(x(value), 20) for value in (1, -2)]
         assert [await error_of(future) for future in lost] == [ErrorCode.INTERNAL] * 2
         assert y(await batching.submit(x(3), 20)) == [4]
@@ -295,7 +295,7 @@ def test_the_order_of_a_requests_inputs_means_nothing() -> None:
         def run(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
             return {"y": inputs["a"].sum(axis=1)}
 
-    async def scenario(batching: Batching, _model: GatedModel, meter: Meter) -> None:
+    async def scenario(batching: BatchExecutor, _model: GatedModel, meter: Meter) -> None:
         wanted = [pair(a=3, b=5), pair(b=3, a=5), pair(b=5, a=3)]
         answers = await asyncio.gather(*(batching.submit(inputs, 5) for inputs in wanted))
         assert [y(answer) for answer in answers] == [[3], [5], [3]]

@@ -5,7 +5,7 @@ from math import inf
 import pytest
 
 from services.online.batching.batch_size import BatchSize
-from services.online.batching.linger import Gathering
+from services.online.batching.linger import LingerHeuristic
 from services.online.batching.scheduler import Limits
 from services.runtime.batch_costs import BatchCosts
 from tests.services.online.batching.test_batcher_under_load import dense, flat, steep
@@ -19,9 +19,9 @@ def server(cost: Cost, rows: int, *, gather: bool) -> SimulatedServer:
     return SimulatedServer(Limits(rows, 4096, gather=gather), cost)
 
 
-def gathering_of(measured: dict[int, float], rows: int) -> Gathering:
+def gathering_of(measured: dict[int, float], rows: int) -> LingerHeuristic:
     costs = BatchCosts(measured)
-    return Gathering(costs, BatchSize(costs, [rows]))
+    return LingerHeuristic(costs, BatchSize(costs, [rows]))
 
 
 def mean(story: Story) -> float:

@@ -11,7 +11,7 @@ import pytest
 
 from bundle.clock import ManualClock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
-from services.online.batching.executor import Answer, Arrays, Batching
+from services.online.batching.executor import Answer, Arrays, BatchExecutor
 from services.online.batching.long_requests import Steps
 from services.online.batching.scheduler import Limits, Priority
 from services.runtime.streaming import ROOM
@@ -55,7 +55,7 @@ class LongModel:
             self.closed += 1
 
 
-Scenario = Callable[[Batching, LongModel], Awaitable[None]]
+Scenario = Callable[[BatchExecutor, LongModel], Awaitable[None]]
 
 
 def play(scenario: Scenario, *, clock: ManualClock | None = None, max_long: int = 8) -> Meter:
@@ -63,7 +63,7 @@ def play(scenario: Scenario, *, clock: ManualClock | None = None, max_long: int 
 
     async def main() -> None:
         limits = Limits(max_rows=4, max_queue_rows=400, max_long=max_long)
-        batching = Batching(model, limits, clock or SystemClock(), meter, stepwise=model)
+        batching = BatchExecutor(model, limits, clock or SystemClock(), meter, stepwise=model)
         try:
             await asyncio.wait_for(scenario(batching, model), 30)
         finally:
@@ -75,7 +75,7 @@ def play(scenario: Scenario, *, clock: ManualClock | None = None, max_long: int 
 
 
 def test_batches_go_in_between_the_steps_of_long_work() -> None:
-    async def scenario(batching: Batching, model: LongModel) -> None:
+    async def scenario(batching: BatchExecutor, model: LongModel) -> None:
         model.gate.clear()
         long = batching.submit(x(*range(40)), 20)
         await until(lambda: batching.running_rows)
@@ -92,7 +92,7 @@ def test_batches_go_in_between_the_steps_of_long_work() -> None:
 
 
 def test_long_work_is_not_starved_either_and_takes_turns() -> None:
-    async def scenario(batching: Batching, model: LongModel) -> None:
+    async def scenario(batching: BatchExecutor, model: LongModel) -> None:
         model.gate.clear()
         first = batching.submit(x(*range(8)), 20)
         await until(lambda: batching.running_rows)
@@ -111,7 +111,7 @@ def test_long_work_is_not_starved_either_and_takes_turns() -> None:
 def test_the_first_piece_of_a_stream_is_timed_and_no_whole_answer() -> None:
     clock = ManualClock()
 
-    async def scenario(batching: Batching, model: LongModel) -> None:
+    async def scenario(batching: BatchExecutor, model: LongModel) -> None:
         model.gate.clear()
         stream = batching.stream(x(*range(8)), 20)
         whole = batching.submit(x(*range(8)), 20)
@@ -125,7 +125,7 @@ def test_the_first_piece_of_a_stream_is_timed_and_no_whole_answer() -> None:
 
 
 def test_long_work_of_the_high_lane_goes_first() -> None:
-    async def scenario(batching: Batching, model: LongModel) -> None:
+    async def scenario(batching: BatchExecutor, model: LongModel) -> None:
         model.gate.clear()
         first = batching.submit(x(*range(8)), 20)
         await until(lambda: batching.running_rows)
@@ -145,7 +145,7 @@ def test_long_work_of_the_high_lane_goes_first() -> None:
 def test_nothing_more_is_done_for_who_left_or_is_late(leave: bool) -> None:
     clock = ManualClock()
 
-    async def scenario(batching: Batching, model: LongModel) -> None:
+    async def scenario(batching: BatchExecutor, model: LongModel) -> None:
         model.gate.clear()
         long = batching.submit(x(*range(400)), 5.0)
         await until(lambda: batching.running_rows)
@@ -168,7 +168,7 @@ def test_nothing_more_is_done_for_who_left_or_is_late(leave: bool) -> None:
 
 
 def test_who_leaves_at_once_leaves_nothing_behind() -> None:
-    async def scenario(batching: Batching, model: LongModel) -> None:
+    async def scenario(batching: BatchExecutor, model: LongModel) -> None:
         batching.submit(x(*range(8)), 20).cancel()
         batching.stream(x(*range(8)), 20).close()
         await batching.drain()
@@ -179,7 +179,7 @@ def test_who_leaves_at_once_leaves_nothing_behind() -> None:
 
 
 def test_a_reader_sets_the_pace() -> None:
-    async def scenario(batching: Batching, model: LongModel) -> None:
+    async def scenario(batching: BatchExecutor, model: LongModel) -> None:
         stream = batching.stream(x(*range(40)), 20)
         await until(lambda: len(model.log) == ROOM)
         for turn in range(3):
@@ -195,7 +195,7 @@ def test_a_reader_sets_the_pace() -> None:
 
 
 def test_a_step_that_fails_comes_after_the_pieces_before_it() -> None:
-    async def scenario(batching: Batching, model: LongModel) -> None:
+    async def scenario(batching: BatchExecutor, model: LongModel) -> None:
         stream = batching.stream(x(1, 2, 3, 4, -5), 20)
         assert y(await anext(stream)) == [2, 3, 4, 5]
         with pytest.raises(ValueError, match="negative"):
@@ -209,7 +209,7 @@ def test_a_step_that_fails_comes_after_the_pieces_before_it() -> None:
 
 
 def test_a_close_fails_what_is_open_and_more_than_may_be_is_refused() -> None:
-    async def scenario(batching: Batching, model: LongModel) -> None:
+    async def scenario(batching: BatchExecutor, model: LongModel) -> None:
         model.gate.clear()
         streams = [batching.stream(x(*range(8)), 20) for _ in range(2)]
         with pytest.raises(MlctlError, match="2 long requests are open"):

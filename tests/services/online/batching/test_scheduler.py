@@ -3,7 +3,13 @@ from collections.abc import Mapping
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from services.online.batching.scheduler import Batcher, Limits, Priority, QueueFullError, Ticket
+from services.online.batching.scheduler import (
+    BatchScheduler,
+    Limits,
+    Priority,
+    QueueFullError,
+    Ticket,
+)
 from services.runtime.batch_costs import NOTHING_MEASURED, BatchCosts
 
 FAR = 1000.0
@@ -19,11 +25,11 @@ def batcher(
     joinable: bool = True,
     max_queue: float | None = None,
     costs: Mapping[int, float] = NOTHING_MEASURED,
-) -> Batcher:
-    return Batcher(Limits(rows, queue, wait, joinable, max_queue), BatchCosts(costs))
+) -> BatchScheduler:
+    return BatchScheduler(Limits(rows, queue, wait, joinable, max_queue), BatchCosts(costs))
 
 
-def busy(**options: object) -> Batcher:
+def busy(**options: object) -> BatchScheduler:
     """A batcher whose first request, number 0, is running since 0.0."""
     policy = batcher(**options)  # type: ignore[arg-type]
     policy.offer(1, "k", 0.0, FAR)
@@ -80,7 +86,7 @@ def test_nobody_waits_where_a_larger_batch_saves_nothing() -> None:
 
 
 def test_max_wait_and_a_deadline_end_the_wait_for_company() -> None:
-    def rushed(wait: float, deadline: float) -> Batcher:
+    def rushed(wait: float, deadline: float) -> BatchScheduler:
         policy = busy(wait=wait, costs=FLAT, rows=8)
         for _ in range(40):  # at one moment, so that the gap is next to nothing
             policy.cancel(policy.offer(1, "k", 0.9, FAR))
@@ -297,7 +303,7 @@ def test_long_work_and_batches_take_turns() -> None:
 
 def test_long_work_does_not_look_like_overload() -> None:
     """Who asks for more rows than a batch has is no reason to refuse the others."""
-    policy = Batcher(Limits(8, 1000, max_long=40), BatchCosts({1: 0.1, 8: 0.1}))
+    policy = BatchScheduler(Limits(8, 1000, max_long=40), BatchCosts({1: 0.1, 8: 0.1}))
     now = 0.0
     for _ in range(40):
         policy.offer(1, "k", now, FAR)

@@ -1,4 +1,4 @@
-from services.online.batching.time_slices import Shifts
+from services.online.batching.time_slices import TimeSlicedQueue
 from services.protocol.priority import TURNS, Priority, Ticket
 
 
@@ -7,7 +7,7 @@ def ticket(number: int, rows: int = 2, priority: Priority = Priority.NORMAL) -> 
 
 
 def test_what_waits_has_its_turn_in_order() -> None:
-    shifts = Shifts()
+    shifts = TimeSlicedQueue()
     for number in range(3):
         shifts.add(ticket(number))
     assert shifts.pop() == ticket(0)
@@ -17,7 +17,7 @@ def test_what_waits_has_its_turn_in_order() -> None:
 
 
 def test_what_is_parked_is_here_but_has_no_turn() -> None:
-    shifts = Shifts()
+    shifts = TimeSlicedQueue()
     shifts.add(ticket(1), parked=True)
     shifts.add(ticket(2))
     assert (len(shifts), shifts.waiting, shifts.rows) == (2, 1, 4)
@@ -28,7 +28,7 @@ def test_what_is_parked_is_here_but_has_no_turn() -> None:
 
 
 def test_what_left_is_not_here() -> None:
-    shifts = Shifts()
+    shifts = TimeSlicedQueue()
     shifts.add(ticket(1), parked=True)
     assert shifts.get(1) == ticket(1)
     assert shifts.remove(1) == ticket(1)
@@ -38,7 +38,7 @@ def test_what_left_is_not_here() -> None:
 
 
 def test_the_high_lane_has_most_turns_and_the_other_one_some() -> None:
-    shifts = Shifts()
+    shifts = TimeSlicedQueue()
     high = ticket(1, priority=Priority.HIGH)
     shifts.add(ticket(0))
     shifts.add(high)

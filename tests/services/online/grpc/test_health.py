@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry
 from bundle.verify import VerifiedBundle
 from services.online.grpc.http2.sending import MAX_STREAMS
 from services.online.grpc.server import GrpcServer
-from services.online.models.served_model import ModelHost
-from services.online.settings import Settings
+from services.online.models.served_model import ServedModel
+from services.online.settings import ServerSettings
 from tests.services.online.grpc.http2.conftest import Raw
 from tests.support.listening import until
 
@@ -22,7 +22,7 @@ SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERV
 
 def test_who_watches_is_told_of_each_drain_once(shared_bundle: VerifiedBundle) -> None:
     async def main() -> None:
-        host = ModelHost(shared_bundle, Settings(), registry=CollectorRegistry())
+        host = ServedModel(shared_bundle, ServerSettings(), registry=CollectorRegistry())
         await host.start()
         server = GrpcServer(host, "127.0.0.1", 0)
         await server.start()
@@ -48,8 +48,8 @@ def test_watches_are_limited_in_number_and_those_that_ended_do_not_count(
     shared_bundle: VerifiedBundle,
 ) -> None:
     async def main() -> None:
-        settings = Settings(max_connections=3)
-        host = ModelHost(shared_bundle, settings, registry=CollectorRegistry())
+        settings = ServerSettings(max_connections=3)
+        host = ServedModel(shared_bundle, settings, registry=CollectorRegistry())
         await host.start()
         server = GrpcServer(host, "127.0.0.1", 0)
         await server.start()
@@ -72,7 +72,7 @@ def test_watches_are_limited_in_number_and_those_that_ended_do_not_count(
 
 def test_a_connection_may_have_so_many_calls(shared_bundle: VerifiedBundle) -> None:
     async def main() -> None:
-        host = ModelHost(shared_bundle, Settings(), registry=CollectorRegistry())
+        host = ServedModel(shared_bundle, ServerSettings(), registry=CollectorRegistry())
         await host.start()
         server = GrpcServer(host, "127.0.0.1", 0)
         await server.start()

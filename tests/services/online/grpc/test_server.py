@@ -21,8 +21,8 @@ from bundle.verify import VerifiedBundle
 from services.online.batching.executor import Answer
 from services.online.batching.scheduler import Priority, QueueFullError
 from services.online.grpc.server import GrpcServer
-from services.online.models.served_model import ModelHost
-from services.online.settings import Settings
+from services.online.models.served_model import ServedModel
+from services.online.settings import ServerSettings
 from services.protocol.messages import SERVICE, methods
 
 Call = Callable[..., Any]
@@ -32,13 +32,13 @@ X = np.array([[1, 2, 3, 4]], dtype="<f4")
 
 def with_channel(
     bundle: VerifiedBundle,
-    use: Callable[[grpc.aio.Channel, GrpcServer, ModelHost], Awaitable[None]],
+    use: Callable[[grpc.aio.Channel, GrpcServer, ServedModel], Awaitable[None]],
 ) -> CollectorRegistry:
     """Run `use` with a channel to a started server."""
     registry = CollectorRegistry()
 
     async def main() -> None:
-        host = ModelHost(bundle, Settings(max_body_bytes=10_000), registry=registry)
+        host = ServedModel(bundle, ServerSettings(max_body_bytes=10_000), registry=registry)
         await host.start()
         server = GrpcServer(host, "127.0.0.1", 0)
         await server.start()
@@ -52,11 +52,11 @@ def with_channel(
 
 
 def with_server(
-    bundle: VerifiedBundle, use: Callable[[Call, ModelHost], Awaitable[None]]
+    bundle: VerifiedBundle, use: Callable[[Call, ServedModel], Awaitable[None]]
 ) -> CollectorRegistry:
     """Run `use` with a function that calls a started server."""
 
-    async def with_call(channel: grpc.aio.Channel, _server: GrpcServer, host: ModelHost) -> None:
+    async def with_call(channel: grpc.aio.Channel, _server: GrpcServer, host: ServedModel) -> None:
         def call(name: str, message: Any, timeout: float = 20, **options: Any) -> Any:
             method = methods()[name]
             send = channel.unary_unary(
@@ -104,7 +104,7 @@ def test_every_method_answers(bundle: VerifiedBundle) -> None:
     def message(method: str, **values: Any) -> Any:
         return methods()[method].request(**values)
 
-    async def use(call: Call, _host: ModelHost) -> None:
+    async def use(call: Call, _host: ServedModel) -> None:
         assert (await call("ServerLive", message("ServerLive"))).live
         assert (await call("ServerReady", message("ServerReady"))).ready
         assert (await call("ModelReady", message("ModelReady", name="tiny"))).ready
@@ -124,7 +124,7 @@ def test_every_method_answers(bundle: VerifiedBundle) -> None:
 
 
 def test_errors_have_the_tables_status(bundle: VerifiedBundle) -> None:
-    async def use(call: Call, _host: ModelHost) -> None:
+    async def use(call: Call, _host: ServedModel) -> None:
         wrong = await refused(call("ModelInfer", infer(data=b"short")))
         assert wrong.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert "'x'" in str(wrong.details())
@@ -148,7 +148,7 @@ def test_errors_have_the_tables_status(bundle: VerifiedBundle) -> None:
 
 
 def test_overload_and_surprises(bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def use(call: Call, host: ModelHost) -> None:
+    async def use(call: Call, host: ServedModel) -> None:
         def raising(error: Exception) -> Callable[..., Any]:
             def infer_instead(*_arguments: Any) -> None:
                 raise error
@@ -181,7 +181,7 @@ def test_overload_and_surprises(bundle: VerifiedBundle, monkeypatch: pytest.Monk
 def test_a_long_quotation_leaves_the_status_readable(
     bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch, letter: str
 ) -> None:
-    async def use(call: Call, host: ModelHost) -> None:
+    async def use(call: Call, host: ServedModel) -> None:
         def refuse(*_arguments: Any) -> None:
             raise MlctlError(ErrorCode.INVALID_INPUT, letter * 20_000)
 
@@ -203,7 +203,7 @@ def test_a_long_quotation_leaves_the_status_readable(
 def test_a_caller_that_leaves_withdraws_its_request(
     bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch, patience: float
 ) -> None:
-    async def use(call: Call, host: ModelHost) -> None:
+    async def use(call: Call, host: ServedModel) -> None:
         asked = asyncio.get_running_loop().create_future()
         gone = asyncio.Event()
 
@@ -229,7 +229,7 @@ def test_deadlines_and_priorities_reach_the_model(
 ) -> None:
     asked: list[tuple[float, Priority]] = []
 
-    async def use(call: Call, host: ModelHost) -> None:
+    async def use(call: Call, host: ServedModel) -> None:
         answers = host.infer
 
         def noting(inputs: Any, timeout: Any, priority: Any) -> Any:
@@ -258,7 +258,7 @@ def test_deadlines_and_priorities_reach_the_model(
 
 
 def test_health_follows_the_servers_life(bundle: VerifiedBundle) -> None:
-    async def use(channel: grpc.aio.Channel, server: GrpcServer, _host: ModelHost) -> None:
+    async def use(channel: grpc.aio.Channel, server: GrpcServer, _host: ServedModel) -> None:
         health = HealthStub(channel)  # type: ignore[no-untyped-call]
         for service in ("", SERVICE):
             found = await health.Check(HealthCheckRequest(service=service))
@@ -294,14 +294,14 @@ def test_reflection_tells_the_services_and_their_messages(bundle: VerifiedBundle
             assert {method.name for method in service.method} == methods().keys()
             assert database.FindFileContainingSymbol("grpc.health.v1.Health").message_type
 
-    async def use(_channel: grpc.aio.Channel, server: GrpcServer, _host: ModelHost) -> None:
+    async def use(_channel: grpc.aio.Channel, server: GrpcServer, _host: ServedModel) -> None:
         await asyncio.to_thread(look, server.port)
 
     with_channel(bundle, use)
 
 
 def test_two_servers_never_share_a_port(bundle: VerifiedBundle) -> None:
-    async def bind_again(_: grpc.aio.Channel, server: GrpcServer, host: ModelHost) -> None:
+    async def bind_again(_: grpc.aio.Channel, server: GrpcServer, host: ServedModel) -> None:
         with pytest.raises(MlctlError) as caught:
             GrpcServer(host, "127.0.0.1", server.port)
         assert caught.value.code is ErrorCode.PORT_TAKEN

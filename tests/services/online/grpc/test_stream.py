@@ -17,8 +17,8 @@ from prometheus_client import CollectorRegistry
 
 from bundle.verify import VerifiedBundle
 from services.online.grpc.server import GrpcServer
-from services.online.models.served_model import ModelHost
-from services.online.settings import Settings
+from services.online.models.served_model import ServedModel
+from services.online.settings import ServerSettings
 from services.protocol.messages import SERVICE, methods
 from services.protocol.priority import Priority
 from services.runtime.streaming import AnswerStream
@@ -28,7 +28,7 @@ from tests.support.streams import code_of, counting_row, make_stream_bundle
 GRPC: Any = tritonclient.grpc
 AIO: Any = tritonclient.grpc.aio
 METHOD = methods()["ModelStreamInfer"]
-Use = Callable[[GrpcServer, ModelHost, ModuleType], Awaitable[None]]
+Use = Callable[[GrpcServer, ServedModel, ModuleType], Awaitable[None]]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def serve(bundle: VerifiedBundle, use: Use, **settings: Any) -> CollectorRegistr
     registry = CollectorRegistry()
 
     async def main() -> None:
-        host = ModelHost(bundle, Settings(**settings), registry=registry)
+        host = ServedModel(bundle, ServerSettings(**settings), registry=registry)
         await host.start()
         code = code_of(bundle)
         for record in (code.made, code.closed, code.gates):
@@ -116,7 +116,7 @@ def test_tritonclient_gets_the_pieces_in_turn(counting: VerifiedBundle) -> None:
             assert "other" in error.message()
             client.stop_stream()
 
-    async def use(server: GrpcServer, _host: ModelHost, _code: ModuleType) -> None:
+    async def use(server: GrpcServer, _host: ServedModel, _code: ModuleType) -> None:
         await asyncio.to_thread(talk, server.port)
 
     registry = serve(counting, use)
@@ -127,7 +127,7 @@ def test_the_asyncio_client_too(counting: VerifiedBundle) -> None:
     async def ask() -> AsyncIterator[dict[str, Any]]:
         yield {"model_name": "tiny", "inputs": inputs(4), "request_id": "mine"}
 
-    async def use(server: GrpcServer, _host: ModelHost, _code: ModuleType) -> None:
+    async def use(server: GrpcServer, _host: ServedModel, _code: ModuleType) -> None:
         async with AIO.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
             answers = [answer async for answer in client.stream_infer(ask())]
             assert all(error is None for _, error in answers)
@@ -137,7 +137,7 @@ def test_the_asyncio_client_too(counting: VerifiedBundle) -> None:
 
 
 def test_one_that_fails_says_whose_it_is_and_the_stream_goes_on(counting: VerifiedBundle) -> None:
-    async def use(server: GrpcServer, _host: ModelHost, _code: ModuleType) -> None:
+    async def use(server: GrpcServer, _host: ServedModel, _code: ModuleType) -> None:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
             stream = opened(channel)
             wrong = message(1, "wrong")
@@ -166,7 +166,7 @@ def test_its_metadata_name_the_lane_of_its_requests_and_win(
 ) -> None:
     lanes: list[Priority] = []
 
-    async def use(server: GrpcServer, host: ModelHost, _code: ModuleType) -> None:
+    async def use(server: GrpcServer, host: ServedModel, _code: ModuleType) -> None:
         stream_of = host.stream
 
         def noted(inputs: Any, timeout: float | None, priority: Priority) -> AnswerStream:
@@ -196,7 +196,7 @@ def test_its_metadata_name_the_lane_of_its_requests_and_win(
 def test_a_message_that_is_too_large_ends_its_stream_and_leaves_nothing(
     counting: VerifiedBundle,
 ) -> None:
-    async def use(server: GrpcServer, host: ModelHost, _code: ModuleType) -> None:
+    async def use(server: GrpcServer, host: ServedModel, _code: ModuleType) -> None:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
             before = len(asyncio.all_tasks())
             stream = opened(channel)
@@ -213,7 +213,7 @@ def test_a_message_that_is_too_large_ends_its_stream_and_leaves_nothing(
 
 @pytest.mark.parametrize("hard", [False, True])
 def test_a_caller_that_leaves_ends_the_work(counting: VerifiedBundle, hard: bool) -> None:
-    async def use(server: GrpcServer, host: ModelHost, code: ModuleType) -> None:
+    async def use(server: GrpcServer, host: ServedModel, code: ModuleType) -> None:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
             stream = opened(channel)
             await stream.write(message(1_000_000))

@@ -15,10 +15,10 @@ from bundle.verify import VerifiedBundle
 from services.online.batching.scheduler import Priority, QueueFullError
 from services.online.http.app import V2App
 from services.online.http.connection.protocol import lean_protocol
-from services.online.http.inference import Inference
+from services.online.http.inference import InferHandler
 from services.online.models.metadata import EXTENSIONS
-from services.online.models.served_model import ModelHost
-from services.online.settings import Settings
+from services.online.models.served_model import ServedModel
+from services.online.settings import ServerSettings
 from services.protocol.compression import deflate
 from tests.support.listening import listening
 
@@ -28,14 +28,14 @@ REQUEST = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data":
 LIMIT = 10_000
 
 
-Use = Callable[[Client, ModelHost], Awaitable[None]]
+Use = Callable[[Client, ServedModel], Awaitable[None]]
 Ask = Callable[[Use], CollectorRegistry]
 
 
 @asynccontextmanager
-async def open_client(host: ModelHost, way: str = "lean") -> AsyncIterator[Client]:
+async def open_client(host: ServedModel, way: str = "lean") -> AsyncIterator[Client]:
     """A client of a server of `host`, or with the way "asgi" of its application alone."""
-    inference = Inference(host)
+    inference = InferHandler(host)
     app = V2App(host, inference)
     if way == "asgi":
         transport = httpx.ASGITransport(app)
@@ -57,7 +57,7 @@ def ask(bundle: VerifiedBundle) -> Ask:
         registry = CollectorRegistry()
 
         async def main() -> None:
-            host = ModelHost(bundle, Settings(max_body_bytes=LIMIT), registry=registry)
+            host = ServedModel(bundle, ServerSettings(max_body_bytes=LIMIT), registry=registry)
             await host.start()
             async with open_client(host) as client:
                 await use(client, host)
@@ -75,7 +75,7 @@ def counted(registry: CollectorRegistry, outcome: str) -> float | None:
 
 
 def test_health_and_metadata(ask: Ask, bundle: VerifiedBundle) -> None:
-    async def use(client: Client, host: ModelHost) -> None:
+    async def use(client: Client, host: ServedModel) -> None:
         for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/tiny/ready"):
             assert (await client.get(path)).status_code == 200
         assert (await client.get("/v2/health/ready")).json() == {"live": True, "ready": True}
@@ -103,7 +103,7 @@ def test_health_and_metadata(ask: Ask, bundle: VerifiedBundle) -> None:
 
 
 def test_a_draining_server_is_not_ready_and_answers(ask: Ask) -> None:
-    async def use(client: Client, host: ModelHost) -> None:
+    async def use(client: Client, host: ServedModel) -> None:
         host.drain()
         assert (await client.get("/v2/health/ready")).status_code == 503
         assert (await client.post(INFER, json=REQUEST)).status_code == 200
@@ -112,7 +112,7 @@ def test_a_draining_server_is_not_ready_and_answers(ask: Ask) -> None:
 
 
 def test_infer_with_and_without_version(ask: Ask, bundle: VerifiedBundle) -> None:
-    async def use(client: Client, _host: ModelHost) -> None:
+    async def use(client: Client, _host: ServedModel) -> None:
         for path in (INFER, f"/v2/models/tiny/versions/{bundle.digest}/infer"):
             answer = await client.post(path, json=REQUEST)
             assert answer.status_code == 200
@@ -124,7 +124,7 @@ def test_infer_with_and_without_version(ask: Ask, bundle: VerifiedBundle) -> Non
 
 
 def test_binary_both_ways(ask: Ask) -> None:
-    async def use(client: Client, _host: ModelHost) -> None:
+    async def use(client: Client, _host: ServedModel) -> None:
         tensor = {"name": "x", "datatype": "FP32", "shape": [1, 4]}
         document = {
             "inputs": [{**tensor, "parameters": {"binary_data_size": 16}}],
@@ -168,7 +168,7 @@ def test_binary_both_ways(ask: Ask) -> None:
 def test_errors_have_their_status_and_code(
     ask: Ask, method: str, path: str, status: int, code: str
 ) -> None:
-    async def use(client: Client, _host: ModelHost) -> None:
+    async def use(client: Client, _host: ServedModel) -> None:
         answer = await client.request(method, path)
         assert (answer.status_code, answer.json()["code"]) == (status, code)
         assert answer.json()["error"]
@@ -189,7 +189,7 @@ def test_errors_have_their_status_and_code(
     ],
 )
 def test_headers_are_checked(ask: Ask, headers: dict[str, str], status: int) -> None:
-    async def use(client: Client, _host: ModelHost) -> None:
+    async def use(client: Client, _host: ServedModel) -> None:
         content = json.dumps(REQUEST).encode()
         assert (await client.post(INFER, content=content, headers=headers)).status_code == status
 
@@ -201,7 +201,7 @@ def test_bodies_are_limited_as_declared_and_as_streamed(ask: Ask) -> None:
         for _ in range(1000):
             yield b" " * 1000
 
-    async def use(client: Client, _host: ModelHost) -> None:
+    async def use(client: Client, _host: ServedModel) -> None:
         declared = await client.post(INFER, content=b" " * (LIMIT + 1))
         assert declared.status_code == 413
         streamed = await client.post(INFER, content=stream())
@@ -212,7 +212,7 @@ def test_bodies_are_limited_as_declared_and_as_streamed(ask: Ask) -> None:
 
 
 def test_a_full_queue_names_the_seconds_to_wait(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def use(client: Client, host: ModelHost) -> None:
+    async def use(client: Client, host: ServedModel) -> None:
         def full(*_arguments: Any) -> None:
             raise QueueFullError(8, 8, 2.3)
 
@@ -227,7 +227,7 @@ def test_a_full_queue_names_the_seconds_to_wait(ask: Ask, monkeypatch: pytest.Mo
 def test_an_unexpected_failure_shows_nothing_of_the_inside(
     ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def use(client: Client, host: ModelHost) -> None:
+    async def use(client: Client, host: ServedModel) -> None:
         def broken(*_arguments: Any) -> None:
             raise RuntimeError("/srv/secret")
 
@@ -240,7 +240,7 @@ def test_an_unexpected_failure_shows_nothing_of_the_inside(
 
 
 def test_the_repository_index(ask: Ask, bundle: VerifiedBundle) -> None:
-    async def use(client: Client, _host: ModelHost) -> None:
+    async def use(client: Client, _host: ServedModel) -> None:
         entry = {"name": "tiny", "version": bundle.digest, "state": "READY", "reason": ""}
         for content in (b"", b"{}", b'{"ready": true}'):
             found = await client.post("/v2/repository/index", content=content)
@@ -260,7 +260,7 @@ def test_packed_bodies_both_ways(ask: Ask, coding: str) -> None:
     tensor = {"name": "x", "datatype": "FP32", "shape": [rows, 4], "data": [1, 2, 3, 4] * rows}
     content = deflate(json.dumps({"inputs": [tensor]}).encode(), coding)
 
-    async def use(client: Client, _host: ModelHost) -> None:
+    async def use(client: Client, _host: ServedModel) -> None:
         headers = {"content-encoding": coding, "accept-encoding": coding}
         answer = await client.post(INFER, content=content, headers=headers)
         assert answer.json()["outputs"][0]["data"] == [12, 14, 16, 18] * rows
@@ -279,7 +279,7 @@ def test_packed_bodies_both_ways(ask: Ask, coding: str) -> None:
 
 
 def test_the_limit_is_for_what_a_body_inflates_to(ask: Ask) -> None:
-    async def use(client: Client, _host: ModelHost) -> None:
+    async def use(client: Client, _host: ServedModel) -> None:
         bomb = deflate(b" " * (LIMIT + 1), "gzip")
         answer = await client.post(INFER, content=bomb, headers={"content-encoding": "gzip"})
         assert (answer.status_code, answer.json()["code"]) == (413, "payload_too_large")
@@ -291,7 +291,7 @@ def test_the_limit_is_for_what_a_body_inflates_to(ask: Ask) -> None:
 def test_parameters_reach_the_model(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[float, Priority]] = []
 
-    async def use(client: Client, host: ModelHost) -> None:
+    async def use(client: Client, host: ServedModel) -> None:
         answers = host.infer
 
         def noting(inputs: Any, timeout: Any, priority: Any) -> Any:

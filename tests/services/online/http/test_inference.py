@@ -13,9 +13,9 @@ from prometheus_client import CollectorRegistry
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
 from services.online.batching.executor import Answer
-from services.online.http.inference import Inference
-from services.online.models.served_model import ModelHost
-from services.online.settings import Settings
+from services.online.http.inference import InferHandler
+from services.online.models.served_model import ServedModel
+from services.online.settings import ServerSettings
 from services.protocol.priority import Priority
 from tests.support.bundles import make_bundle
 
@@ -23,12 +23,14 @@ BODY = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,4],"data":[1,2,3,4]
 
 
 @pytest.fixture
-def inference(bundle: VerifiedBundle) -> Inference:
-    return Inference(ModelHost(bundle, Settings(max_body_bytes=100), registry=CollectorRegistry()))
+def inference(bundle: VerifiedBundle) -> InferHandler:
+    return InferHandler(
+        ServedModel(bundle, ServerSettings(max_body_bytes=100), registry=CollectorRegistry())
+    )
 
 
 @pytest.fixture
-def asked(inference: Inference, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+def asked(inference: InferHandler, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """What the model was asked, with which timeout and priority."""
     calls: list[Any] = []
     loop = asyncio.new_event_loop()
@@ -44,20 +46,22 @@ def asked(inference: Inference, monkeypatch: pytest.MonkeyPatch) -> Iterator[lis
 
 def test_targets_are_what_clients_send(tmp_path: Any) -> None:
     bundle = make_bundle(tmp_path / "b", name="a.b-c_d")
-    targets = Inference(ModelHost(bundle, Settings(), registry=CollectorRegistry())).targets
+    targets = InferHandler(
+        ServedModel(bundle, ServerSettings(), registry=CollectorRegistry())
+    ).targets
     version = f"/v2/models/a.b-c_d/versions/{bundle.digest}/infer".encode()
     assert targets == {b"/v2/models/a.b-c_d/infer", version}
 
 
 @pytest.mark.parametrize("given", [b"", b"a b", b"\xff", b"x" * 129, None])
-def test_an_unfit_request_id_is_replaced(inference: Inference, given: bytes | None) -> None:
+def test_an_unfit_request_id_is_replaced(inference: InferHandler, given: bytes | None) -> None:
     headers = {} if given is None else {b"x-request-id": given}
     first, second = inference.request_id(headers), inference.request_id(headers)
     assert len({first, second, given}) == 3
     assert inference.request_id({b"x-request-id": b"fit-1"}) == b"fit-1"
 
 
-def test_the_priority_header_wins(inference: Inference, asked: list[Any]) -> None:
+def test_the_priority_header_wins(inference: InferHandler, asked: list[Any]) -> None:
     high = BODY[:-1] + b',"parameters":{"priority":1}}'
     for headers, body in (
         ({}, BODY),
@@ -73,7 +77,7 @@ def test_the_priority_header_wins(inference: Inference, asked: list[Any]) -> Non
     assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
-def test_the_shorter_time_counts(inference: Inference, asked: list[Any]) -> None:
+def test_the_shorter_time_counts(inference: InferHandler, asked: list[Any]) -> None:
     body = BODY[:-1] + b',"parameters":{"timeout":2000000}}'
     for left in (5.0, 1.0):
         inference.ask(inference.open({}, b"id"), body, left, inference.hold())
@@ -81,7 +85,7 @@ def test_the_shorter_time_counts(inference: Inference, asked: list[Any]) -> None
     np.testing.assert_array_equal(asked[0][0]["x"], [[1, 2, 3, 4]])
 
 
-def test_a_declared_length_is_refused_before_the_body(inference: Inference) -> None:
+def test_a_declared_length_is_refused_before_the_body(inference: InferHandler) -> None:
     inference.open({b"content-length": b"100"}, b"id")
     with pytest.raises(MlctlError) as caught:
         inference.open({b"content-length": b"101"}, b"id")

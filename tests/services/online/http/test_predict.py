@@ -18,8 +18,8 @@ from bundle.tensors import Datatype, TensorSpec
 from bundle.verify import VerifiedBundle
 from services.online.batching.executor import Answer
 from services.online.http.predict import argument_names, make_predict, to_array
-from services.online.models.served_model import ModelHost
-from services.online.settings import Settings
+from services.online.models.served_model import ServedModel
+from services.online.settings import ServerSettings
 from services.protocol.priority import Priority
 
 
@@ -56,7 +56,7 @@ def test_arrays_text_and_half_floats() -> None:
 
 
 @pytest.fixture
-def host(bundle: VerifiedBundle, store_home: Path, monkeypatch: pytest.MonkeyPatch) -> ModelHost:
+def host(bundle: VerifiedBundle, store_home: Path, monkeypatch: pytest.MonkeyPatch) -> ServedModel:
     """A host of a model with a text input and two outputs, which is never started."""
     monkeypatch.setenv("BENTOML_HOME", str(store_home))
     with warnings.catch_warnings():
@@ -74,7 +74,7 @@ def host(bundle: VerifiedBundle, store_home: Path, monkeypatch: pytest.MonkeyPat
         ],
     }
     odd = VerifiedBundle(bundle.root, Manifest.model_validate(document), bundle.digest)
-    return ModelHost(odd, Settings(), registry=CollectorRegistry())
+    return ServedModel(odd, ServerSettings(), registry=CollectorRegistry())
 
 
 def ask(api: Any, **arguments: Any) -> Any:
@@ -83,7 +83,7 @@ def ask(api: Any, **arguments: Any) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_text_and_several_outputs(host: ModelHost, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_and_several_outputs(host: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, np.ndarray]] = []
     lanes: list[Priority] = []
 
@@ -108,7 +108,7 @@ def test_text_and_several_outputs(host: ModelHost, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_errors_become_bentomls_with_our_status(host: ModelHost) -> None:
+def test_errors_become_bentomls_with_our_status(host: ServedModel) -> None:
     from bentoml.exceptions import BentoMLException
 
     with pytest.raises(BentoMLException, match="INT64") as wrong:

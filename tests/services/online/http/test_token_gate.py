@@ -23,10 +23,10 @@ from bundle.verify import VerifiedBundle
 from services.online.grpc.server import GrpcServer
 from services.online.http.app import V2App
 from services.online.http.connection.protocol import lean_protocol
-from services.online.http.inference import Inference
-from services.online.models.served_model import ModelHost
+from services.online.http.inference import InferHandler
+from services.online.models.served_model import ServedModel
 from services.online.server.seam import gated
-from services.online.settings import Settings
+from services.online.settings import ServerSettings
 from services.protocol.messages import SERVICE, methods
 from tests.services.online.grpc.test_server import details_of, infer, refused
 from tests.support.listening import Listening, listening
@@ -44,8 +44,8 @@ class Gated:
 
     def __init__(self, bundle: VerifiedBundle, **settings: Any) -> None:
         self.registry = CollectorRegistry()
-        chosen = Settings(token=SecretStr(TOKEN), max_body_bytes=100_000, **settings)
-        self.host = ModelHost(bundle, chosen, registry=self.registry)
+        chosen = ServerSettings(token=SecretStr(TOKEN), max_body_bytes=100_000, **settings)
+        self.host = ServedModel(bundle, chosen, registry=self.registry)
 
     def run(self, use: Use) -> None:
         async def main() -> None:
@@ -63,7 +63,7 @@ class Gated:
 
     @asynccontextmanager
     async def _serve(self) -> AsyncIterator[Listening]:
-        inference = Inference(self.host)
+        inference = InferHandler(self.host)
         app = gated(V2App(self.host, inference), inference, self.host)
         async with listening(app, lean_protocol(inference)) as server:
             yield server
@@ -202,7 +202,7 @@ def test_grpc_probes_are_open_and_reflection_is_not(shared_bundle: VerifiedBundl
     asyncio.run(_with_grpc(Gated(shared_bundle).host, use))
 
 
-async def _with_grpc(host: ModelHost, use: Callable[[Any], Awaitable[None]]) -> None:
+async def _with_grpc(host: ServedModel, use: Callable[[Any], Awaitable[None]]) -> None:
     await host.start()
     server = GrpcServer(host, "127.0.0.1", 0)
     await server.start()

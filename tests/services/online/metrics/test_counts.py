@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry
 
 from bundle.errors import MlctlError
 from services.online.metrics.counts import BatchStats, Distribution, Metrics
-from services.online.models.served_model import ModelHost
-from services.online.settings import Settings
+from services.online.models.served_model import ServedModel
+from services.online.settings import ServerSettings
 from tests.support.listening import until
 from tests.support.transforms import make_text_bundle, texts
 
@@ -64,7 +64,9 @@ def test_the_time_in_a_transform_is_told_and_its_warm_up_is_not(tmp_path: Path) 
         return found
 
     async def main() -> None:
-        host = ModelHost(make_text_bundle(tmp_path / "bundle"), Settings(), registry=registry)
+        host = ServedModel(
+            make_text_bundle(tmp_path / "bundle"), ServerSettings(), registry=registry
+        )
         await host.start()
         assert (seconds("preprocess"), seconds("postprocess")) == (0, 0)
         await host.infer(texts("one two"))

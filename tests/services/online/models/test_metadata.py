@@ -13,15 +13,15 @@ from services.online.models.metadata import (
     repository_index,
     server_metadata,
 )
-from services.online.models.served_model import ModelHost
-from services.online.settings import Settings
+from services.online.models.served_model import ServedModel
+from services.online.settings import ServerSettings
 
 
 def test_the_index_follows_the_life_of_the_host(bundle: VerifiedBundle) -> None:
     entry = {"name": "tiny", "version": bundle.digest}
 
     async def main() -> None:
-        host = ModelHost(bundle, Settings(), registry=CollectorRegistry())
+        host = ServedModel(bundle, ServerSettings(), registry=CollectorRegistry())
         starting = {**entry, "state": "UNAVAILABLE", "reason": "starting"}
         assert repository_index(host, ready=False) == [starting]
         assert repository_index(host, ready=True) == []
@@ -36,7 +36,7 @@ def test_the_index_follows_the_life_of_the_host(bundle: VerifiedBundle) -> None:
 
 
 def test_metadata(bundle: VerifiedBundle) -> None:
-    host = ModelHost(bundle, Settings(), registry=CollectorRegistry())
+    host = ServedModel(bundle, ServerSettings(), registry=CollectorRegistry())
     assert server_metadata()["extensions"] == list(EXTENSIONS)
     assert model_metadata(host) == {
         "name": "tiny",

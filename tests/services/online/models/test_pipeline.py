@@ -20,22 +20,22 @@ from services.online.batching.admission import QueueFullError
 from services.online.grpc.server import GrpcServer
 from services.online.http.app import V2App
 from services.online.http.connection.protocol import lean_protocol
-from services.online.http.inference import Inference
+from services.online.http.inference import InferHandler
 from services.online.http.predict import predict_routes
-from services.online.models.repository import Hosts
-from services.online.settings import Settings
-from services.runtime.bento_layout import MODELS_FILE, Packed, pack, unpack
+from services.online.models.repository import ModelRepository
+from services.online.settings import ServerSettings
+from services.runtime.bento_layout import MODELS_FILE, BentoContents, pack, unpack
 from services.runtime.scorable import find_model
 from tests.services.online.models.test_repository import answered, call, request, rows, serve
 from tests.services.runtime.test_bento_layout import lay_out
 from tests.support.bundles import expected, make_bundle
 from tests.support.listening import listening, until
 
-Use = Callable[[Hosts], Awaitable[None]]
+Use = Callable[[ModelRepository], Awaitable[None]]
 
 
 @pytest.fixture(scope="module")
-def packed(tmp_path_factory: pytest.TempPathFactory) -> Packed:
+def packed(tmp_path_factory: pytest.TempPathFactory) -> BentoContents:
     folder = tmp_path_factory.mktemp("stages")
     scales = {"double": 2.0, "triple": 3.0}
     bundles = [make_bundle(folder / name, name=name, scale=by) for name, by in scales.items()]
@@ -53,9 +53,9 @@ def body(number: int) -> dict[str, Any]:
     return {"inputs": [tensor]}
 
 
-def test_it_answers_as_a_model_of_its_own(packed: Packed) -> None:
-    async def use(hosts: Hosts) -> None:
-        inferences = [Inference(host) for host in hosts.hosts]
+def test_it_answers_as_a_model_of_its_own(packed: BentoContents) -> None:
+    async def use(hosts: ModelRepository) -> None:
+        inferences = [InferHandler(host) for host in hosts.hosts]
         protocol = lean_protocol(*inferences)
         async with (
             listening(V2App(hosts, *inferences), protocol) as server,
@@ -91,8 +91,8 @@ def test_it_answers_as_a_model_of_its_own(packed: Packed) -> None:
     assert sums == [4, 5]
 
 
-def test_it_answers_over_grpc(packed: Packed) -> None:
-    async def use(hosts: Hosts) -> None:
+def test_it_answers_over_grpc(packed: BentoContents) -> None:
+    async def use(hosts: ModelRepository) -> None:
         server = GrpcServer(hosts, "127.0.0.1", 0)
         await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
@@ -106,9 +106,9 @@ def test_it_answers_over_grpc(packed: Packed) -> None:
     assert answered(serve(packed, use), "both", "grpc") == 4
 
 
-def test_a_stage_that_is_full_says_when_to_ask_again(packed: Packed) -> None:
+def test_a_stage_that_is_full_says_when_to_ask_again(packed: BentoContents) -> None:
     full = QueueFullError(5, 4, 2.5)
-    hosts = Hosts(packed, Settings(), registry=CollectorRegistry())
+    hosts = ModelRepository(packed, ServerSettings(), registry=CollectorRegistry())
 
     def refuse(*_: Any) -> Any:
         raise full
@@ -127,18 +127,18 @@ def test_a_stage_that_is_full_says_when_to_ask_again(packed: Packed) -> None:
     asyncio.run(use())
 
 
-def test_an_answer_in_pieces_is_one_piece(packed: Packed) -> None:
-    async def use(hosts: Hosts) -> None:
+def test_an_answer_in_pieces_is_one_piece(packed: BentoContents) -> None:
+    async def use(hosts: ModelRepository) -> None:
         pieces = [piece async for piece in hosts.find("both").stream({"x": rows(1)})]
         assert [piece.outputs["y"].ravel().tolist() for piece in pieces] == [wanted(rows(1))]
 
     serve(packed, use)
 
 
-def test_deadline_cancellation_and_stop_reach_the_stages(packed: Packed) -> None:
+def test_deadline_cancellation_and_stop_reach_the_stages(packed: BentoContents) -> None:
     entered, released = threading.Event(), threading.Event()
 
-    async def use(hosts: Hosts) -> None:
+    async def use(hosts: ModelRepository) -> None:
         both, _, last = hosts.hosts
         batching: Any = last._batching
         batching._inline = False
@@ -173,7 +173,7 @@ def test_deadline_cancellation_and_stop_reach_the_stages(packed: Packed) -> None
     serve(packed, use)
 
 
-def test_the_bento_says_how_they_are_put_together(packed: Packed, tmp_path: Path) -> None:
+def test_the_bento_says_how_they_are_put_together(packed: BentoContents, tmp_path: Path) -> None:
     source = lay_out(packed, tmp_path / "src")
     found = unpack(source)
     assert (found.digest, found.together) == (packed.digest, packed.together)
@@ -193,6 +193,8 @@ def test_the_bento_says_how_they_are_put_together(packed: Packed, tmp_path: Path
     assert caught.value.code is ErrorCode.MANIFEST_INVALID
 
 
-def test_a_sample_folder_is_the_pipelines(packed: Packed, tmp_path: Path) -> None:
-    hosts = Hosts(packed, Settings(sample_dir=tmp_path), registry=CollectorRegistry())
+def test_a_sample_folder_is_the_pipelines(packed: BentoContents, tmp_path: Path) -> None:
+    hosts = ModelRepository(
+        packed, ServerSettings(sample_dir=tmp_path), registry=CollectorRegistry()
+    )
     assert [host.settings.sample_dir for host in hosts.hosts] == [tmp_path, None, None]

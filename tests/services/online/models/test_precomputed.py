@@ -14,9 +14,9 @@ from prometheus_client import CollectorRegistry
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
-from services.online.models.served_model import ModelHost
-from services.online.settings import Settings
-from services.precomputed.base import Row
+from services.online.models.served_model import ServedModel
+from services.online.settings import ServerSettings
+from services.precomputed.base import PrecomputedRow
 from tests.services.precomputed.conftest import DOORS, INFER, NAME, Ask, Bench, served
 from tests.support.bundles import make_bundle
 
@@ -30,7 +30,7 @@ def test_what_is_stored_needs_no_model_and_only_the_rest_goes_to_it(
 ) -> None:
     bench.fill({"a": 7, "b": 8, "5": 9}, time.time() - 60)
 
-    async def use(ask: Ask, host: ModelHost) -> None:
+    async def use(ask: Ask, host: ServedModel) -> None:
         one = await ask("a")
         assert one.y == [[7] * 4]
         assert one.parameters["source"] == "precomputed"
@@ -57,7 +57,7 @@ def test_what_is_stored_needs_no_model_and_only_the_rest_goes_to_it(
 def test_keys_that_do_not_fit_are_refused(bench: Bench, door: str) -> None:
     bench.fill({"a": 7}, time.time())
 
-    async def use(ask: Ask, _host: ModelHost) -> None:
+    async def use(ask: Ask, _host: ServedModel) -> None:
         for keys, x in (
             ("", None), ([], None), (["a", 1.5], None), (["a"] * 4097, None), ([True], None),
             ("k" * 513, None), ("a\0", None), (["a", "b"], [X]),
@@ -69,7 +69,7 @@ def test_keys_that_do_not_fit_are_refused(bench: Bench, door: str) -> None:
 
 
 def test_a_server_without_answers_takes_keys_as_it_takes_any_parameter(bench: Bench) -> None:
-    async def use(ask: Ask, _host: ModelHost) -> None:
+    async def use(ask: Ask, _host: ServedModel) -> None:
         answer = await ask("a", [X])
         assert (answer.y, answer.parameters) == ([BY_MODEL], {})
         assert (await ask("a")).status == "invalid_input"
@@ -80,7 +80,7 @@ def test_a_server_without_answers_takes_keys_as_it_takes_any_parameter(bench: Be
 def test_an_old_answer_gives_way_to_the_model(bench: Bench) -> None:
     bench.fill({"old": 7}, time.time() - 100)
 
-    async def use(ask: Ask, _host: ModelHost) -> None:
+    async def use(ask: Ask, _host: ServedModel) -> None:
         assert (await ask("old")).status == "key_not_found"
         again = await ask("old", [X])
         assert (again.y, again.parameters["source"]) == ([BY_MODEL], "online")
@@ -95,7 +95,7 @@ def test_each_colour_answers_with_its_own_digest_and_a_flip_is_seen_at_once(
     green = make_bundle(tmp_path / "green", scale=3.0)
     bench.fill({"a": 1}, time.time())
 
-    async def blue_uses(ask: Ask, _host: ModelHost) -> None:
+    async def blue_uses(ask: Ask, _host: ServedModel) -> None:
         assert (await ask("a")).y == [[1] * 4]
         bench.fill({"a": 2}, time.time(), green.digest)  # the candidate's, before it is live
         assert (await ask("a")).y == [[1] * 4]
@@ -108,10 +108,10 @@ def test_each_colour_answers_with_its_own_digest_and_a_flip_is_seen_at_once(
         store.close()
         assert (await ask("a")).y == [[1] * 4]
 
-    async def green_uses(ask: Ask, _host: ModelHost) -> None:
+    async def green_uses(ask: Ask, _host: ServedModel) -> None:
         assert (await ask("a")).y == [[2] * 4]
 
-    async def other_uses(ask: Ask, _host: ModelHost) -> None:
+    async def other_uses(ask: Ask, _host: ServedModel) -> None:
         assert (await ask("a")).status == "key_not_found"
 
     bench.run(blue_uses)
@@ -126,7 +126,7 @@ def test_a_broken_store_costs_answers_but_no_request_and_is_told_once(
     path = bench.folder / f"{NAME}.db"
     path.write_bytes(b"this is no database, but it is long enough to look like one" * 100)
 
-    async def use(ask: Ask, _host: ModelHost) -> None:
+    async def use(ask: Ask, _host: ServedModel) -> None:
         for _ in range(3):
             assert (await ask("a", [X])).y == [BY_MODEL]
         assert (await ask("a")).status == "unavailable"
@@ -145,10 +145,10 @@ def test_a_broken_store_costs_answers_but_no_request_and_is_told_once(
 
 def test_an_answer_of_another_shape_is_not_served(bench: Bench, tiny: VerifiedBundle) -> None:
     store = bench.store()
-    store.upsert(tiny.digest, [Row("a", time.time(), bytes(20))])
+    store.upsert(tiny.digest, [PrecomputedRow("a", time.time(), bytes(20))])
     store.close()
 
-    async def use(ask: Ask, _host: ModelHost) -> None:
+    async def use(ask: Ask, _host: ServedModel) -> None:
         assert (await ask("a")).status == "key_not_found"
         assert (await ask("a", [X])).y == [BY_MODEL]
 
@@ -166,8 +166,8 @@ def test_binary_tensors_go_both_ways_with_keys(bench: Bench) -> None:
     headers = {"Inference-Header-Content-Length": str(len(text))}
 
     async def main() -> None:
-        settings = Settings(hybrid=NAME, hybrid_store=str(bench.folder))
-        host = ModelHost(bench.bundle, settings, registry=CollectorRegistry())
+        settings = ServerSettings(hybrid=NAME, hybrid_store=str(bench.folder))
+        host = ServedModel(bench.bundle, settings, registry=CollectorRegistry())
         await host.start()
         async with served(host) as client:
             for _ in range(3):  # what comes again is known, and still asked for by its keys
@@ -184,7 +184,7 @@ def test_binary_tensors_go_both_ways_with_keys(bench: Bench) -> None:
 def test_a_model_whose_rows_depend_on_each_other_is_not_served_so(
     bench: Bench, tmp_path: Any
 ) -> None:
-    async def never(_ask: Ask, _host: ModelHost) -> None:
+    async def never(_ask: Ask, _host: ServedModel) -> None:
         raise AssertionError
 
     with pytest.raises(MlctlError) as caught:

@@ -20,33 +20,33 @@ from services.online.grpc.server import GrpcServer
 from services.online.http.app import V2App
 from services.online.http.connection.protocol import lean_protocol
 from services.online.http.connection.repeated import RepeatCycle
-from services.online.http.inference import Inference
+from services.online.http.inference import InferHandler
 from services.online.http.predict import predict_routes
-from services.online.models.repository import Hosts
-from services.online.settings import Settings
+from services.online.models.repository import ModelRepository
+from services.online.settings import ServerSettings
 from services.protocol.messages import SERVICE, methods
-from services.runtime.bento_layout import Packed, pack
+from services.runtime.bento_layout import BentoContents, pack
 from tests.support.bundles import expected, make_bundle
 from tests.support.listening import listening, until
 
 SCALES = {"double": 2.0, "triple": 3.0}
 ROUNDS = 6
-Use = Callable[[Hosts], Awaitable[None]]
+Use = Callable[[ModelRepository], Awaitable[None]]
 
 
 @pytest.fixture(scope="module")
-def packed(tmp_path_factory: pytest.TempPathFactory) -> Packed:
+def packed(tmp_path_factory: pytest.TempPathFactory) -> BentoContents:
     folder = tmp_path_factory.mktemp("several")
     bundles = [make_bundle(folder / name, name=name, scale=by) for name, by in SCALES.items()]
     return pack(bundles, "shop")
 
 
-def serve(packed: Packed, use: Use, **settings: Any) -> CollectorRegistry:
+def serve(packed: BentoContents, use: Use, **settings: Any) -> CollectorRegistry:
     """Run `use` with both models started."""
     registry = CollectorRegistry()
 
     async def main() -> None:
-        hosts = Hosts(packed, Settings(**settings), registry=registry)
+        hosts = ModelRepository(packed, ServerSettings(**settings), registry=registry)
         await hosts.start()
         try:
             async with asyncio.timeout(60):
@@ -67,7 +67,9 @@ def rows(number: int) -> np.ndarray:
     return np.arange(4, dtype=np.float32).reshape(1, 4) + np.float32(number)
 
 
-def test_both_answer_on_one_connection(packed: Packed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_answer_on_one_connection(
+    packed: BentoContents, monkeypatch: pytest.MonkeyPatch
+) -> None:
     repeated: list[RepeatCycle] = []
     init = RepeatCycle.__init__
 
@@ -84,8 +86,8 @@ def test_both_answer_on_one_connection(packed: Packed, monkeypatch: pytest.Monke
         assert answer["model_version"] == digests[name]
         assert answer["outputs"][0]["data"] == expected(x, scale=SCALES[name]).ravel().tolist()
 
-    async def use(hosts: Hosts) -> None:
-        inferences = [Inference(host) for host in hosts.hosts]
+    async def use(hosts: ModelRepository) -> None:
+        inferences = [InferHandler(host) for host in hosts.hosts]
         protocol = lean_protocol(*inferences)
         async with (
             listening(V2App(hosts, *inferences), protocol) as server,
@@ -110,9 +112,9 @@ def test_both_answer_on_one_connection(packed: Packed, monkeypatch: pytest.Monke
     assert len(repeated) > 0
 
 
-def test_what_the_server_tells_of_them(packed: Packed) -> None:
-    async def use(hosts: Hosts) -> None:
-        app = V2App(hosts, *[Inference(host) for host in hosts.hosts])
+def test_what_the_server_tells_of_them(packed: BentoContents) -> None:
+    async def use(hosts: ModelRepository) -> None:
+        app = V2App(hosts, *[InferHandler(host) for host in hosts.hosts])
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             index = (await client.post("/v2/repository/index")).json()
@@ -142,10 +144,10 @@ def test_what_the_server_tells_of_them(packed: Packed) -> None:
     registry = serve(packed, use)
     assert answered(registry, "double", "http", "model_not_found") == 1
     with pytest.raises(MlctlError, match="no model 'other' here; this server has 'double', "):
-        Hosts(packed, Settings(), registry=CollectorRegistry()).find("other")
+        ModelRepository(packed, ServerSettings(), registry=CollectorRegistry()).find("other")
 
 
-def test_both_answer_over_grpc(packed: Packed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_answer_over_grpc(packed: BentoContents, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[str] = []
     take = InferDesk.take
 
@@ -156,7 +158,7 @@ def test_both_answer_over_grpc(packed: Packed, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(InferDesk, "take", noted)
 
-    async def use(hosts: Hosts) -> None:
+    async def use(hosts: ModelRepository) -> None:
         server = GrpcServer(hosts, "127.0.0.1", 0)
         await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
@@ -192,8 +194,8 @@ def test_both_answer_over_grpc(packed: Packed, monkeypatch: pytest.MonkeyPatch) 
         assert taken.count("double") == taken.count("triple") == ROUNDS - 1
 
 
-def test_each_has_a_typed_service(packed: Packed) -> None:
-    async def use(hosts: Hosts) -> None:
+def test_each_has_a_typed_service(packed: BentoContents) -> None:
+    async def use(hosts: ModelRepository) -> None:
         server = GrpcServer(hosts, "127.0.0.1", 0)
         await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
@@ -227,10 +229,10 @@ async def call(channel: grpc.aio.Channel, name: str, message: Any) -> Any:
     )(message, timeout=20)
 
 
-def test_one_that_hangs_is_not_the_others_fault(packed: Packed) -> None:
+def test_one_that_hangs_is_not_the_others_fault(packed: BentoContents) -> None:
     released = threading.Event()
 
-    async def use(hosts: Hosts) -> None:
+    async def use(hosts: ModelRepository) -> None:
         slow, quick = hosts.hosts
         batching: Any = slow._batching
         batching._inline = False
@@ -260,11 +262,11 @@ def test_one_that_hangs_is_not_the_others_fault(packed: Packed) -> None:
 
 
 def test_the_one_that_fails_its_golden_rows_is_named(
-    packed: Packed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    packed: BentoContents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tests.support.bundles.expected", lambda x, **_: x)
     wrong = pack([*packed.bundles, make_bundle(tmp_path / "wrong", name="wrong")], "shop")
-    hosts = Hosts(wrong, Settings(), registry=CollectorRegistry())
+    hosts = ModelRepository(wrong, ServerSettings(), registry=CollectorRegistry())
 
     async def start() -> None:
         try:
@@ -278,8 +280,8 @@ def test_the_one_that_fails_its_golden_rows_is_named(
     assert not hosts.ready
 
 
-def test_draining_drains_all_models(packed: Packed) -> None:
-    async def use(hosts: Hosts) -> None:
+def test_draining_drains_all_models(packed: BentoContents) -> None:
+    async def use(hosts: ModelRepository) -> None:
         assert hosts.ready
         hosts.drain()
         assert not any(host.ready for host in hosts.hosts)

@@ -14,8 +14,8 @@ from bundle.manifest import Batching, InputConstraints
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle, seal
 from services.online.batching.scheduler import Limits, Priority
-from services.online.models.served_model import ModelHost, Phase
-from services.online.settings import Settings
+from services.online.models.served_model import ModelPhase, ServedModel
+from services.online.settings import ServerSettings
 from services.runtime.golden import load_golden, save_golden
 from services.runtime.scorer import Scorer
 from services.runtime.streaming import Answer
@@ -25,8 +25,10 @@ from tests.support.transforms import make_text_bundle
 ROW = np.array([[1, 2, 3, 4]], dtype=np.float32)
 
 
-def host_of(bundle: VerifiedBundle, **settings: float) -> ModelHost:
-    return ModelHost(bundle, Settings.model_validate(settings), registry=CollectorRegistry())
+def host_of(bundle: VerifiedBundle, **settings: float) -> ServedModel:
+    return ServedModel(
+        bundle, ServerSettings.model_validate(settings), registry=CollectorRegistry()
+    )
 
 
 def test_answers_only_between_start_and_stop(bundle: VerifiedBundle) -> None:
@@ -55,7 +57,7 @@ def test_wrong_golden_answers_keep_it_from_becoming_ready(tmp_path: Path) -> Non
     with pytest.raises(MlctlError) as caught:
         asyncio.run(host.start())
     assert caught.value.code is ErrorCode.PARITY_FAILED
-    assert host.phase is Phase.NEW
+    assert host.phase is ModelPhase.NEW
     assert not host.ready
 
 
@@ -147,8 +149,8 @@ def test_a_run_that_hangs_ends_the_hosts_life(
         return {"y": inputs["x"]}
 
     async def main() -> None:
-        settings = Settings(hang_s=3)
-        host = ModelHost(bundle, settings, clock=clock, registry=CollectorRegistry())
+        settings = ServerSettings(hang_s=3)
+        host = ServedModel(bundle, settings, clock=clock, registry=CollectorRegistry())
 
         def live() -> bool:
             return host.live
@@ -187,7 +189,9 @@ def test_a_request_of_many_rows_may_take_the_time_of_many_batches(
         return {"y": inputs["x"]}
 
     async def main() -> None:
-        host = ModelHost(bundle, Settings(hang_s=3), clock=clock, registry=CollectorRegistry())
+        host = ServedModel(
+            bundle, ServerSettings(hang_s=3), clock=clock, registry=CollectorRegistry()
+        )
         monkeypatch.setattr(
             "services.online.models.served_model.warm_up", lambda *_: {1: 0.1, 32: 0.1}
         )

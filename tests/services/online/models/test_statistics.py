@@ -12,15 +12,15 @@ from prometheus_client import CollectorRegistry
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
 from services.online.metrics.counts import BatchStats, Metrics
-from services.online.models.served_model import ModelHost
+from services.online.models.served_model import ServedModel
 from services.online.models.statistics import model_config, model_statistics
-from services.online.settings import Settings
+from services.online.settings import ServerSettings
 from tests.support.bundles import make_bundle
 from tests.support.streams import counting_row, make_stream_bundle
 
 
 def test_nothing_is_told_before_the_model_is_ready(bundle: VerifiedBundle) -> None:
-    host = ModelHost(bundle, Settings(), registry=CollectorRegistry())
+    host = ServedModel(bundle, ServerSettings(), registry=CollectorRegistry())
     for ask in (model_config, model_statistics):
         with pytest.raises(MlctlError, match="'tiny' is starting") as caught:
             ask(host)
@@ -29,7 +29,7 @@ def test_nothing_is_told_before_the_model_is_ready(bundle: VerifiedBundle) -> No
 
 def test_rows_and_batches_are_counted_by_size(bundle: VerifiedBundle) -> None:
     async def main() -> None:
-        host = ModelHost(bundle, Settings(), registry=CollectorRegistry())
+        host = ServedModel(bundle, ServerSettings(), registry=CollectorRegistry())
         await host.start()
         for rows in (1, 3, 3):
             await host.infer({"x": np.zeros((rows, 4), np.float32)})
@@ -50,7 +50,7 @@ def test_a_whole_answer_in_pieces_is_a_request_that_was_answered(tmp_path: Path)
 
     async def main() -> None:
         bundle, registry = make_stream_bundle(tmp_path / "bundle"), CollectorRegistry()
-        host = ModelHost(bundle, Settings(), registry=registry)
+        host = ServedModel(bundle, ServerSettings(), registry=registry)
         await host.start()
 
         def answered() -> int:
@@ -91,7 +91,7 @@ def test_times_are_nanoseconds_and_failures_are_apart() -> None:
 def test_a_model_whose_rows_are_not_joined_has_no_dynamic_batching(tmp_path: Path) -> None:
     async def main() -> None:
         bundle = make_bundle(tmp_path / "bundle", row_independent=False)
-        host = ModelHost(bundle, Settings(max_wait_ms=2), registry=CollectorRegistry())
+        host = ServedModel(bundle, ServerSettings(max_wait_ms=2), registry=CollectorRegistry())
         await host.start()
         config = model_config(host)
         assert "dynamic_batching" not in config
@@ -103,7 +103,7 @@ def test_a_model_whose_rows_are_not_joined_has_no_dynamic_batching(tmp_path: Pat
 
 def test_the_longest_wait_is_told(bundle: VerifiedBundle) -> None:
     async def main() -> None:
-        host = ModelHost(bundle, Settings(max_wait_ms=1.5), registry=CollectorRegistry())
+        host = ServedModel(bundle, ServerSettings(max_wait_ms=1.5), registry=CollectorRegistry())
         await host.start()
         batching = model_config(host)["dynamic_batching"]
         assert batching["max_queue_delay_microseconds"] == 1500
@@ -114,7 +114,7 @@ def test_the_longest_wait_is_told(bundle: VerifiedBundle) -> None:
 
 def test_the_environment_joins_fewer_rows_but_never_more(bundle: VerifiedBundle) -> None:
     async def main(max_rows: int) -> int:
-        host = ModelHost(bundle, Settings(max_rows=max_rows), registry=CollectorRegistry())
+        host = ServedModel(bundle, ServerSettings(max_rows=max_rows), registry=CollectorRegistry())
         await host.start()
         found = model_config(host)["max_batch_size"]
         await host.stop()

@@ -6,7 +6,7 @@ import numpy as np
 
 from bundle.sampling import Sampling
 from services.online.batching.executor import Answer
-from services.online.observability.calls import Done, Seen, Stages
+from services.online.observability.calls import Done, RequestRecord, Stages
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 TRACEPARENT = f"00-{TRACE}-{SPAN}-01".encode()
@@ -21,8 +21,8 @@ def seen(
     traceparent: bytes | None = TRACEPARENT,
     tracestate: bytes | None = None,
     client: str | None = None,
-) -> Seen:
-    return Seen(
+) -> RequestRecord:
+    return RequestRecord(
         protocol,
         request_id,
         traceparent,
@@ -33,7 +33,9 @@ def seen(
     )
 
 
-def done(request: Seen | None = None, code: str = "ok", at: float = 1_700_000_000.5) -> Done:
+def done(
+    request: RequestRecord | None = None, code: str = "ok", at: float = 1_700_000_000.5
+) -> Done:
     if code != "ok":
         return Done(request or seen(), at, 0.02, code)
     return Done(request or seen(), at, 0.02, code, STAGES, rows=2, batch_rows=8, bytes_out=64)

@@ -15,11 +15,11 @@ import yaml  # type: ignore[import-untyped]
 from prometheus_client import CollectorRegistry
 
 from bundle.verify import VerifiedBundle
-from services.online.models.served_model import ModelHost
-from services.online.settings import Settings
+from services.online.models.served_model import ServedModel
+from services.online.settings import ServerSettings
 from services.protocol.priority import Priority
 from services.protocol.wire import InferRequest
-from services.stream.events import Batch, Event, Phase, Totals
+from services.stream.events import Batch, StreamEvent, StreamPhase, StreamTotals
 from services.stream.metrics import StreamMetrics
 
 ROOT = Path(__file__).parents[4]
@@ -48,7 +48,7 @@ def expressions() -> Iterator[str]:
 def exported(bundle: VerifiedBundle, tmp_path: Path) -> dict[str, set[str]]:
     """The labels of every sample of a started server that has everything on, and of a stream."""
     registry = CollectorRegistry()
-    settings = Settings(
+    settings = ServerSettings(
         access_log=str(tmp_path / "log"),
         sample_dir=tmp_path / "samples",
         sample_share=1,
@@ -58,7 +58,7 @@ def exported(bundle: VerifiedBundle, tmp_path: Path) -> dict[str, set[str]]:
     )
 
     async def main() -> None:
-        host = ModelHost(bundle, settings, registry=registry)
+        host = ServedModel(bundle, settings, registry=registry)
         await host.start()
         host.count("http", None)
         host.count("http", RuntimeError())
@@ -73,7 +73,7 @@ def exported(bundle: VerifiedBundle, tmp_path: Path) -> dict[str, set[str]]:
     asyncio.run(main())
     batch = Batch(2, 2, 1, 1, reasons={"invalid_input": 1})
     stream = StreamMetrics("tiny", registry)
-    stream.watch(Event(Phase.COMMITTED, Totals(1, 1), 1.0, {"0": 1}, batch))
+    stream.watch(StreamEvent(StreamPhase.COMMITTED, StreamTotals(1, 1), 1.0, {"0": 1}, batch))
     samples = [sample for metric in registry.collect() for sample in metric.samples]
     return {sample.name: set(sample.labels) for sample in samples}
 

@@ -15,7 +15,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.sampling import Sampling, write_sampling
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from services.online.observability.observer import Observer, open_observer
-from services.online.settings import Settings, load_settings
+from services.online.settings import ServerSettings, load_settings
 from tests.services.online.observability.calls import STAGES, TRACEPARENT, answer
 from tests.support.wait import wait_until
 
@@ -28,13 +28,13 @@ Y = {"y": np.ones(3, np.float32)}
 
 
 def observer(**settings: Any) -> Observer:
-    found = open_observer(Settings(**settings), "tiny", "d", SIGNATURE, SystemClock())
+    found = open_observer(ServerSettings(**settings), "tiny", "d", SIGNATURE, SystemClock())
     assert found is not None
     return found
 
 
 def test_nothing_is_made_unless_it_is_asked_for(tmp_path: Path) -> None:
-    settings = Settings(sample_dir=tmp_path)
+    settings = ServerSettings(sample_dir=tmp_path)
     assert open_observer(settings, "tiny", "d", SIGNATURE, SystemClock()) is None
 
 
@@ -134,7 +134,7 @@ def test_names_to_redact_are_between_commas(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_missing_exporter_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    settings = Settings(otlp_endpoint="http://127.0.0.1:9")
+    settings = ServerSettings(otlp_endpoint="http://127.0.0.1:9")
     with pytest.raises(MlctlError, match="OTLP exporter") as caught:
         open_observer(settings, "tiny", "d", SIGNATURE, SystemClock())
     assert caught.value.code is ErrorCode.RUNTIME_MISSING

@@ -19,10 +19,10 @@ from services.online.batching.budget import Hold
 from services.online.grpc.server import GrpcServer
 from services.online.http.app import V2App
 from services.online.http.connection.protocol import lean_protocol
-from services.online.http.inference import Inference
-from services.online.models.served_model import ModelHost
+from services.online.http.inference import InferHandler
+from services.online.models.served_model import ServedModel
 from services.online.server.seam import gated
-from services.online.settings import Settings
+from services.online.settings import ServerSettings
 from services.protocol.messages import SERVICE
 from tests.support.listening import listening, until
 
@@ -30,7 +30,7 @@ TOKEN = "the-token-0123456789abcdef"
 INFER = b"POST /v2/models/tiny/infer HTTP/1.1\r\nhost: t\r\nx-request-id: mine\r\n"
 ODD = INFER.replace(b"tiny", b"t%69ny")
 Told = Counter[tuple[str, int | str, str]]
-Use = Callable[[ModelHost], Awaitable[None]]
+Use = Callable[[ServedModel], Awaitable[None]]
 
 
 @pytest.fixture
@@ -39,10 +39,10 @@ def logged(bundle: VerifiedBundle, tmp_path: Path) -> Callable[..., Told]:
 
     def run(use: Use, **settings: Any) -> Told:
         log, registry = tmp_path / "access.log", CollectorRegistry()
-        chosen = Settings(access_log=str(log), access_log_client=True, **settings)
+        chosen = ServerSettings(access_log=str(log), access_log_client=True, **settings)
 
         async def main() -> None:
-            host = ModelHost(bundle, chosen, registry=registry)
+            host = ServedModel(bundle, chosen, registry=registry)
             await host.start()
             async with asyncio.timeout(60):
                 await use(host)
@@ -81,8 +81,8 @@ def test_over_http(logged: Callable[..., Told]) -> None:
         (408, INFER),
     ]
 
-    async def use(host: ModelHost) -> None:
-        inference = Inference(host)
+    async def use(host: ServedModel) -> None:
+        inference = InferHandler(host)
         app = gated(V2App(host, inference), inference, host)
         limits = {"head_seconds": 0.2, "max_connections": 1}
         async with listening(app, type("Short", (lean_protocol(inference),), limits)) as server:
@@ -105,7 +105,7 @@ def test_over_http(logged: Callable[..., Told]) -> None:
 
 
 def test_over_grpc(logged: Callable[..., Told]) -> None:
-    async def use(host: ModelHost) -> None:
+    async def use(host: ServedModel) -> None:
         server = GrpcServer(host, "127.0.0.1", 0)
         await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:

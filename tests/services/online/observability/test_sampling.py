@@ -11,7 +11,7 @@ from bundle.clock import ManualClock
 from bundle.sampling import Sampling, chosen, write_sampling
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from services.online.observability import sampling as module
-from services.online.observability.sampling import Control, Recorder
+from services.online.observability.sampling import Recorder, SamplingControl
 from services.online.observability.segments import SegmentWriter
 from tests.services.online.observability.calls import seen
 
@@ -27,7 +27,7 @@ def recorder(
     folder: Path, settings: Sampling, clock: ManualClock, control: Path | None = None
 ) -> Recorder:
     writer = SegmentWriter(folder / "samples", SIGNATURE, "d")
-    return Recorder(writer, Control(settings, control), clock)
+    return Recorder(writer, SamplingControl(settings, control), clock)
 
 
 def ask(to: Recorder, request_id: bytes, at: float = 0.0) -> bool:
@@ -94,7 +94,7 @@ def test_a_control_file_wins_while_it_is_there(tmp_path: Path) -> None:
 def test_a_control_file_does_not_undo_the_servers_own_redaction(tmp_path: Path) -> None:
     control = tmp_path / "control.json"
     write_sampling(control, Sampling(share=1, redact=("y",)))
-    current = Control(Sampling(redact=("x",)), control).poll(0)
+    current = SamplingControl(Sampling(redact=("x",)), control).poll(0)
     assert (current.share, current.redact) == (1, ("x", "y"))
 
 

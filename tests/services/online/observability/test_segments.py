@@ -15,7 +15,7 @@ from pyarrow import parquet
 from bundle.errors import ErrorCode, MlctlError
 from bundle.sampling import Sampling
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from services.online.observability.calls import Payload
+from services.online.observability.calls import RecordedPayload
 from services.online.observability.segments import SegmentWriter, to_column
 
 
@@ -30,10 +30,12 @@ SIGNATURE = Signature(
 ALL = Sampling(share=1)
 
 
-def payload(request_id: str, rows: int, sampling: Sampling = ALL, at: float = 5.25) -> Payload:
+def payload(
+    request_id: str, rows: int, sampling: Sampling = ALL, at: float = 5.25
+) -> RecordedPayload:
     words = np.array([b"\xff" * (row + 1) for row in range(rows)], dtype=object)
     inputs = {"x": np.arange(2 * rows, dtype="<f4").reshape(rows, 2), "words": words}
-    return Payload(request_id, at, sampling, rows, 0, inputs, {"y": np.arange(rows) * 10})
+    return RecordedPayload(request_id, at, sampling, rows, 0, inputs, {"y": np.arange(rows) * 10})
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
@@ -95,7 +97,7 @@ def test_requests_of_any_length_keep_their_own(forms: list[tuple[int, int]]) -> 
 def test_a_model_without_a_batch_has_one_row(tmp_path: Path) -> None:
     whole = Signature(inputs=(spec("FP32", 2, 2),), outputs=(spec("FP32", name="y"),))
     outputs = {"y": np.array(7, np.float32)}
-    asked = Payload("a", 1, ALL, 1, 0, {"x": np.eye(2, dtype=np.float32)}, outputs)
+    asked = RecordedPayload("a", 1, ALL, 1, 0, {"x": np.eye(2, dtype=np.float32)}, outputs)
     SegmentWriter(tmp_path, whole, "d").write([asked, asked], ALL, now=1)
     rows = read(tmp_path)
     assert [(row["row"], row["in.x"], row["out.y"]) for row in rows] == [

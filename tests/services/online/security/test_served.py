@@ -18,9 +18,9 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 from bento.packaging import BuiltBento
-from rollout.domain.ports import Probe
-from rollout.domain.spec import Colour, Revision
-from rollout.domain.spec import Settings as RolloutSettings
+from rollout.domain.ports import ProcessState
+from rollout.domain.spec import DeploymentSettings as RolloutSettings
+from rollout.domain.spec import Revision, Slot
 from rollout.drivers.local.launcher import LocalLauncher
 from tests.services.online.security.test_tls import require_tls_1_2
 from tests.support.certificates import Certificates
@@ -194,14 +194,14 @@ def test_a_deployments_launcher_shows_the_token_and_leaves_tls_to_the_edge(
     monkeypatch.setenv("MLCTL_TLS_CERT", str(tmp_path / "none.pem"))
     launcher = LocalLauncher(tmp_path, RolloutSettings())
     served = launcher.start(
-        Colour.BLUE, Revision(built.tag, built.digest, "tiny-optimized", "1", "models:/tiny/1")
+        Slot.BLUE, Revision(built.tag, built.digest, "tiny-optimized", "1", "models:/tiny/1")
     )
     try:
-        wait_until(lambda: launcher.probe(served) is not Probe.STARTING, what="it is ready")
-        assert launcher.probe(served) is Probe.READY, Path(served.log).read_text()
+        wait_until(lambda: launcher.probe(served) is not ProcessState.STARTING, what="it is ready")
+        assert launcher.probe(served) is ProcessState.READY, Path(served.log).read_text()
         url = f"http://127.0.0.1:{served.endpoint.http}/v2/models/tiny"
         assert httpx.get(url).status_code == 401
     finally:
         launcher.stop(served)
-        wait_until(lambda: launcher.probe(served) is Probe.DEAD, what="it ended")
+        wait_until(lambda: launcher.probe(served) is ProcessState.DEAD, what="it ended")
         launcher.close()

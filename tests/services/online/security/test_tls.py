@@ -19,9 +19,9 @@ from bundle.verify import VerifiedBundle
 from services.online.grpc.http2.connection import Times
 from services.online.grpc.server import GrpcServer
 from services.online.http.connection.accept_loop import AcceptingLoop
-from services.online.models.served_model import ModelHost
+from services.online.models.served_model import ServedModel
 from services.online.security.tls import tls_of
-from services.online.settings import Settings
+from services.online.settings import ServerSettings
 from services.protocol.messages import SERVICE, methods
 from tests.support.certificates import Certificates
 from tests.support.wait import PATIENCE_SECONDS
@@ -118,7 +118,7 @@ def test_grpc(
     key, chain = (None, None) if pair is None else (pair[1].read_bytes(), pair[0].read_bytes())
 
     async def main() -> None:
-        host = ModelHost(shared_bundle, Settings(), registry=CollectorRegistry())
+        host = ServedModel(shared_bundle, ServerSettings(), registry=CollectorRegistry())
         server = GrpcServer(host, "127.0.0.1", 0, certificates.tls(mutual=mutual))
         await server.start()
         make: Any = grpc.ssl_channel_credentials
@@ -144,7 +144,7 @@ def test_who_shakes_no_hands_is_given_up(
     """Such a connection counts nowhere yet."""
 
     async def main() -> None:
-        host = ModelHost(shared_bundle, Settings(), registry=CollectorRegistry())
+        host = ServedModel(shared_bundle, ServerSettings(), registry=CollectorRegistry())
         server = GrpcServer(host, "127.0.0.1", 0, certificates.tls())
         server._server._times = Times(preface=0.2)
         await server.start()
@@ -168,7 +168,7 @@ def test_hands_that_are_shaken_during_the_drain_end_in_an_answer(
             return methods()["ServerLive"].response.FromString(live(b"", timeout=PATIENCE_SECONDS))
 
     async def main() -> None:
-        host = ModelHost(shared_bundle, Settings(), registry=CollectorRegistry())
+        host = ServedModel(shared_bundle, ServerSettings(), registry=CollectorRegistry())
         server = GrpcServer(host, "127.0.0.1", 0, certificates.tls())
         await server.start()
         answer = asyncio.create_task(asyncio.to_thread(ask, server.port))

@@ -25,7 +25,7 @@ from services.online.server.workers import (
     prepare_server,
     supervisor,
 )
-from services.online.settings import Settings
+from services.online.settings import ServerSettings
 from tests.support.wait import PATIENCE_SECONDS
 
 
@@ -133,8 +133,8 @@ def test_workers_count_in_a_folder_of_their_server(
     monkeypatch.setattr(IOLoop, "time", IOLoop.time)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     (port,) = free_ports(1)
-    prepare_server(Settings(workers=2, grpc_port=port))
-    join_server(Settings(workers=2, max_connections=10))
+    prepare_server(ServerSettings(workers=2, grpc_port=port))
+    join_server(ServerSettings(workers=2, max_connections=10))
     folder = Path(os.environ["PROMETHEUS_MULTIPROC_DIR"])
     assert supervisor() == os.getpid()
     assert folder.parent == tmp_path

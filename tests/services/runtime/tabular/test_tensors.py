@@ -9,15 +9,17 @@ import pyarrow as pa
 import pytest
 
 from bundle.tensors import Datatype, TensorSpec
-from services.runtime.tabular.input_columns import Feed
+from services.runtime.tabular.input_columns import InputColumns
 from services.runtime.tabular.tensors import to_tensors
 
 
-def feed(dtype: Datatype, *shape: int, columns: tuple[str, ...] = ("c",), name: str = "t") -> Feed:
-    return Feed(TensorSpec(name=name, dtype=dtype, shape=(-1, *shape)), columns)
+def feed(
+    dtype: Datatype, *shape: int, columns: tuple[str, ...] = ("c",), name: str = "t"
+) -> InputColumns:
+    return InputColumns(TensorSpec(name=name, dtype=dtype, shape=(-1, *shape)), columns)
 
 
-def one(column: pa.Array, wanted: Feed, **options: bool) -> tuple[Any, dict[int, str]]:
+def one(column: pa.Array, wanted: InputColumns, **options: bool) -> tuple[Any, dict[int, str]]:
     """The tensor and rows of the only group, and the reasons."""
     groups, reasons = to_tensors(pa.table({"c": column}), [wanted], **options)
     assert len(groups) <= 1

@@ -7,7 +7,7 @@ import pytest
 from bundle.clock import Clock, ManualClock
 from services.runtime.tensorrt.build import build_engine
 from services.runtime.tensorrt.process import Cause, WorkerError, run_worker
-from services.runtime.tensorrt.profile import Range, make_profile
+from services.runtime.tensorrt.profile import SizeRange, make_profile
 from tests.services.runtime.tensorrt.graphs import scaling
 from tests.support.wait import wait_until
 
@@ -38,7 +38,7 @@ class UntilWritten(ManualClock):
 
 def test_builds_without_a_gpu(tmp_path: Path) -> None:
     model = scaling(tmp_path / "model.onnx")
-    built = build_engine(model, make_profile({"x": (-1, 3)}, None, Range(1, 1, 1)), 600.0)
+    built = build_engine(model, make_profile({"x": (-1, 3)}, None, SizeRange(1, 1, 1)), 600.0)
     assert built.engine_bytes > 0
     assert built.version.startswith("1.")
 

@@ -2,8 +2,8 @@ import pytest
 
 from bundle.manifest import Batching
 from services.runtime.tensorrt.profile import (
-    Range,
     Shapes,
+    SizeRange,
     batch_range,
     make_profile,
     render_shapes,
@@ -18,7 +18,7 @@ def test_the_batch_is_the_bucket_tables() -> None:
 
 
 def test_other_dynamic_dimensions_get_the_lengths() -> None:
-    profile = make_profile({"ids": (-1, -1), "mask": (-1, -1)}, TABLE, Range(2, 64, 256))
+    profile = make_profile({"ids": (-1, -1), "mask": (-1, -1)}, TABLE, SizeRange(2, 64, 256))
     assert profile["ids"] == profile["mask"] == Shapes((1, 2), (8, 64), (32, 256))
 
 
@@ -27,12 +27,14 @@ def test_fixed_inputs_need_no_profile() -> None:
 
 
 def test_one_row_where_nothing_is_known_of_batches() -> None:
-    assert batch_range(None) == Range(1, 1, 1)
-    assert batch_range(Batching(max_rows=4, buckets=(4,), row_independent=False)) == Range(1, 4, 4)
+    assert batch_range(None) == SizeRange(1, 1, 1)
+    assert batch_range(Batching(max_rows=4, buckets=(4,), row_independent=False)) == SizeRange(
+        1, 4, 4
+    )
 
 
 def test_is_written_as_the_provider_reads_it() -> None:
-    profile = make_profile({"ids": (-1, -1), "x": (-1, 3)}, TABLE, Range(1, 5, 9))
+    profile = make_profile({"ids": (-1, -1), "x": (-1, 3)}, TABLE, SizeRange(1, 5, 9))
     assert render_shapes(profile) == {
         "min": "ids:1x1,x:1x3",
         "opt": "ids:8x5,x:8x3",
@@ -44,4 +46,4 @@ def test_is_written_as_the_provider_reads_it() -> None:
 @pytest.mark.parametrize("sizes", [(0, 1, 2), (3, 2, 4), (1, 5, 4)])
 def test_a_range_ascends_from_one(sizes: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match="least <= usual <= greatest"):
-        Range(*sizes)
+        SizeRange(*sizes)

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from services.stream.base import Commit, Guarantee, LinkRequest, Message, Place
+from services.stream.base import Commit, Guarantee, LinkRequest, Message, StreamUrl
 from services.stream.transports.bridge import Bridge, connect
 from services.stream.transports.sqlite import SqliteLink, SqliteProducer
 from tests.services.stream.contract import answered, numbered, numbers, read, send, take
 
 
-def place(folder: Path, file: str, topic: str) -> Place:
-    return Place.parse(f"sqlite://{folder / file}#{topic}")
+def place(folder: Path, file: str, topic: str) -> StreamUrl:
+    return StreamUrl.parse(f"sqlite://{folder / file}#{topic}")
 
 
 def test_places_at_one_broker_are_one_link(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_stream_does_not_feed_itself(tmp_path: Path, which: str) -> None:
     ],
 )
 def test_a_place_is_shown_without_passwords_and_tokens(text: str, shown: str) -> None:
-    assert Place.parse(text).shown() == shown
+    assert StreamUrl.parse(text).shown() == shown
 
 
 @pytest.mark.parametrize(
@@ -98,15 +98,15 @@ def test_a_place_is_shown_without_passwords_and_tokens(text: str, shown: str) ->
 )
 def test_no_half_of_a_password_is_shown(text: str) -> None:
     with pytest.raises(MlctlError, match="an @ after its first") as caught:
-        Place.parse(text)
+        StreamUrl.parse(text)
     assert caught.value.code is ErrorCode.INVALID_INPUT
     assert "secret" not in f"{caught.value.message} {caught.value.hint}"
 
 
 def test_an_at_sign_of_a_topic_or_an_option_is_written_otherwise() -> None:
-    place = Place.parse("redis://h/0?consumer=me%40here#user%40orders")
+    place = StreamUrl.parse("redis://h/0?consumer=me%40here#user%40orders")
     assert (place.topic, place.options) == ("user@orders", {"consumer": "me@here"})
-    assert Place.parse("sqlite://a@b.db#user@orders").topic == "user@orders"
+    assert StreamUrl.parse("sqlite://a@b.db#user@orders").topic == "user@orders"
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_an_at_sign_of_a_topic_or_an_option_is_written_otherwise() -> None:
     ],
 )
 def test_what_is_no_number_is_told(text: str) -> None:
-    source = Place.parse(text)
+    source = StreamUrl.parse(text)
     with pytest.raises(MlctlError) as caught:
         connect(LinkRequest(source, "g", source.named("out"), source.named("dead")))
     assert caught.value.code is ErrorCode.INVALID_INPUT

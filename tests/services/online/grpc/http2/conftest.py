@@ -19,8 +19,8 @@ from services.online.grpc.http2.connection import Times
 from services.online.grpc.http2.desk import InferCall, InferDesk
 from services.online.grpc.server import GrpcServer
 from services.online.http.connection.repeated import Turn
-from services.online.models.served_model import ModelHost
-from services.online.settings import Settings
+from services.online.models.served_model import ServedModel
+from services.online.settings import ServerSettings
 from services.protocol.messages import SERVICE, methods
 from tests.support.wait import PATIENCE_SECONDS
 
@@ -133,7 +133,7 @@ class Raw:
         self.writer.close()
 
 
-Use = Callable[[GrpcServer, ModelHost], Awaitable[None]]
+Use = Callable[[GrpcServer, ServedModel], Awaitable[None]]
 Serve = Callable[..., CollectorRegistry]
 
 
@@ -172,7 +172,7 @@ def serving(
     registry = CollectorRegistry()
 
     async def main() -> None:
-        host = ModelHost(bundle, Settings(**settings), registry=registry)
+        host = ServedModel(bundle, ServerSettings(**settings), registry=registry)
         await host.start()
         server = GrpcServer(host, "127.0.0.1", 0)
         server._server._times = times or Times()

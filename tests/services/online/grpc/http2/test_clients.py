@@ -13,7 +13,7 @@ import tritonclient.grpc.aio
 
 from services.online.grpc.http2.desk import InferCall
 from services.online.grpc.server import GrpcServer
-from services.online.models.served_model import ModelHost
+from services.online.models.served_model import ServedModel
 from tests.services.online.grpc.http2.conftest import INFER, Serve, X, infer_message
 
 TRITON: Any = tritonclient.grpc
@@ -35,7 +35,7 @@ def test_tritonclient(serve: Serve) -> None:
             with pytest.raises(TRITON.InferenceServerException, match="other"):
                 client.infer("other", asked())
 
-    async def use(server: GrpcServer, _host: ModelHost) -> None:
+    async def use(server: GrpcServer, _host: ServedModel) -> None:
         await asyncio.to_thread(talk, server.port)
         async with AIO.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
             answers = await asyncio.gather(*(client.infer("tiny", asked()) for _ in range(300)))
@@ -45,7 +45,7 @@ def test_tritonclient(serve: Serve) -> None:
 
 
 def test_tritonclient_with_an_id_for_each_call(serve: Serve, taken: list[InferCall]) -> None:
-    async def use(server: GrpcServer, _host: ModelHost) -> None:
+    async def use(server: GrpcServer, _host: ServedModel) -> None:
         async with AIO.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
             await client.infer("tiny", asked(), request_id="first")
             texts = [f"call-{number}" for number in range(300)]
@@ -79,7 +79,7 @@ def test_clients__statuses_of_calls__are_those_of_grpc(serve: Serve) -> None:
         (check, b"", {}, code.OK, None),
     ]
 
-    async def use(server: GrpcServer, _host: ModelHost) -> None:
+    async def use(server: GrpcServer, _host: ServedModel) -> None:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
             for path, message, options, expected, ours in cases:
                 method: Any = channel.unary_unary(path)

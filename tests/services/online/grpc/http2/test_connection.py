@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from services.online.batching.executor import Answer
 from services.online.grpc.http2.connection import Times
 from services.online.grpc.server import GrpcServer
-from services.online.models.served_model import ModelHost
+from services.online.models.served_model import ServedModel
 from services.protocol.messages import SERVICE, methods
 from tests.services.online.grpc.http2.conftest import (
     EMPTY,
@@ -63,7 +63,7 @@ def test_statuses_of_single_calls(serve: Serve) -> None:
         (head(LIVE), EMPTY, b"0"),
     ]
 
-    async def use(server: GrpcServer, _host: ModelHost) -> None:
+    async def use(server: GrpcServer, _host: ServedModel) -> None:
         raw = await Raw.open(server.port)
         for headers, body, expected in cases:
             found = await raw.trailers(raw.ask(headers, body))
@@ -76,7 +76,7 @@ def test_statuses_of_single_calls(serve: Serve) -> None:
 
 
 def test_what_is_no_grpc(serve: Serve) -> None:
-    async def use(server: GrpcServer, _host: ModelHost) -> None:
+    async def use(server: GrpcServer, _host: ServedModel) -> None:
         raw = await Raw.open(server.port)
         json = [*head()[:-1], (b"content-type", b"application/json")]
         for headers, status in ((json, b"415"), (head(method=b"GET"), b"405")):
@@ -97,7 +97,7 @@ def test_what_is_no_grpc(serve: Serve) -> None:
 
 @pytest.mark.parametrize("size", [64_000, 8 << 20])
 def test_large_messages_through_the_windows(serve: Serve, size: int) -> None:
-    async def use(server: GrpcServer, host: ModelHost) -> None:
+    async def use(server: GrpcServer, host: ServedModel) -> None:
         raw = await Raw.open(server.port)
         await raw.until(lambda: raw.of(events.SettingsAcknowledged))
         rows = size // X.nbytes
@@ -126,7 +126,7 @@ def test_large_messages_through_the_windows(serve: Serve, size: int) -> None:
 
 
 def test_tiny_windows_get_the_whole_answer_in_turns(serve: Serve) -> None:
-    async def use(server: GrpcServer, _host: ModelHost) -> None:
+    async def use(server: GrpcServer, _host: ServedModel) -> None:
         raw = await Raw.open(server.port)
         raw.core.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 10})
         raw.flush()
@@ -153,7 +153,7 @@ def test_tiny_windows_get_the_whole_answer_in_turns(serve: Serve) -> None:
 
 
 def test_an_answer_that_nobody_takes_is_dropped(serve: Serve) -> None:
-    async def use(server: GrpcServer, host: ModelHost) -> None:
+    async def use(server: GrpcServer, host: ServedModel) -> None:
         raw = await Raw.open(server.port)
         raw.core.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 0})
         raw.flush()
@@ -166,7 +166,7 @@ def test_an_answer_that_nobody_takes_is_dropped(serve: Serve) -> None:
 
 
 def test_a_message_must_come_in_time(serve: Serve) -> None:
-    async def use(server: GrpcServer, host: ModelHost) -> None:
+    async def use(server: GrpcServer, host: ServedModel) -> None:
         raw = await Raw.open(server.port)
         late = raw.ask(head(), framed(b"x" * 50)[:20], end=False)
         assert (await raw.trailers(late))[b"grpc-status"] == b"4"
@@ -182,7 +182,7 @@ def test_a_message_must_come_in_time(serve: Serve) -> None:
 
 
 def test_a_reset_withdraws_what_was_asked(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def use(server: GrpcServer, host: ModelHost) -> None:
+    async def use(server: GrpcServer, host: ServedModel) -> None:
         asked: list[asyncio.Future[Answer]] = []
 
         def never(*_arguments: Any) -> asyncio.Future[Answer]:
@@ -209,7 +209,7 @@ def test_a_reset_withdraws_what_was_asked(serve: Serve, monkeypatch: pytest.Monk
 def test_a_message_of_many_must_come_in_time(serve: Serve, known: bytes) -> None:
     """Else each stream would hold its share of what is in flight for ever."""
 
-    async def use(server: GrpcServer, host: ModelHost) -> None:
+    async def use(server: GrpcServer, host: ServedModel) -> None:
         raw = await Raw.open(server.port)
         late = raw.ask(head(STREAM), known + framed(b"x" * 50)[:20], end=False)
         assert (await raw.trailers(late))[b"grpc-status"] == b"4"
@@ -221,7 +221,7 @@ def test_a_message_of_many_must_come_in_time(serve: Serve, known: bytes) -> None
 
 
 def test_a_piece_that_nobody_takes_ends_its_stream(serve: Serve) -> None:
-    async def use(server: GrpcServer, host: ModelHost) -> None:
+    async def use(server: GrpcServer, host: ServedModel) -> None:
         raw = await Raw.open(server.port)
         raw.core.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 0})
         raw.flush()
@@ -235,7 +235,7 @@ def test_a_piece_that_nobody_takes_ends_its_stream(serve: Serve) -> None:
 
 @pytest.mark.parametrize("kind", ["ping", "settings", "reset", "empty"])
 def test_floods_end_the_connection(serve: Serve, kind: str) -> None:
-    async def use(server: GrpcServer, _host: ModelHost) -> None:
+    async def use(server: GrpcServer, _host: ServedModel) -> None:
         raw = await Raw.open(server.port)
         await raw.until(lambda: raw.of(events.SettingsAcknowledged))
         stream = raw.ask(head(), b"", end=False)
@@ -260,7 +260,7 @@ def test_floods_end_the_connection(serve: Serve, kind: str) -> None:
 
 
 def test_headers_have_a_limit(serve: Serve) -> None:
-    async def use(server: GrpcServer, _host: ModelHost) -> None:
+    async def use(server: GrpcServer, _host: ServedModel) -> None:
         raw = await Raw.open(server.port)
         fields = [(b"x-%d" % number, b"y" * 1000) for number in range(30)]
         raw.ask(head(INFER, *fields), EMPTY)
@@ -271,7 +271,7 @@ def test_headers_have_a_limit(serve: Serve) -> None:
 
 
 def test_a_drain_loses_no_call(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def use(server: GrpcServer, host: ModelHost) -> None:
+    async def use(server: GrpcServer, host: ServedModel) -> None:
         go = asyncio.Event()
         infer = host.infer
 
@@ -308,7 +308,7 @@ def test_a_drain_loses_no_call(serve: Serve, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_client_that_says_goodbye_still_gets_its_answers(serve: Serve) -> None:
-    async def use(server: GrpcServer, _host: ModelHost) -> None:
+    async def use(server: GrpcServer, _host: ServedModel) -> None:
         raw = await Raw.open(server.port)
         await raw.until(lambda: raw.of(events.SettingsAcknowledged))
         stream = raw.ask(head(), framed(infer_message().SerializeToString()), end=True)
@@ -324,7 +324,7 @@ def test_a_client_that_says_goodbye_still_gets_its_answers(serve: Serve) -> None
 def test_silent_strangers_and_clients_are_given_up(serve: Serve) -> None:
     times = Times(tick=0.05, preface=0.2, silence=0.3)
 
-    async def use(server: GrpcServer, _host: ModelHost) -> None:
+    async def use(server: GrpcServer, _host: ServedModel) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
             await reader.readexactly(1 << 20)  # it hears settings, and no more
@@ -342,7 +342,7 @@ def test_silent_strangers_and_clients_are_given_up(serve: Serve) -> None:
 
 
 def test_an_idle_connection_is_told_to_come_again(serve: Serve) -> None:
-    async def use(server: GrpcServer, _host: ModelHost) -> None:
+    async def use(server: GrpcServer, _host: ServedModel) -> None:
         raw = await Raw.open(server.port)
         assert (await raw.trailers(raw.ask(head(LIVE), EMPTY)))[b"grpc-status"] == b"0"
         data = await raw.reader.read()  # by hand: h2's client takes no ping after a GOAWAY
@@ -353,7 +353,7 @@ def test_an_idle_connection_is_told_to_come_again(serve: Serve) -> None:
 
 
 def test_who_reads_nothing_is_cut_off(serve: Serve) -> None:
-    async def use(server: GrpcServer, _host: ModelHost) -> None:
+    async def use(server: GrpcServer, _host: ServedModel) -> None:
         raw = await Raw.open(server.port)
         assert (await raw.trailers(raw.ask(head(LIVE), EMPTY)))[b"grpc-status"] == b"0"
         lean: Any = server._server
@@ -369,7 +369,7 @@ def test_who_reads_nothing_is_cut_off(serve: Serve) -> None:
 
 
 def test_one_connection_too_many_is_closed(serve: Serve) -> None:
-    async def use(server: GrpcServer, _host: ModelHost) -> None:
+    async def use(server: GrpcServer, _host: ServedModel) -> None:
         first = await Raw.open(server.port)
         assert (await first.trailers(first.ask(head(LIVE), EMPTY)))[b"grpc-status"] == b"0"
         second = await Raw.open(server.port)

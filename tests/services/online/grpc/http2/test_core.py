@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 
 from services.online.grpc.http2 import frames
 from services.online.grpc.http2.core import Core
-from services.online.grpc.http2.events import Asked, Event, Left, Noise, Opened, Sent, Whole
+from services.online.grpc.http2.events import (
+    Event,
+    HeadersReceived,
+    Left,
+    Noise,
+    Opened,
+    Sent,
+    Whole,
+)
 from services.online.grpc.http2.frames import BrokenError, Reason, frame
 from services.online.grpc.http2.head import HEADERS, OK_TRAILERS
 from services.online.grpc.http2.hpack import encode
@@ -145,7 +153,7 @@ def test_what_ends_its_stream_alone(data: bytes, reason: Reason) -> None:
     core = greeted()
     told(data, core)
     assert resets(core) == [(1, reason)]
-    assert isinstance(told(asking(3), core)[0], Asked)
+    assert isinstance(told(asking(3), core)[0], HeadersReceived)
 
 
 def test_windows_of_what_comes() -> None:
@@ -211,7 +219,7 @@ def test_a_call_that_comes_at_once() -> None:
         assert core.streams[1].window == window
         core = greeted()
         kinds = [type(found) for found in told_bytewise(asking() + between + data, core)]
-        assert next(kind for kind in kinds if kind is not Noise) is Asked
+        assert next(kind for kind in kinds if kind is not Noise) is HeadersReceived
         assert kinds[-1] is Sent
         assert core.streams[1].window == window
     too_far = frame(frames.WINDOW_UPDATE, 0, 1, U32(frames.MAX_WINDOW))
@@ -227,7 +235,7 @@ def test_padding_and_priority_are_taken_off() -> None:
     asked, sent = told(
         asking(flags=flags, block=b"\2" + bytes(5) + BLOCK + bytes(2)) + padded, core
     )
-    assert isinstance(asked, Asked)
+    assert isinstance(asked, HeadersReceived)
     assert sent == Sent(1, b"data", 8, ended=True)
 
 
@@ -286,7 +294,7 @@ class Client:
             self.over.add(event.stream_id or 0)
 
     def serve(self, event: Event) -> None:
-        if isinstance(event, Asked | Whole):
+        if isinstance(event, HeadersReceived | Whole):
             self.came[event.stream] = getattr(event, "data", b"")
             if isinstance(event, Whole) or event.ended:
                 self.finish(event.stream)

@@ -19,8 +19,8 @@ from services.online.grpc.http2 import frames
 from services.online.grpc.http2.frames import frame
 from services.online.grpc.http2.hpack import encode
 from services.online.grpc.server import GrpcServer
-from services.online.models.served_model import ModelHost
-from services.online.settings import Settings
+from services.online.models.served_model import ServedModel
+from services.online.settings import ServerSettings
 from services.protocol.priority import Priority
 from tests.services.online.grpc.http2.conftest import framed, head, infer_message
 from tests.support import wires
@@ -64,7 +64,7 @@ async def ask(connections: list[tuple[Any, Wire]], stream: int, ending: bytes) -
         wire.sent.clear()
 
 
-def fill(host: ModelHost) -> None:
+def fill(host: ServedModel) -> None:
     """Let nobody in who is like those that ask here."""
     policy: Any = host._batching._policy  # type: ignore[union-attr]
     error = QueueFullError(8, 8, 2.3, wait=2.3)
@@ -76,7 +76,7 @@ def fill(host: ModelHost) -> None:
     policy.offer = full
 
 
-async def calls(host: ModelHost, count: int, *, refused: bool = False) -> float:
+async def calls(host: ServedModel, count: int, *, refused: bool = False) -> float:
     """The calls that each of `count` infer calls costs which come at the same time."""
     server: Any = GrpcServer(host, "127.0.0.1", 0)._server
     connections: list[tuple[Any, Wire]] = [(server._connect(), Wire()) for _ in range(count)]
@@ -119,7 +119,7 @@ def test_a_known_call_costs_no_more(
     async def main() -> float:
         # By this clock every batch takes no time, so that what is learned is the same, too.
         registry = CollectorRegistry()
-        host = ModelHost(shared_bundle, Settings(), clock=ManualClock(), registry=registry)
+        host = ServedModel(shared_bundle, ServerSettings(), clock=ManualClock(), registry=registry)
         await host.start()
         try:
             return await calls(host, count, refused=refused)

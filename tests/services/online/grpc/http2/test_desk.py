@@ -21,7 +21,7 @@ from services.online.batching.admission import QueueFullError, Shut
 from services.online.batching.budget import Inflight
 from services.online.grpc.http2.desk import InferCall
 from services.online.grpc.server import GrpcServer
-from services.online.models.served_model import ModelHost
+from services.online.models.served_model import ServedModel
 from services.protocol.messages import methods
 from services.protocol.priority import Priority
 from tests.services.online.grpc.http2.conftest import (
@@ -65,7 +65,7 @@ async def learned(server: GrpcServer, *extra: tuple[bytes, bytes]) -> Raw:
     return raw
 
 
-def hold(host: ModelHost) -> threading.Event:
+def hold(host: ServedModel) -> threading.Event:
     """Let no batch end before the event is set."""
     batching: Any = host._batching
     gate, model = threading.Event(), batching._model
@@ -87,7 +87,7 @@ def counted(registry: CollectorRegistry, outcome: str) -> float | None:
 
 
 def test_the_same_answer_byte_for_byte(serve: Serve, taken: list[InferCall]) -> None:
-    async def use(server: GrpcServer, host: ModelHost) -> None:
+    async def use(server: GrpcServer, host: ServedModel) -> None:
         raw = await learned(server)
         before = len(taken)
         again = raw.ask(head(), BODY)
@@ -112,7 +112,7 @@ def test_the_same_answer_byte_for_byte(serve: Serve, taken: list[InferCall]) -> 
 
 
 def test_what_is_not_known_goes_the_long_way(serve: Serve, taken: list[InferCall]) -> None:
-    async def use(server: GrpcServer, _host: ModelHost) -> None:
+    async def use(server: GrpcServer, _host: ServedModel) -> None:
         raw = await learned(server)
         cases: list[tuple[Any, bytes, bytes]] = [
             (head(), body(1, model_name="other"), b"5"),
@@ -135,7 +135,7 @@ def test_what_is_not_known_goes_the_long_way(serve: Serve, taken: list[InferCall
 
 
 def test_its_deadline(serve: Serve, taken: list[InferCall]) -> None:
-    async def use(server: GrpcServer, host: ModelHost) -> None:
+    async def use(server: GrpcServer, host: ServedModel) -> None:
         raw = await learned(server)
         gate = hold(host)
         for timeout in (b"0m", b"50m"):
@@ -150,7 +150,7 @@ def test_its_deadline(serve: Serve, taken: list[InferCall]) -> None:
 
 
 def test_who_leaves_is_withdrawn(serve: Serve, taken: list[InferCall]) -> None:
-    async def use(server: GrpcServer, host: ModelHost) -> None:
+    async def use(server: GrpcServer, host: ServedModel) -> None:
         raw = await learned(server)
         gate = hold(host)
         first, second = raw.ask(head(), BODY), raw.ask(head(), BODY)
@@ -169,7 +169,7 @@ def test_who_leaves_is_withdrawn(serve: Serve, taken: list[InferCall]) -> None:
 
 
 def test_a_stop_ends_it_with_a_status(serve: Serve, taken: list[InferCall]) -> None:
-    async def use(server: GrpcServer, host: ModelHost) -> None:
+    async def use(server: GrpcServer, host: ServedModel) -> None:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
             method: Any = channel.unary_unary(INFER.decode())
             await method(BODY[5:])
@@ -187,7 +187,7 @@ def test_a_stop_ends_it_with_a_status(serve: Serve, taken: list[InferCall]) -> N
 def test_a_model_that_fails_shows_nothing(
     serve: Serve, taken: list[InferCall], caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def use(server: GrpcServer, host: ModelHost) -> None:
+    async def use(server: GrpcServer, host: ServedModel) -> None:
         raw = await learned(server)
         gate = hold(host)
         batching: Any = host._batching
@@ -210,7 +210,7 @@ def test_a_model_that_fails_shows_nothing(
 def test_a_full_queue_says_when_to_come_again(
     serve: Serve, taken: list[InferCall], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def use(server: GrpcServer, host: ModelHost) -> None:
+    async def use(server: GrpcServer, host: ServedModel) -> None:
         raw = await learned(server)
         policy: Any = host._batching._policy  # type: ignore[union-attr]
         for count, seconds in enumerate((2.3, 2.3, 7.1), 1):
@@ -235,7 +235,7 @@ def test_a_full_queue_says_when_to_come_again(
 def test_while_the_queue_is_full_a_call_is_told_before_it_is_queued(
     serve: Serve, taken: list[InferCall], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def use(server: GrpcServer, host: ModelHost) -> None:
+    async def use(server: GrpcServer, host: ServedModel) -> None:
         raw = await learned(server)
         policy: Any = host._batching._policy  # type: ignore[union-attr]
         error = QueueFullError(8, 8, 2.3, wait=2.3)
@@ -261,7 +261,7 @@ def test_while_the_queue_is_full_a_call_is_told_before_it_is_queued(
 
 
 def test_no_room_and_no_token(serve: Serve, taken: list[InferCall]) -> None:
-    async def use(server: GrpcServer, host: ModelHost) -> None:
+    async def use(server: GrpcServer, host: ServedModel) -> None:
         raw = await learned(server, (b"authorization", b"Bearer " + TOKEN.encode()))
         right = (b"authorization", b"Bearer " + TOKEN.encode())
         assert (await raw.trailers(raw.ask(head(), BODY)))[b"grpc-status"] == b"16"
@@ -280,7 +280,7 @@ def test_no_room_and_no_token(serve: Serve, taken: list[InferCall]) -> None:
 def test_who_shows_no_token_holds_no_room(serve: Serve) -> None:
     """A probe's length is counted when it is told."""
 
-    async def use(server: GrpcServer, host: ModelHost) -> None:
+    async def use(server: GrpcServer, host: ServedModel) -> None:
         raw = await Raw.open(server.port)
         found = await raw.trailers(raw.ask(head(LIVE), b"\0\0\x10\0\0", end=False))
         assert found[b"grpc-status"] == b"8"
@@ -291,7 +291,7 @@ def test_who_shows_no_token_holds_no_room(serve: Serve) -> None:
 
 
 def test_small_windows_get_it_in_pieces_or_drop_it(serve: Serve, taken: list[InferCall]) -> None:
-    async def use(server: GrpcServer, host: ModelHost) -> None:
+    async def use(server: GrpcServer, host: ServedModel) -> None:
         raw = await learned(server)
         raw.core.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 10})
         stream = raw.ask(head(), BODY)
@@ -320,7 +320,7 @@ def test_who_takes_nothing_asks_nothing_more(
 ) -> None:
     monkeypatch.setattr("services.online.grpc.http2.connection._PARKED_BYTES", 100)
 
-    async def use(server: GrpcServer, _host: ModelHost) -> None:
+    async def use(server: GrpcServer, _host: ServedModel) -> None:
         raw = await learned(server)
         raw.core.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 0})
         first = raw.ask(head(), BODY) and raw.ask(head(), BODY)
@@ -341,7 +341,7 @@ def test_what_one_does_not_take_is_told_to_all_once_it_is_too_much(
 ) -> None:
     monkeypatch.setattr("services.online.grpc.http2.connection._ALL_PARKED_BYTES", 50)
 
-    async def use(server: GrpcServer, _host: ModelHost) -> None:
+    async def use(server: GrpcServer, _host: ServedModel) -> None:
         raw = await learned(server)
         raw.core.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 0})
         raw.ask(head(), BODY)
@@ -360,7 +360,7 @@ def test_what_one_does_not_take_is_told_to_all_once_it_is_too_much(
 
 
 def test_a_call_in_pieces_is_answered_alike(serve: Serve, taken: list[InferCall]) -> None:
-    async def use(server: GrpcServer, _host: ModelHost) -> None:
+    async def use(server: GrpcServer, _host: ServedModel) -> None:
         raw = await learned(server)
         stream = raw.ask(head(), BODY[:20], end=False)
         await asyncio.sleep(0)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bundle.verify import VerifiedBundle
 from services.online.grpc.server import GrpcServer
-from services.online.models.served_model import ModelHost
+from services.online.models.served_model import ServedModel
 from tests.services.online.grpc.http2.conftest import (
     EMPTY,
     LIVE,
@@ -62,7 +62,7 @@ def test_any_bytes(shared_bundle: VerifiedBundle, inputs: list[bytes]) -> None:
             await asyncio.wait_for(reader.read(), 30)
         writer.close()
 
-    async def use(server: GrpcServer, host: ModelHost) -> None:
+    async def use(server: GrpcServer, host: ServedModel) -> None:
         await asyncio.gather(*(send(server.port, data) for data in inputs))
         raw = await Raw.open(server.port)
         assert (await raw.trailers(raw.ask(head(LIVE), EMPTY)))[b"grpc-status"] == b"0"

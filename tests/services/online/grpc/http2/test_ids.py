@@ -9,7 +9,7 @@ import pytest
 from services.online.grpc.http2.desk import InferCall, InferDesk
 from services.online.grpc.http2.ids import cut_id, field_head, id_in, is_id
 from services.online.grpc.server import GrpcServer
-from services.online.models.served_model import ModelHost
+from services.online.models.served_model import ServedModel
 from services.protocol.messages import methods
 from tests.services.online.grpc.http2.conftest import Raw, Serve, head
 from tests.services.online.grpc.http2.test_desk import body, data_of, hold, learned
@@ -57,7 +57,7 @@ def test_an_id_of_any_length_is_answered_byte_for_byte(
             found.append((data_of(raw, stream), trailers))
         return found
 
-    async def use(server: GrpcServer, host: ModelHost) -> None:
+    async def use(server: GrpcServer, host: ServedModel) -> None:
         raw = await learned(server)
         known = await answers(raw)
         assert len(taken) == len(texts)
@@ -74,7 +74,7 @@ def test_an_id_of_any_length_is_answered_byte_for_byte(
 
 
 def test_an_id_counts_as_a_part_of_the_message(serve: Serve, taken: list[InferCall]) -> None:
-    async def use(server: GrpcServer, host: ModelHost) -> None:
+    async def use(server: GrpcServer, host: ServedModel) -> None:
         raw = await learned(server)
         long = body(1, id="x" * 300)
         gate = hold(host)

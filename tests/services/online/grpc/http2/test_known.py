@@ -14,7 +14,7 @@ from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from services.online.batching.rawrows import arrays_of
 from services.online.grpc.codec import GrpcCodec
 from services.online.grpc.http2.ids import cut_id, field_head, id_in, is_id
-from services.online.grpc.http2.known import Memory, render, split, with_id
+from services.online.grpc.http2.known import KnownCalls, render, split, with_id
 from services.online.grpc.http2.messages import frame
 from services.protocol.messages import methods
 
@@ -28,9 +28,9 @@ REQUEST = methods()["ModelInfer"].request
 RESPONSE = methods()["ModelInfer"].response
 
 
-def memory(signature: Signature = SIGNATURE, *, observer: object = None) -> Memory:
+def memory(signature: Signature = SIGNATURE, *, observer: object = None) -> KnownCalls:
     host: Any = SimpleNamespace(signature=signature, observer=observer, join_key=lambda _: "key")
-    return Memory(host)
+    return KnownCalls(host)
 
 
 def message(fill: int = 1, rows: int = 2, **fields: Any) -> Any:
@@ -46,7 +46,7 @@ def id_field(text: str) -> bytes:
     return field_head(b"\x1a", len(text.encode())) + text.encode()
 
 
-def taught(memory: Memory, parsed: Any, codec: GrpcCodec = CODEC) -> bytes:
+def taught(memory: KnownCalls, parsed: Any, codec: GrpcCodec = CODEC) -> bytes:
     data: bytes = parsed.SerializeToString()
     parsed = REQUEST.FromString(data)
     memory.learn(data, parsed, codec.decode(parsed))

@@ -11,12 +11,12 @@ import pytest
 from h2.exceptions import H2Error
 from h2.settings import SettingCodes
 
-from services.online.grpc.http2.call import Call
+from services.online.grpc.http2.call import GrpcCall
 from services.online.grpc.http2.connection import Connection, Times
 from services.online.grpc.http2.desks import InferDesks
 from services.online.grpc.http2.outbox import Parking
 from services.online.grpc.server import GrpcServer
-from services.online.models.served_model import ModelHost
+from services.online.models.served_model import ServedModel
 from services.protocol.messages import SERVICE
 from tests.services.online.grpc.http2.conftest import EMPTY, INFER, LIVE, Raw, Serve, framed, head
 from tests.services.online.grpc.http2.conftest import infer_message as message
@@ -75,7 +75,7 @@ async def step(raw: Raw, opened: list[int], dice: random.Random) -> None:
 def test_nothing_stays_counted(serve: Serve, caplog: pytest.LogCaptureFixture, seed: int) -> None:
     dice = random.Random(seed)
 
-    async def use(server: GrpcServer, host: ModelHost) -> None:
+    async def use(server: GrpcServer, host: ServedModel) -> None:
         lean: Any = server._server
         batching: Any = host._batching
 
@@ -110,5 +110,5 @@ def test_connection__peer_reset_before_accept__is_aborted_without_error() -> Non
     asyncio.run(accept())
 
 
-def _no_call(*_args: object) -> Call:
+def _no_call(*_args: object) -> GrpcCall:
     raise AssertionError("no call is made")

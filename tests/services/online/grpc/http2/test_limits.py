@@ -14,7 +14,7 @@ from h2.errors import ErrorCodes
 from services.online.batching.budget import Inflight
 from services.online.grpc.http2.head import parse_head
 from services.online.grpc.server import GrpcServer
-from services.online.models.served_model import ModelHost
+from services.online.models.served_model import ServedModel
 from tests.services.online.grpc.http2.conftest import (
     EMPTY,
     INFER,
@@ -38,7 +38,7 @@ def test_open_calls_without_a_message_take_room(serve: Serve) -> None:
 
     each = (8 << 10) + parse_head(tuple(head())).size
 
-    async def use(server: GrpcServer, _host: ModelHost) -> None:
+    async def use(server: GrpcServer, _host: ServedModel) -> None:
         lean: Any = server._server
         room = lean._room = Inflight(200_000)
         raw = await Raw.open(server.port)
@@ -55,7 +55,7 @@ def test_open_calls_without_a_message_take_room(serve: Serve) -> None:
 
 
 def test_probes_take_room_of_their_own(serve: Serve) -> None:
-    async def use(server: GrpcServer, host: ModelHost) -> None:
+    async def use(server: GrpcServer, host: ServedModel) -> None:
         raw = await Raw.open(server.port)
         for _ in range(50):
             raw.ask(head(WATCH), EMPTY)
@@ -70,7 +70,7 @@ def test_probes_take_room_of_their_own(serve: Serve) -> None:
 
 
 def test_heads_of_very_many_fields_are_a_flood(serve: Serve) -> None:
-    async def use(server: GrpcServer, _host: ModelHost) -> None:
+    async def use(server: GrpcServer, _host: ServedModel) -> None:
         raw = await Raw.open(server.port)
         for call in range(200):
             fields: Fields = [(b"x-%d-%d" % (call, number), b"") for number in range(300)]
@@ -84,7 +84,7 @@ def test_heads_of_very_many_fields_are_a_flood(serve: Serve) -> None:
 def test_a_refusal_with_metadata_that_is_none_ends_its_call_alone(
     serve: Serve, tmp_path: Path
 ) -> None:
-    async def use(server: GrpcServer, _host: ModelHost) -> None:
+    async def use(server: GrpcServer, _host: ServedModel) -> None:
         raw = await Raw.open(server.port)
         wrong = head(INFER, (b"trace-bin", b"a"))
         assert (await raw.trailers(raw.ask(wrong, framed(b"x" * 12_000))))[b"grpc-status"] == b"8"
@@ -99,7 +99,7 @@ def test_a_message_that_is_none_is_its_callers_fault(
 ) -> None:
     """Anybody may send them: a log must not grow by a traceback for each."""
 
-    async def use(server: GrpcServer, _host: ModelHost) -> None:
+    async def use(server: GrpcServer, _host: ServedModel) -> None:
         raw = await Raw.open(server.port)
         for path in (CHECK, WATCH, REFLECTION):
             status = await raw.trailers(raw.ask(head(path), framed(b"\xff")))
@@ -113,7 +113,7 @@ def test_a_message_that_is_none_is_its_callers_fault(
 def test_as_many_may_wait_to_be_let_in_as_over_http(serve: Serve) -> None:
     kernel = int(Path("/proc/sys/net/core/somaxconn").read_text())
 
-    async def use(server: GrpcServer, _host: ModelHost) -> None:
+    async def use(server: GrpcServer, _host: ServedModel) -> None:
         listener: socket.socket = cast("Any", server)._server._listeners[0][0]
         # struct tcp_info has it in tcpi_sacked; it begins with 8 bytes and 5 numbers.
         about = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32)

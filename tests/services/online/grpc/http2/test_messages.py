@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bundle.errors import ErrorCode, MlctlError
 from services.online.batching.budget import BusyError, Hold, Inflight
-from services.online.grpc.http2.messages import Assembler, Packed, frame, unpack, unpack_apart
+from services.online.grpc.http2.messages import Assembler, RawMessage, frame, unpack, unpack_apart
 
 MESSAGES = st.lists(st.binary(max_size=40), max_size=6)
 
@@ -70,7 +70,7 @@ def test_assembler__declared_length__charges_only_what_arrived() -> None:
 
 def test_unpack_apart__inflated_bytes_above_the_budget__is_busy() -> None:
     inflated = random.Random(1).randbytes(1 << 20) + bytes(4 << 20)
-    packed = Packed(gzip.compress(inflated), compressed=True)
+    packed = RawMessage(gzip.compress(inflated), compressed=True)
     inflight = Inflight(len(packed.data) + (2 << 20))
 
     async def main() -> None:
@@ -108,9 +108,9 @@ def test_the_rest_of_a_stream_stays_counted() -> None:
 
 
 def test_messages_are_unpacked_under_the_limit() -> None:
-    packed = Packed(gzip.compress(b"x" * 90), compressed=True)
+    packed = RawMessage(gzip.compress(b"x" * 90), compressed=True)
     assert unpack(packed, b"gzip", 100) == b"x" * 90
-    assert unpack(Packed(b"x", compressed=False), b"gzip", 100) == b"x"
+    assert unpack(RawMessage(b"x", compressed=False), b"gzip", 100) == b"x"
     for coding, limit, code in (
         (b"gzip", 80, ErrorCode.PAYLOAD_TOO_LARGE),
         (b"deflate", 100, ErrorCode.INVALID_INPUT),

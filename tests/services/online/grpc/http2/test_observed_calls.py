@@ -10,7 +10,7 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
 from services.online.grpc.http2.observed_calls import GrpcCalls
-from services.online.observability.calls import Seen
+from services.online.observability.calls import RequestRecord
 from services.online.observability.observer import Observer
 from services.online.observability.traceparent import parse_traceparent
 from services.online.observability.tracing import Tracing
@@ -26,7 +26,7 @@ def calls() -> Iterator[GrpcCalls]:
     observer.close()
 
 
-def begun(calls: GrpcCalls, *metadata: tuple[str, str | bytes]) -> Seen | None:
+def begun(calls: GrpcCalls, *metadata: tuple[str, str | bytes]) -> RequestRecord | None:
     call: Any = SimpleNamespace(metadata=metadata, peer="ipv4:1.2.3.4:5")
     return calls.begin(lambda: 7, call)
 

@@ -20,7 +20,7 @@ from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from services.online.grpc.typed.codec import TypedCodec
 from services.online.grpc.typed.descriptors import make_file
 from services.online.grpc.typed.layout import lay_out, package_name
-from services.online.openapi.model import Model, describe
+from services.online.openapi.model import ApiModel, describe
 from services.protocol.jsonbody import MAX_VALUES
 from tests.bento.clients.models import DIGEST, every_datatype, odd
 
@@ -28,7 +28,7 @@ protoc: Any = import_module("grpc_tools.protoc")
 EVERY = describe("every-type", DIGEST, every_datatype())
 
 
-def compiled(model: Model, folder: Path) -> Any:
+def compiled(model: ApiModel, folder: Path) -> Any:
     """What protoc understands of the printed file."""
     files = ProtoGenerator().files(model)
     write_files(folder, files)
@@ -39,7 +39,7 @@ def compiled(model: Model, folder: Path) -> Any:
     return file
 
 
-def classes(model: Model) -> Any:
+def classes(model: ApiModel) -> Any:
     """The public message classes of a model's service."""
     layout = lay_out(model)
     pool = descriptor_pool.DescriptorPool()
@@ -50,7 +50,7 @@ def classes(model: Model) -> Any:
     ]
 
 
-def codec(model: Model, signature: Signature) -> TypedCodec:
+def codec(model: ApiModel, signature: Signature) -> TypedCodec:
     return TypedCodec(lay_out(model), model.digest, signature)
 
 
@@ -63,7 +63,7 @@ def one(dtype: Datatype, *shape: int) -> tuple[TypedCodec, Any]:
 
 
 @pytest.mark.parametrize("model", [EVERY, odd()], ids=["every", "odd"])
-def test_the_printed_file_is_the_servers(model: Model, tmp_path: Path) -> None:
+def test_the_printed_file_is_the_servers(model: ApiModel, tmp_path: Path) -> None:
     assert compiled(model, tmp_path) == make_file(lay_out(model))
 
 

@@ -23,9 +23,9 @@ from bundle.verify import VerifiedBundle
 from services.online.grpc.models import GrpcModels
 from services.online.grpc.server import GrpcServer
 from services.online.grpc.typed.service import typed_services
-from services.online.models.served_model import ModelHost
+from services.online.models.served_model import ServedModel
 from services.online.openapi.model import describe
-from services.online.settings import Settings
+from services.online.settings import ServerSettings
 from tests.services.online.grpc.test_server import details_of, refused, with_channel
 
 SERVICE = "mlctl.models.tiny.v1.Predictor"
@@ -58,14 +58,14 @@ def stubs(
             del sys.modules[name]
 
 
-Use = Callable[[Any, Any, ModelHost], Awaitable[None]]
+Use = Callable[[Any, Any, ServedModel], Awaitable[None]]
 
 
 def with_stub(bundle: VerifiedBundle, stubs: tuple[Any, Any], use: Use) -> CollectorRegistry:
     """Run `use` with the messages and a stub of a started server."""
     messages, services = stubs
 
-    async def connect(channel: grpc.aio.Channel, _server: GrpcServer, host: ModelHost) -> None:
+    async def connect(channel: grpc.aio.Channel, _server: GrpcServer, host: ServedModel) -> None:
         await use(messages, services.PredictorStub(channel), host)
 
     return with_channel(bundle, connect)
@@ -74,7 +74,7 @@ def with_stub(bundle: VerifiedBundle, stubs: tuple[Any, Any], use: Use) -> Colle
 def test_generated_stubs_ask_the_model(
     shared_bundle: VerifiedBundle, stubs: tuple[Any, Any]
 ) -> None:
-    async def use(messages: Any, stub: Any, _host: ModelHost) -> None:
+    async def use(messages: Any, stub: Any, _host: ServedModel) -> None:
         for shape in ([], [2, 4]):
             request = messages.Request(x=[1, 2, 3, 4, 0, 0, 0, 1], x_shape=shape)
             answer = await stub.Predict(request, timeout=20)
@@ -93,7 +93,7 @@ def test_generated_stubs_ask_the_model(
 def test_refusals_are_those_of_the_table(
     shared_bundle: VerifiedBundle, stubs: tuple[Any, Any]
 ) -> None:
-    async def use(messages: Any, stub: Any, host: ModelHost) -> None:
+    async def use(messages: Any, stub: Any, host: ServedModel) -> None:
         for request, said in (
             (messages.Request(x=[1, 2, 3]), "3 values do not tell the shape"),
             (messages.Request(x=[1, 2, 3, 4], x_shape=[2, 4]), "'x'"),
@@ -119,7 +119,7 @@ def test_refusals_are_those_of_the_table(
 def test_a_deadline_and_a_surprise(
     shared_bundle: VerifiedBundle, stubs: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def use(messages: Any, stub: Any, host: ModelHost) -> None:
+    async def use(messages: Any, stub: Any, host: ServedModel) -> None:
         limits = []
         answers = host.infer
 
@@ -143,7 +143,7 @@ def test_a_deadline_and_a_surprise(
 
 
 def test_what_is_no_message_of_it(shared_bundle: VerifiedBundle) -> None:
-    async def use(channel: grpc.aio.Channel, _server: GrpcServer, _host: ModelHost) -> None:
+    async def use(channel: grpc.aio.Channel, _server: GrpcServer, _host: ServedModel) -> None:
         method: Any = channel.unary_unary(PREDICT)
         wrong = await refused(method(b"\xff\xff\xff", timeout=20))
         assert wrong.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -173,7 +173,7 @@ def test_reflection_and_health_know_the_printed_service(
             asked = health(channel).Check(HealthCheckRequest(service=SERVICE), timeout=20)
             assert asked.status == HealthCheckResponse.SERVING
 
-    async def use(_channel: grpc.aio.Channel, server: GrpcServer, _host: ModelHost) -> None:
+    async def use(_channel: grpc.aio.Channel, server: GrpcServer, _host: ServedModel) -> None:
         await asyncio.to_thread(look, server.port)
 
     with_channel(shared_bundle, use)
@@ -183,8 +183,8 @@ def test_a_token_is_asked_for(shared_bundle: VerifiedBundle, stubs: tuple[Any, A
     messages, services = stubs
 
     async def main() -> None:
-        settings = Settings(token="t" * 32)
-        host = ModelHost(shared_bundle, settings, registry=CollectorRegistry())
+        settings = ServerSettings(token="t" * 32)
+        host = ServedModel(shared_bundle, settings, registry=CollectorRegistry())
         await host.start()
         server = GrpcServer(host, "127.0.0.1", 0)
         await server.start()
@@ -204,12 +204,12 @@ def test_a_token_is_asked_for(shared_bundle: VerifiedBundle, stubs: tuple[Any, A
 def test_names_that_make_one_package_have_no_service(
     shared_bundle: VerifiedBundle, caplog: pytest.LogCaptureFixture
 ) -> None:
-    host = ModelHost(shared_bundle, Settings(), registry=CollectorRegistry())
+    host = ServedModel(shared_bundle, ServerSettings(), registry=CollectorRegistry())
     models = GrpcModels(host)
     only = models.default
     host.name = "a-b"
     assert [each.name for each in typed_services(models)] == ["mlctl.models.a_b.v1.Predictor"]
-    other = ModelHost(shared_bundle, Settings(), registry=CollectorRegistry())
+    other = ServedModel(shared_bundle, ServerSettings(), registry=CollectorRegistry())
     other.name = "a.b"
     models._by_name = {"a-b": only, "a.b": only._replace(host=other)}
     assert typed_services(models) == []

@@ -16,10 +16,10 @@ from prometheus_client import CollectorRegistry
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
 from services.online.http.app import V2App
-from services.online.http.connection.protocol import LeanCycle, lean_protocol
-from services.online.http.inference import Inference
-from services.online.models.served_model import ModelHost
-from services.online.settings import Settings
+from services.online.http.connection.protocol import InferCycle, lean_protocol
+from services.online.http.inference import InferHandler
+from services.online.models.served_model import ServedModel
+from services.online.settings import ServerSettings
 from tests.support.listening import Listening, listening
 
 INFER = "/v2/models/tiny/infer"
@@ -67,9 +67,9 @@ class Bench:
     def __init__(self, bundle: VerifiedBundle, loop_factory: LoopFactory) -> None:
         self.runner = asyncio.Runner(loop_factory=loop_factory)
         self.registry = CollectorRegistry()
-        self.settings = Settings(max_body_bytes=LIMIT)
-        self.host = ModelHost(bundle, self.settings, registry=self.registry)
-        self.inference = Inference(self.host)
+        self.settings = ServerSettings(max_body_bytes=LIMIT)
+        self.host = ServedModel(bundle, self.settings, registry=self.registry)
+        self.inference = InferHandler(self.host)
         self.runner.run(self.host.start())
 
     def run(self, use: Use, **limits: Any) -> None:
@@ -108,16 +108,16 @@ def bench(module_bench: Bench) -> Iterator[Bench]:
 
 
 @pytest.fixture
-def lean_count(monkeypatch: pytest.MonkeyPatch) -> list[LeanCycle]:
+def lean_count(monkeypatch: pytest.MonkeyPatch) -> list[InferCycle]:
     """The requests that the lean path took, as they come."""
-    taken: list[LeanCycle] = []
-    init = LeanCycle.__init__
+    taken: list[InferCycle] = []
+    init = InferCycle.__init__
 
-    def counted(self: LeanCycle, *given: Any, **options: Any) -> None:
+    def counted(self: InferCycle, *given: Any, **options: Any) -> None:
         taken.append(self)
         init(self, *given, **options)
 
-    monkeypatch.setattr(LeanCycle, "__init__", counted)
+    monkeypatch.setattr(InferCycle, "__init__", counted)
     return taken
 
 

@@ -9,7 +9,7 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from services.online.http.app import V2App
-from services.online.http.connection.protocol import LeanProtocol, lean_protocol
+from services.online.http.connection.protocol import InferProtocol, lean_protocol
 from services.online.http.connection.repeated import RepeatCycle
 from tests.services.online.http.connection.conftest import INFER, Bench
 from tests.support.wires import Wire
@@ -30,7 +30,7 @@ class Line:
     """
 
     def __init__(
-        self, bench: Bench, *, learns: bool = True, base: type[LeanProtocol] | None = None
+        self, bench: Bench, *, learns: bool = True, base: type[InferProtocol] | None = None
     ) -> None:
         app: Any = V2App(bench.host, bench.inference)
         base = base or lean_protocol(bench.inference)
@@ -40,7 +40,7 @@ class Line:
         state = ServerState()
         state.default_headers = [(b"date", b"Thu, 01 Jan 1970 00:00:00 GMT")]
         self.wire = Wire()
-        self.protocol: LeanProtocol = kind(
+        self.protocol: InferProtocol = kind(
             config=config, server_state=state, app_state={}, _loop=bench.runner.get_loop()
         )
         self.protocol.connection_made(self.wire)

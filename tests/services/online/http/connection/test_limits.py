@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.online.http.connection.limits import GuardedProtocol
+from services.online.http.connection.limits import LimitedProtocol
 from tests.services.online.http.connection.conftest import BODY, INFER, Bench, read_reply, request
 from tests.services.online.http.connection.test_protocol import CLOSE, ROW, connected, never, talk
 from tests.support.listening import Listening, until
@@ -125,8 +125,8 @@ def test_a_broken_head_is_refused_once(bench: Bench, pieces: list[bytes], status
     refused: list[int] = []
     wrong: list[object] = []
 
-    def receive(protocol: GuardedProtocol, transport: asyncio.Transport) -> None:
-        GuardedProtocol.connection_made(protocol, transport)
+    def receive(protocol: LimitedProtocol, transport: asyncio.Transport) -> None:
+        LimitedProtocol.connection_made(protocol, transport)
         for piece in pieces:
             protocol.data_received(piece)  # in reads of these sizes, and in time
 
@@ -231,7 +231,7 @@ async def large(_scope: Any, _receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": bytes(LARGE)})
 
 
-class Hasty(GuardedProtocol):
+class Hasty(LimitedProtocol):
     stall_seconds = 0.1
 
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from services.online.batching.executor import Answer
-from services.online.http.connection.protocol import LeanCycle
-from services.online.settings import Settings
+from services.online.http.connection.protocol import InferCycle
+from services.online.settings import ServerSettings
 from tests.services.online.http.connection.conftest import (
     BODY,
     INFER,
@@ -27,7 +27,7 @@ from tests.services.online.http.connection.conftest import (
 )
 from tests.support.listening import Listening, until
 
-Lean = list[LeanCycle]
+Lean = list[InferCycle]
 CHUNKED = (
     f"POST {INFER} HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n"
     f"{len(BODY) - 5:x}\r\n".encode()
@@ -205,7 +205,7 @@ def test_the_rest_of_a_refused_body_has_a_time(bench: Bench) -> None:
 
 def test_a_body_that_does_not_come_meets_the_deadline(bench: Bench) -> None:
     async def use(server: Listening) -> None:
-        bench.host.settings = Settings(deadline_ms=50)
+        bench.host.settings = ServerSettings(deadline_ms=50)
         async with connected(server) as (reader, writer):
             writer.write(request()[:-1])
             reply = await read_reply(reader)

@@ -12,7 +12,7 @@ import pytest
 
 from services.online.batching.admission import QueueFullError, Shut
 from services.online.http.connection.protocol import lean_protocol
-from services.online.models.served_model import Phase
+from services.online.models.served_model import ModelPhase
 from services.protocol.priority import Priority
 from tests.services.online.http.connection.conftest import BODY, Bench
 from tests.services.online.http.connection.lines import Line, post
@@ -179,7 +179,7 @@ def test_a_server_that_stops_says_so_though_its_queue_was_full(
         line.protocol.data_received(ONE)
         await line.answer()
         shut(bench, QueueFullError(8, 8, 2.3, wait=2.3))
-        monkeypatch.setattr(bench.host, "phase", Phase.STOPPING)
+        monkeypatch.setattr(bench.host, "phase", ModelPhase.STOPPING)
         line.protocol.data_received(ONE)
         (answer,) = await line.answer()
         assert json.loads(answer.partition(b"\r\n\r\n")[2])["code"] == "unavailable"

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from services.online.batching.admission import QueueFullError
 from services.online.batching.desks import Told
 from services.online.batching.scheduler import Priority
-from services.online.http.connection.plans import Plan, make_plan
+from services.online.http.connection.plans import ResponsePlan, make_plan
 from services.online.security.tokens import Access
 from tests.services.online.http.connection.conftest import Bench
 from tests.services.online.http.connection.lines import Line, Played, post
@@ -316,9 +316,9 @@ def test_waits_that_differ_cost_a_batch_no_more(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The outputs of a batch become bytes once, and each answer tells its own wait."""
-    made: list[Plan | None] = []
+    made: list[ResponsePlan | None] = []
 
-    def count(*arguments: Any) -> Plan | None:
+    def count(*arguments: Any) -> ResponsePlan | None:
         made.append(make_plan(*arguments))
         return made[-1]
 

@@ -9,11 +9,11 @@ import pytest
 from uvicorn.config import HTTP_PROTOCOLS, LOOP_FACTORIES
 
 from bundle.verify import VerifiedBundle
-from services.online.http.connection.limits import GuardedProtocol
-from services.online.http.inference import Inference
-from services.online.models.served_model import ModelHost
+from services.online.http.connection.limits import LimitedProtocol
+from services.online.http.inference import InferHandler
+from services.online.models.served_model import ServedModel
 from services.online.server.seam import serve_http
-from services.online.settings import Settings
+from services.online.settings import ServerSettings
 from tests.support.listening import listening
 
 
@@ -23,7 +23,7 @@ async def app(_scope: object, _receive: object, send: object) -> None:
 
 
 def test_an_idle_connection_is_kept_as_long_as_we_say() -> None:
-    protocol = type("Kept", (GuardedProtocol,), {"idle_seconds": 60})
+    protocol = type("Kept", (LimitedProtocol,), {"idle_seconds": 60})
 
     async def main() -> None:
         async with listening(app, protocol, keep_alive=0) as server:
@@ -43,7 +43,7 @@ def test_the_server_gets_the_settings_limits(
     protocols: dict[str, Any] = HTTP_PROTOCOLS
     monkeypatch.setitem(protocols, "auto", protocols["auto"])
     monkeypatch.setitem(LOOP_FACTORIES, "auto", LOOP_FACTORIES["auto"])
-    settings = Settings(keep_alive_s=7, max_connections=9)
-    serve_http(settings, Inference(ModelHost(bundle, settings)))
+    settings = ServerSettings(keep_alive_s=7, max_connections=9)
+    serve_http(settings, InferHandler(ServedModel(bundle, settings)))
     served = protocols["auto"]
     assert (served.idle_seconds, served.max_connections) == (7, 9)
