@@ -39,8 +39,9 @@ def test_the_tag_is_made_from_the_digest(built: BuiltBento, shared_bundle: Verif
 def test_it_holds_the_bundle_our_code_and_nothing_heavy(built: BuiltBento) -> None:
     source = built.path / "src"
     assert verify(source / "model").digest == built.digest
-    assert (source / "services" / "v2" / "v2.binpb").is_file()
-    assert (source / "services" / "tensorrt" / "__init__.py").is_file()
+    assert (source / "services/protocol/v2.binpb").is_file()
+    assert (source / "services/runtime/tensorrt/__init__.py").is_file()
+    assert not (source / "services/batch").exists(), "no server imports the runners"
     assert {path.name for path in source.iterdir()} <= {
         "bentofile.yaml", "bundle", "model", "model.digest", "services", "README.md",
     }  # fmt: skip
