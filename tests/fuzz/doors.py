@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from services.online.grpc.server import GrpcServer
 from services.online.http.app import V2App
-from services.online.http.connection.protocol import lean_protocol
+from services.online.http.connection.protocol import infer_protocol
 from services.online.http.inference import InferHandler
 from services.online.models.served_model import ServedModel
 from services.online.settings import ServerSettings
@@ -103,7 +103,7 @@ async def _http_server() -> AsyncIterator[_Server]:
     async with _model() as host:
         inference = InferHandler(host)
         app = V2App(host, inference)
-        async with listening(app, lean_protocol(inference)) as server:
+        async with listening(app, infer_protocol(inference)) as server:
 
             async def alive() -> bool:
                 for patience in _LONGER:

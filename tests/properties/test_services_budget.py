@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from services.online.grpc.server import GrpcServer
 from services.online.http.app import V2App
-from services.online.http.connection.protocol import lean_protocol
+from services.online.http.connection.protocol import infer_protocol
 from services.online.http.inference import InferHandler
 from services.online.models.served_model import ServedModel
 from services.online.settings import ServerSettings
@@ -64,7 +64,6 @@ GRPC = st.tuples(
     st.sampled_from(["ModelInfer", "ModelStreamInfer"]),
     st.sampled_from(["whole", "cancel", "deadline", "leave"]),
     st.booleans(),  # whether the message is one
-    st.integers(0, 1),  # which server
 )
 
 
@@ -72,13 +71,13 @@ GRPC = st.tuples(
 class Bench:
     runner: asyncio.Runner
     host: ServedModel
-    grpc: list[GrpcServer]
+    grpc: GrpcServer
 
     def run(self, over_http: list[Any], over_grpc: list[Any]) -> None:
         async def main() -> None:
             inference = InferHandler(self.host)
             app = V2App(self.host, inference)
-            async with asyncio.timeout(60), listening(app, lean_protocol(inference)) as server:
+            async with asyncio.timeout(60), listening(app, infer_protocol(inference)) as server:
                 asked = [ask_http(server, *one) for one in over_http]
                 called = [self.call(*one) for one in over_grpc]
                 await asyncio.gather(*asked, *called)
@@ -91,9 +90,9 @@ class Bench:
 
         self.runner.run(main())
 
-    async def call(self, method: str, ending: str, good: bool, server: int) -> None:
+    async def call(self, method: str, ending: str, good: bool) -> None:
         content = call_message() if good else b"\xff\xff"
-        target, local = f"127.0.0.1:{self.grpc[server].port}", "grpc.use_local_subchannel_pool"
+        target, local = f"127.0.0.1:{self.grpc.port}", "grpc.use_local_subchannel_pool"
         seconds = 0.02 if ending == "deadline" else 30.0
         async with grpc.aio.insecure_channel(target, [(local, 1)]) as channel:
             made: Any = channel.stream_stream(f"/{SERVICE}/{method}")
@@ -155,21 +154,17 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
             bundle, ServerSettings(max_body_bytes=5000), registry=CollectorRegistry()
         )
 
-        async def start() -> list[GrpcServer]:
+        async def start() -> GrpcServer:
             await host.start()
-            servers = []
-            for lean in (False, True):
-                host.settings = host.settings.model_copy(update={"lean_grpc": lean})
-                servers.append(GrpcServer(host, "127.0.0.1", 0))
-                await servers[-1].start()
-            return servers
+            server = GrpcServer(host, "127.0.0.1", 0)
+            await server.start()
+            return server
 
         made = Bench(runner, host, runner.run(start()))
         yield made
 
         async def stop() -> None:
-            for server in made.grpc:
-                await server.stop(1)
+            await made.grpc.stop(1)
             await host.stop()
 
         runner.run(stop())

@@ -26,7 +26,7 @@ from bundle.verify import VerifiedBundle
 from services.online.batching.scheduler import QueueFullError, deadline_exceeded
 from services.online.grpc.server import GrpcServer
 from services.online.http.app import V2App
-from services.online.http.connection.protocol import lean_protocol
+from services.online.http.connection.protocol import infer_protocol
 from services.online.http.inference import InferHandler
 from services.online.models.served_model import ServedModel
 from services.online.security.public import CALLERS
@@ -94,7 +94,7 @@ class Doors:
         plain = httpx.ASGITransport(self.front, raise_app_exceptions=False)
         async with (
             living(self.front),
-            listening(app, lean_protocol(inference)) as lean,
+            listening(app, infer_protocol(inference)) as lean,
             httpx.AsyncClient(base_url=lean.url) as over_lean,
             httpx.AsyncClient(transport=plain, base_url="http://test") as over_asgi,
             grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel,

@@ -28,7 +28,7 @@ from uvicorn.server import ServerState
 from bundle.clock import ManualClock
 from bundle.verify import VerifiedBundle
 from services.online.http.app import V2App
-from services.online.http.connection.protocol import lean_protocol
+from services.online.http.connection.protocol import infer_protocol
 from services.online.http.inference import InferHandler
 from services.online.models.served_model import ServedModel
 from services.online.settings import ServerSettings
@@ -70,7 +70,7 @@ class Server:
 
     def __init__(self, host: ServedModel) -> None:
         inference = InferHandler(host)
-        self._protocol = lean_protocol(inference)
+        self._protocol = infer_protocol(inference)
         app: Any = V2App(host, inference)
         self._config = Config(app, http=self._protocol, lifespan="off", log_config=None)
         self._config.load()

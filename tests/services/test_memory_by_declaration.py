@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from bundle.verify import VerifiedBundle
 from services.online.grpc.server import GrpcServer
 from services.online.http.app import V2App
-from services.online.http.connection.protocol import lean_protocol
+from services.online.http.connection.protocol import infer_protocol
 from services.online.http.inference import InferHandler
 from services.online.models.served_model import ServedModel
 from services.online.settings import ServerSettings
@@ -89,7 +89,7 @@ async def serving(
     inference = InferHandler(host)
     rpc = GrpcServer(host, "127.0.0.1", 0)
     await rpc.start()
-    async with listening(V2App(host, inference), lean_protocol(inference)) as http:
+    async with listening(V2App(host, inference), infer_protocol(inference)) as http:
         yield host, inference, http, rpc
         await until(lambda: host.inflight.used == 0)
     await rpc.stop(1)

@@ -26,7 +26,7 @@ from bundle.verify import VerifiedBundle
 from services.online.grpc.server import GrpcServer
 from services.online.http.app import App, Message, V2App
 from services.online.http.connection import accept_loop as accepting
-from services.online.http.connection.protocol import lean_protocol
+from services.online.http.connection.protocol import infer_protocol
 from services.online.http.inference import InferHandler
 from services.online.http.limits import BodyLimit
 from services.online.http.openapi_page import OPENAPI_PATH, OpenApiPage
@@ -117,7 +117,7 @@ def serve_http(settings: ServerSettings, inference: InferHandler, *others: Infer
     so uvicorn takes those that its tables have for "auto"; a test holds both to that.
     """
     protocols: dict[str, Any] = HTTP_PROTOCOLS
-    limited = lean_protocol(inference, *others)
+    limited = infer_protocol(inference, *others)
     LOOP_FACTORIES["auto"] = f"{accepting.__name__}:{accepting.loop_factory.__name__}"
     limits = {"max_connections": settings.max_connections, "idle_seconds": settings.keep_alive_s}
     protocols["auto"] = type(limited.__name__, (limited,), limits)

@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from bundle.verify import VerifiedBundle
 from services.online.grpc.server import GrpcServer
 from services.online.http.app import V2App
-from services.online.http.connection.protocol import lean_protocol
+from services.online.http.connection.protocol import infer_protocol
 from services.online.http.inference import InferHandler
 from services.online.models.served_model import ServedModel
 from services.online.settings import ServerSettings
@@ -106,7 +106,7 @@ async def served(host: ServedModel) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a server of `host`."""
     inference = InferHandler(host)
     async with (
-        listening(V2App(host, inference), lean_protocol(inference)) as server,
+        listening(V2App(host, inference), infer_protocol(inference)) as server,
         httpx.AsyncClient(base_url=server.url, timeout=30) as client,
     ):
         yield client

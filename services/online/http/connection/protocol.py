@@ -206,7 +206,7 @@ class InferCycle:
 
 
 class InferProtocol(LimitedProtocol):
-    """One connection; see `lean_protocol`.
+    """One connection; see `infer_protocol`.
 
     `inference`, `desk` and `memory` belong to the model of the last request, or to the first
     model before any request.
@@ -432,7 +432,7 @@ def _plain(url: bytes) -> bytes:
         return b""  # uvicorn's own code rejects it
 
 
-def lean_protocol(*inferences: InferHandler) -> type[InferProtocol]:
+def infer_protocol(*inferences: InferHandler) -> type[InferProtocol]:
     """Return the protocol class of a server of one model, or of several."""
     routes = [Route(each, RepeatDesk(each), KnownRequests(each)) for each in inferences]
     attributes = {

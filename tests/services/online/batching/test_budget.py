@@ -23,7 +23,7 @@ from bundle.verify import VerifiedBundle
 from services.online.batching.budget import BusyError, Hold, Inflight
 from services.online.grpc.server import GrpcServer
 from services.online.http.app import V2App
-from services.online.http.connection.protocol import lean_protocol
+from services.online.http.connection.protocol import infer_protocol
 from services.online.http.inference import InferHandler
 from services.online.http.limits import BodyLimit
 from services.online.models.served_model import ServedModel
@@ -63,7 +63,7 @@ def test_infer_requests_are_bounded_and_let_go(bundle: VerifiedBundle) -> None:
         host = ServedModel(bundle, settings, registry=CollectorRegistry())
         await host.start()
         inference = InferHandler(host)
-        async with listening(V2App(host, inference), lean_protocol(inference)) as server:
+        async with listening(V2App(host, inference), infer_protocol(inference)) as server:
             for expects in (False, True):
                 await ask(host, server.url, server.port, expects=expects)
         await host.stop()
@@ -105,7 +105,7 @@ def test_a_client_that_leaves_lets_go(bundle: VerifiedBundle) -> None:
         host = ServedModel(bundle, ServerSettings(), registry=CollectorRegistry())
         await host.start()
         inference = InferHandler(host)
-        async with listening(V2App(host, inference), lean_protocol(inference)) as server:
+        async with listening(V2App(host, inference), infer_protocol(inference)) as server:
             _, writer = await asyncio.open_connection("127.0.0.1", server.port)
             writer.write(b"POST /v2/models/tiny/infer HTTP/1.1\r\nHost: t\r\n")
             writer.write(b"Content-Length: 500\r\n\r\n{")

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from bundle.verify import VerifiedBundle
 from services.online.batching.scheduler import Priority, QueueFullError
 from services.online.http.app import V2App
-from services.online.http.connection.protocol import lean_protocol
+from services.online.http.connection.protocol import infer_protocol
 from services.online.http.inference import InferHandler
 from services.online.models.metadata import EXTENSIONS
 from services.online.models.served_model import ServedModel
@@ -43,7 +43,7 @@ async def open_client(host: ServedModel, way: str = "lean") -> AsyncIterator[Cli
             yield client
         return
     async with (
-        listening(app, lean_protocol(inference)) as server,
+        listening(app, infer_protocol(inference)) as server,
         Client(base_url=server.url) as client,
     ):
         yield client

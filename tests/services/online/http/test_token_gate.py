@@ -22,7 +22,7 @@ from pydantic import SecretStr
 from bundle.verify import VerifiedBundle
 from services.online.grpc.server import GrpcServer
 from services.online.http.app import V2App
-from services.online.http.connection.protocol import lean_protocol
+from services.online.http.connection.protocol import infer_protocol
 from services.online.http.inference import InferHandler
 from services.online.models.served_model import ServedModel
 from services.online.server.seam import gated
@@ -65,7 +65,7 @@ class Gated:
     async def _serve(self) -> AsyncIterator[Listening]:
         inference = InferHandler(self.host)
         app = gated(V2App(self.host, inference), inference, self.host)
-        async with listening(app, lean_protocol(inference)) as server:
+        async with listening(app, infer_protocol(inference)) as server:
             yield server
 
 

@@ -19,7 +19,7 @@ from bundle.errors import ErrorCode, MlctlError
 from services.online.batching.admission import QueueFullError
 from services.online.grpc.server import GrpcServer
 from services.online.http.app import V2App
-from services.online.http.connection.protocol import lean_protocol
+from services.online.http.connection.protocol import infer_protocol
 from services.online.http.inference import InferHandler
 from services.online.http.predict import predict_routes
 from services.online.models.repository import ModelRepository
@@ -56,7 +56,7 @@ def body(number: int) -> dict[str, Any]:
 def test_it_answers_as_a_model_of_its_own(packed: BentoContents) -> None:
     async def use(hosts: ModelRepository) -> None:
         inferences = [InferHandler(host) for host in hosts.hosts]
-        protocol = lean_protocol(*inferences)
+        protocol = infer_protocol(*inferences)
         async with (
             listening(V2App(hosts, *inferences), protocol) as server,
             httpx.AsyncClient(base_url=server.url) as client,

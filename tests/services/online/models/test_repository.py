@@ -18,7 +18,7 @@ from bundle.errors import ErrorCode, MlctlError
 from services.online.grpc.http2.desk import InferDesk
 from services.online.grpc.server import GrpcServer
 from services.online.http.app import V2App
-from services.online.http.connection.protocol import lean_protocol
+from services.online.http.connection.protocol import infer_protocol
 from services.online.http.connection.repeated import RepeatCycle
 from services.online.http.inference import InferHandler
 from services.online.http.predict import predict_routes
@@ -88,7 +88,7 @@ def test_both_answer_on_one_connection(
 
     async def use(hosts: ModelRepository) -> None:
         inferences = [InferHandler(host) for host in hosts.hosts]
-        protocol = lean_protocol(*inferences)
+        protocol = infer_protocol(*inferences)
         async with (
             listening(V2App(hosts, *inferences), protocol) as server,
             httpx.AsyncClient(

@@ -18,7 +18,7 @@ from bundle.verify import VerifiedBundle
 from services.online.batching.budget import Hold
 from services.online.grpc.server import GrpcServer
 from services.online.http.app import V2App
-from services.online.http.connection.protocol import lean_protocol
+from services.online.http.connection.protocol import infer_protocol
 from services.online.http.inference import InferHandler
 from services.online.models.served_model import ServedModel
 from services.online.server.seam import gated
@@ -85,7 +85,7 @@ def test_over_http(logged: Callable[..., Told]) -> None:
         inference = InferHandler(host)
         app = gated(V2App(host, inference), inference, host)
         limits = {"head_seconds": 0.2, "max_connections": 1}
-        async with listening(app, type("Short", (lean_protocol(inference),), limits)) as server:
+        async with listening(app, type("Short", (infer_protocol(inference),), limits)) as server:
             for expected, content in refused:
                 assert await status(server.port, content) == expected
                 await until(lambda: not server.state.connections)

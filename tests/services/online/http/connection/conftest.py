@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
 from services.online.http.app import V2App
-from services.online.http.connection.protocol import InferCycle, lean_protocol
+from services.online.http.connection.protocol import InferCycle, infer_protocol
 from services.online.http.inference import InferHandler
 from services.online.models.served_model import ServedModel
 from services.online.settings import ServerSettings
@@ -74,7 +74,7 @@ class Bench:
 
     def run(self, use: Use, **limits: Any) -> None:
         """Call `use` with a server whose connections have `limits`."""
-        base = lean_protocol(self.inference)
+        base = infer_protocol(self.inference)
         self.serve(type("Limited", (base,), limits) if limits else base, use)
 
     def serve(self, protocol: Any, use: Use, app: Any = None) -> None:

@@ -9,7 +9,7 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from services.online.http.app import V2App
-from services.online.http.connection.protocol import InferProtocol, lean_protocol
+from services.online.http.connection.protocol import InferProtocol, infer_protocol
 from services.online.http.connection.repeated import RepeatCycle
 from tests.services.online.http.connection.conftest import INFER, Bench
 from tests.support.wires import Wire
@@ -33,7 +33,7 @@ class Line:
         self, bench: Bench, *, learns: bool = True, base: type[InferProtocol] | None = None
     ) -> None:
         app: Any = V2App(bench.host, bench.inference)
-        base = base or lean_protocol(bench.inference)
+        base = base or infer_protocol(bench.inference)
         kind = base if learns else type("Forgetful", (base,), {"_lessons": NEVER})
         config = Config(app, http=kind, lifespan="off", log_config=None)
         config.load()
@@ -78,7 +78,7 @@ class Played:
 
     def __init__(self, bench: Bench, first: bytes, *, learns: bool) -> None:
         self.first = first
-        base = lean_protocol(bench.inference)
+        base = infer_protocol(bench.inference)
         self.lines = {number: Line(bench, learns=learns, base=base) for number in range(4)}
         self.answers: list[list[bytes]] = [[] for _ in self.lines]
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from services.online.http.connection.protocol import lean_protocol
+from services.online.http.connection.protocol import infer_protocol
 from tests.services.online.http.connection.conftest import Bench
 from tests.services.online.http.connection.lines import Line
 from tests.services.online.http.connection.test_repeat import ONE
@@ -8,7 +8,7 @@ from tests.services.online.http.connection.test_repeat import ONE
 
 def test_memory__head_with_a_token__stays_on_its_connection(bench: Bench) -> None:
     async def main() -> None:
-        base = lean_protocol(bench.inference)
+        base = infer_protocol(bench.inference)
         secret = ONE.replace(b"\r\n\r\n", b"\r\nAuthorization: Bearer secret\r\n\r\n", 1)
         for content, kept in ((secret, 0), (ONE, 1)):
             line = Line(bench, base=base)

@@ -11,7 +11,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from bundle.errors import MlctlError
 from services.online.http.app import Message, Receive, Send, V2App
-from services.online.http.connection.protocol import lean_protocol
+from services.online.http.connection.protocol import infer_protocol
 from services.online.http.fields import fields_of
 from tests.services.online.http.connection.conftest import (
     BODY,
@@ -135,7 +135,7 @@ def test_framing_is_that_of_a_stock_uvicorn(
         async with (
             asyncio.timeout(60),
             listening(reference, HttpToolsProtocol) as stock,
-            listening(app, lean_protocol(bench.inference)) as lean,
+            listening(app, infer_protocol(bench.inference)) as lean,
         ):
             expected, found = await answers(stock, pieces), await answers(lean, pieces)
             assert len(expected) == len(requests) + 1

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from services.online.batching.admission import QueueFullError, Shut
-from services.online.http.connection.protocol import lean_protocol
+from services.online.http.connection.protocol import infer_protocol
 from services.online.models.served_model import ModelPhase
 from services.protocol.priority import Priority
 from tests.services.online.http.connection.conftest import BODY, Bench
@@ -98,7 +98,7 @@ def test_who_was_only_refused_is_known_by_what_others_asked(
     bench: Bench, fill: Fill, content: bytes
 ) -> None:
     async def main() -> None:
-        base = lean_protocol(bench.inference)
+        base = infer_protocol(bench.inference)
         first = Line(bench, base=base)
         for _ in range(2):
             first.protocol.data_received(content)
