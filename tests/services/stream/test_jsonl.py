@@ -311,7 +311,7 @@ def test_pipes() -> None:
     program = (
         "from services.stream.base import *\n"
         "from services.stream.transports.bridge import connect\n"
-        "request = LinkRequest(Place.parse('-'), 'g', Place.parse('-'))\n"
+        "request = LinkRequest(StreamUrl.parse('-'), 'g', StreamUrl.parse('-'))\n"
         "with connect(request) as link:\n"
         "    assert link.guarantee is Guarantee.AT_LEAST_ONCE\n"
         "    while not link.ended:\n"
