@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rollout.domain.spec import Revision
-    from rollout.scores import ProvedScore
+    from rollout.domain.scores import ProvedScore
 
 _LABELS = ("digest", "model", "version", "source")
 
@@ -60,7 +60,7 @@ def _scores(source: Path, names: Iterable[str | None]) -> tuple[ProvedScore, ...
     """The scores of a Bento's models, of those that were judged on labelled rows."""
     from bundle.manifest import EVIDENCE_NAME
     from bundle.verify import read_manifest
-    from rollout.scores import ProvedScore
+    from rollout.domain.scores import ProvedScore
     from services.runtime.bento_layout import model_folder
 
     found = []

@@ -17,7 +17,7 @@ from typing import Any, Self
 from bundle.errors import ErrorCode, MlctlError
 from rollout.domain.commands import bento_command, champion_command, runs_command
 from rollout.domain.kubernetes_target import KubernetesTarget
-from rollout.scores import ProvedScore
+from rollout.domain.scores import ProvedScore
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
