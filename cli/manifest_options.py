@@ -29,7 +29,7 @@ BELONGS = {
     "wake_query": _KUBERNETES,
     "prometheus": _KUBERNETES,
     "layout": _KUBERNETES,
-    "colour": _KUBERNETES,
+    "slot": _KUBERNETES,
     "gateway": _KUBERNETES,
     "hosts": _KUBERNETES,
     "grpc_host": _KUBERNETES,
@@ -72,7 +72,7 @@ _OPTIONS = (
         help="Two Deployments for `mlctl promote`, or one.",
     ),
     click.option(
-        "--colour",
+        "--slot",
         type=click.Choice(("blue", "green")),
         help="Only that Deployment, with pods: a candidate for what is there.",
     ),

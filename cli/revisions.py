@@ -11,8 +11,8 @@ from bundle.errors import ErrorCode, MlctlError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rollout.domain.spec import Revision
     from rollout.domain.scores import ProvedScore
+    from rollout.domain.spec import Revision
 
 _LABELS = ("digest", "model", "version", "source")
 

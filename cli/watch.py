@@ -18,7 +18,7 @@ from cli.rollouts import event_line
 
 if TYPE_CHECKING:
     from rollout.client.live_state import Looker
-    from rollout.client.view import ColourView, GateView, RolloutView, ScreenState
+    from rollout.client.view import GateView, RolloutView, ScreenState, SlotView
     from rollout.journal.records import JournalEvent
 
 REDRAW_SECONDS = 0.5
@@ -70,9 +70,9 @@ def _title(state: ScreenState) -> RenderableType:
     return title
 
 
-def _from_to(state: ScreenState) -> list[ColourView]:
-    """The colours in the direction in which the traffic is to move."""
-    return sorted(state.colours, key=lambda each: _ORDER.index(each.part))
+def _from_to(state: ScreenState) -> list[SlotView]:
+    """The slots in the direction in which the traffic is to move."""
+    return sorted(state.slots, key=lambda each: _ORDER.index(each.part))
 
 
 def _where(rollout: RolloutView) -> str:
@@ -84,26 +84,26 @@ def _where(rollout: RolloutView) -> str:
 def _shares(state: ScreenState) -> Table:
     """The weights as bars."""
     table = _grid()
-    for each in state.colours:
+    for each in state.slots:
         weight = each.weight or 0
         share = "?" if each.weight is None else f"{each.weight} %"
-        bar = _bar(weight / 100, _STYLES[each.colour.value])
-        name = Text(each.colour.value, _STYLES[each.colour.value])
+        bar = _bar(weight / 100, _STYLES[each.slot.value])
+        name = Text(each.slot.value, _STYLES[each.slot.value])
         table.add_row(name.append(f" {each.part}", "dim"), bar, share)
     return table
 
 
 def _numbers(state: ScreenState) -> Table:
-    """What each colour does; latencies are the histogram's edges, so they read "at most"."""
+    """What each slot does; latencies are the histogram's edges, so they read "at most"."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, min_width=56, header_style="dim")
     for name in ("", "req/s", "p50 ms", "p99 ms", "errors", "run"):
         table.add_column(name, justify="right" if name else "left", no_wrap=True)
-    for each in state.colours:
-        table.add_row(Text(each.colour.value, _STYLES[each.colour.value]), *_cells(each))
+    for each in state.slots:
+        table.add_row(Text(each.slot.value, _STYLES[each.slot.value]), *_cells(each))
     return table
 
 
-def _cells(each: ColourView) -> list[Text]:
+def _cells(each: SlotView) -> list[Text]:
     errors = each.error_share
     failing = "red" if errors else ""
     running = Text(str(each.replicas), "" if each.healthy else "red")

@@ -151,7 +151,7 @@ def test_every_variable_is_read_somewhere() -> None:
         ("mlctl bench digits --rat 5", ["--rat"]),
         ("A=b mlctl stream peak x | mlctl nothing", ["peak"]),
         ("mlctl up shop digits --port 8000  # --porta", []),
-        ("cat x && mlctl hybrid flip scores 7 --json", []),
+        ("cat x && mlctl precomputed flip scores 7 --json", []),
     ],
 )
 def test_what_is_wrong_would_be_found(line: str, found: list[str]) -> None:

@@ -15,7 +15,7 @@ _SINGLE = "server"
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """One Deployment with all that is its own: a colour, or the only one. `live` has pods."""
+    """One Deployment with all that is its own: a slot, or the only one. `live` has pods."""
 
     title: str
     name: str
@@ -24,24 +24,24 @@ class Track:
 
 
 def tracks(plan: ManifestPlan) -> tuple[Track, ...]:
-    """Blue, which is live, and green; or one without a colour."""
+    """Blue, which is live, and green; or one without a slot."""
     if plan.layout is ManifestLayout.SINGLE:
         return (Track(_SINGLE, plan.name, _selector(plan), live=True),)
     return tuple(
         Track(
-            colour.value,
-            f"{plan.name}-{colour}",
-            {**_selector(plan), "mlctl.io/colour": colour.value},
-            live=colour is (plan.only or ManifestSlot.BLUE),
+            slot.value,
+            f"{plan.name}-{slot}",
+            {**_selector(plan), "mlctl.io/slot": slot.value},
+            live=slot is (plan.only or ManifestSlot.BLUE),
         )
-        for colour in ManifestSlot
+        for slot in ManifestSlot
     )
 
 
 def files(plan: ManifestPlan) -> dict[str, list[Json]]:
     """The objects by the file that they belong in; each file needs other parts of a cluster.
 
-    With `only` nothing but that colour, with pods: the way for a candidate into what is there.
+    With `only` nothing but that slot, with pods: the way for a candidate into what is there.
     """
     found = tracks(plan)
     made: dict[str, list[Json]] = {}
@@ -76,7 +76,7 @@ def _of_track(plan: ManifestPlan, track: Track) -> dict[str, list[Json]]:
 
 
 def config_map(plan: ManifestPlan, track: Track) -> Json:
-    """The server's settings; each colour has its own, so that a candidate changes nothing else."""
+    """The server's settings; each slot has its own, so that a candidate changes nothing else."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -86,7 +86,7 @@ def config_map(plan: ManifestPlan, track: Track) -> Json:
 
 
 def deployment(plan: ManifestPlan, track: Track) -> Json:
-    """The pods of one track; a colour that is not live has none until it is a candidate."""
+    """The pods of one track; a slot that is not live has none until it is a candidate."""
     spec: Json = {
         "revisionHistoryLimit": 3,
         "selector": {"matchLabels": track.labels},

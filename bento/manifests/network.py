@@ -35,7 +35,7 @@ def service(name: str, selector: dict[str, str]) -> Json:
 
 
 def routes(plan: ManifestPlan, services: Sequence[str]) -> list[Json]:
-    """The way in: for two colours one HTTPRoute, because promote moves both protocols with it."""
+    """The way in: for two slots one HTTPRoute, because promote moves both protocols with it."""
     if plan.layout is ManifestLayout.BLUE_GREEN:
         grpc_calls = [
             {"headers": [{"type": "Exact", "name": "content-type", "value": value}]}

@@ -121,7 +121,7 @@ class Edge:
 class ManifestPlan:
     """All that manifests are made of. `settings` are the server's, by variable.
 
-    `only` leaves out everything but one colour. `token_secret` is a Secret with the keys
+    `only` leaves out everything but one slot. `token_secret` is a Secret with the keys
     `tokens` (the token file) and `metrics` (one token).
     INVALID_INPUT for what no cluster would take.
     """
@@ -156,10 +156,10 @@ class ManifestPlan:
                     "out, and add it to the container's environment from a Secret"
                 )
         if self.only is not None and self.layout is ManifestLayout.SINGLE:
-            raise _invalid("a single Deployment has no colour: leave out --colour")
+            raise _invalid("a single Deployment has no slot: leave out --slot")
         if self.edge.grpc_host and self.layout is ManifestLayout.BLUE_GREEN:
             raise _invalid(
-                "`mlctl promote` moves no GRPCRoute: with two colours gRPC goes through the "
+                "`mlctl promote` moves no GRPCRoute: with two slots gRPC goes through the "
                 "HTTPRoute, on the same host. Leave out --grpc-host, or use --layout single"
             )
 

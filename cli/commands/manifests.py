@@ -93,7 +93,7 @@ def _plan(bento: str, given: dict[str, Any]) -> ManifestPlan:
         scaling=scaling,
         edge=edge,
         layout=ManifestLayout(given["layout"]),
-        only=ManifestSlot(given["colour"]) if given["colour"] else None,
+        only=ManifestSlot(given["slot"]) if given["slot"] else None,
         settings=settings,
         token_secret=given["token_secret"],
     )

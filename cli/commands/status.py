@@ -106,7 +106,7 @@ def _show(output: CommandOutput, status: DeploymentStatus) -> None:
         silent = "the cluster does not tell" if cluster else "the proxy does not answer"
         output.line(f"  traffic  {silent}; it is tried again")
     else:
-        shares = ", ".join(f"{colour.value} {weight} %" for colour, weight in weights.items())
+        shares = ", ".join(f"{slot.value} {weight} %" for slot, weight in weights.items())
         output.line(f"  traffic  {shares}")
     output.line(f"  running  {running_line(status.running)}")
     rollout_id = status.rollout.id if status.rollout else None
@@ -139,7 +139,7 @@ def _document(status: DeploymentStatus) -> dict[str, Any]:
             "digest": deployment.live.digest,
             "model": deployment.live.model,
             "version": deployment.live.version,
-            "colour": deployment.colour.value,
+            "slot": deployment.slot.value,
         },
         "champion": deployment.champion,
         "weights": status.weights,

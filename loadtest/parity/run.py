@@ -199,7 +199,7 @@ def _joined(parts: Sequence[Arrays]) -> dict[str, np.ndarray]:
 @contextmanager
 def _ways(bento: str, model: Scorable, ports: tuple[int, int]) -> Iterator[list[Way]]:
     # Stored answers are not the model's, and what it stores would be seen by others.
-    settings = {"MLCTL_HYBRID": ""}
+    settings = {"MLCTL_PRECOMPUTED": ""}
     alone = read_together(find_bento(bento).source) is None
     with tempfile.TemporaryDirectory(prefix="mlctl-parity-") as folder:
         log = Path(folder) / "log"

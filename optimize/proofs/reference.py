@@ -21,8 +21,8 @@ from bundle.tensors import Datatype, Signature
 from optimize.data import Tensors
 from optimize.proofs.adapter import adapt
 from optimize.proofs.export import export_torch
-from optimize.recipes.base import save_graph
 from optimize.proofs.source_checks import check_onnx_source, check_torch_source
+from optimize.recipes.base import save_graph
 from registry.catalog import Flavor, SourceModel
 from registry.names import printable
 from registry.quiet import first_line, quiet

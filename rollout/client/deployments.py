@@ -244,7 +244,7 @@ def _await_again(journal: Journal, deployment: Deployment) -> None:
     deadline = time.monotonic() + deployment.settings.ready_seconds + _STOP_SECONDS
     while time.monotonic() < deadline:
         _, healthy = _asked(deployment)
-        if healthy is not None and healthy[deployment.colour]:
+        if healthy is not None and healthy[deployment.slot]:
             return
         time.sleep(_POLL_SECONDS)
     raise _not_ready(

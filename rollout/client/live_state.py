@@ -82,7 +82,7 @@ class Looker:
             return {}
         (begun, before), (ended, after) = self._readings[0], self._readings[-1]
         parts = difference(before, after) or {}
-        return {colour: Flow(totals, ended - begun, edges) for colour, totals in parts.items()}
+        return {slot: Flow(totals, ended - begun, edges) for slot, totals in parts.items()}
 
     def _shown(self) -> Rollout | None:
         """The rollout under way, or the last one that was seen under way."""

@@ -24,7 +24,7 @@ def scale(
 ) -> Deployment:
     """Ask for `replicas` and no autoscaling, or for autoscaling from `least` to `most`.
 
-    Returns at once; `settled` tells when it is done. ROLLOUT_ACTIVE: both colours are compared
+    Returns at once; `settled` tells when it is done. ROLLOUT_ACTIVE: both slots are compared
     at one size. INVALID_INPUT for numbers that do not fit.
     """
 

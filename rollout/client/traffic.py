@@ -62,7 +62,7 @@ def _measured(deployment: Deployment, spec: RolloutSpec, seconds: float) -> Toda
 
 
 def _count(meter: Meter, seconds: float) -> tuple[Totals, float]:
-    """What both colours together answered, and in how many seconds."""
+    """What both slots together answered, and in how many seconds."""
     begun, before = time.monotonic(), meter.read()
     time.sleep(seconds)
     after, took = meter.read(), time.monotonic() - begun

@@ -17,7 +17,7 @@ from rollout.journal.records import Deployment, JournalEvent, Rollout
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """What one colour answered in the last `seconds`, counted at `edges` in milliseconds."""
+    """What one slot answered in the last `seconds`, counted at `edges` in milliseconds."""
 
     totals: Totals
     seconds: float
@@ -29,7 +29,7 @@ class Snapshot:
     """Everything known of a deployment at `now` (wall clock).
 
     `weights`, `healthy` and `flows` are the proxy's own words, empty if it is silent. `replicas`
-    is how many run per colour. `tick` is the last look of `rollout`.
+    is how many run per slot. `tick` is the last look of `rollout`.
     """
 
     now: float
@@ -43,13 +43,13 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class ColourView:
-    """One colour now. `rate` is in requests a second, the latencies in milliseconds, at most.
+class SlotView:
+    """One slot now. `rate` is in requests a second, the latencies in milliseconds, at most.
 
     What is not known, or of too few requests, is None.
     """
 
-    colour: Slot
+    slot: Slot
     part: str
     bento: str
     weight: int | None
@@ -88,7 +88,7 @@ class RolloutView:
     """A rollout under way or just ended. `harm` takes it back at `threshold`, `proof` moves it on.
 
     `deadline_left` is in seconds; None while the clock stands still. `agreement` is the share of
-    the `compared` requests that both colours answered alike, None without any.
+    the `compared` requests that both slots answered alike, None without any.
     """
 
     id: int
@@ -106,25 +106,25 @@ class RolloutView:
 
 @dataclass(frozen=True, slots=True)
 class ScreenState:
-    """One picture; the live colour comes first."""
+    """One picture; the live slot comes first."""
 
     name: str
     address: str
     answers: bool
-    colours: tuple[ColourView, ...]
+    slots: tuple[SlotView, ...]
     rollout: RolloutView | None
 
 
 def screen(seen: Snapshot) -> ScreenState:
     """The picture of `seen`."""
     deployment = seen.deployment
-    live = deployment.colour
+    live = deployment.slot
     shown = [live] if seen.rollout is None else [live, live.other]
     return ScreenState(
         name=deployment.name,
         address=_address(deployment),
         answers=bool(seen.weights),
-        colours=tuple(_colour(seen, colour) for colour in shown),
+        slots=tuple(_slot(seen, slot) for slot in shown),
         rollout=None if seen.rollout is None else _rollout(seen, seen.rollout),
     )
 
@@ -135,24 +135,24 @@ def _address(deployment: Deployment) -> str:
     return url_of(deployment.ports, deployment.settings)
 
 
-def _colour(seen: Snapshot, colour: Slot) -> ColourView:
-    flow, rollout = seen.flows.get(colour), seen.rollout
+def _slot(seen: Snapshot, slot: Slot) -> SlotView:
+    flow, rollout = seen.flows.get(slot), seen.rollout
     part, revision = "live", seen.deployment.live
-    if colour is not seen.deployment.colour and rollout is not None:
-        ours = colour is rollout.colour
+    if slot is not seen.deployment.slot and rollout is not None:
+        ours = slot is rollout.slot
         part, revision = ("candidate", rollout.candidate) if ours else ("former", rollout.live)
     totals = flow.totals if flow else Totals()
     counts = {
         math.inf if edge is None else edge: n
         for edge, n in sparse(totals, flow.edges if flow else ())
     }
-    return ColourView(
-        colour=colour,
+    return SlotView(
+        slot=slot,
         part=part,
         bento=revision.bento,
-        weight=seen.weights.get(colour),
-        healthy=seen.healthy.get(colour),
-        replicas=seen.replicas.get(colour, 0),
+        weight=seen.weights.get(slot),
+        healthy=seen.healthy.get(slot),
+        replicas=seen.replicas.get(slot, 0),
         rate=totals.requests / flow.seconds if flow else None,
         p50=quantile_edge(counts, 0.5),
         p99=quantile_edge(counts, 0.99),

@@ -76,7 +76,7 @@ class Controller:
         self._counting_since: float | None = None
         self._fleet = Fleet(rollout.deployment, world.launcher, journal)
         self._observer = TrafficObserver(
-            world.meter, world.edges, rollout.colour, rollout.spec, _comparison(rollout, world)
+            world.meter, world.edges, rollout.slot, rollout.spec, _comparison(rollout, world)
         )
         self._handlers = {
             RolloutPhase.PENDING: self._launch,
@@ -147,7 +147,7 @@ class Controller:
         self._apply()
         rollout = self._rollout
         try:
-            self._fleet.launch(rollout.colour, rollout.candidate, self._replicas())
+            self._fleet.launch(rollout.slot, rollout.candidate, self._replicas())
         except OSError as error:
             why = f"the candidate could not be started: {error.strerror}"
             self._obey(Verdict(Action.ROLLBACK, Gate.READY, why))
@@ -156,11 +156,11 @@ class Controller:
 
     def _warm(self) -> None:
         self._apply()
-        probe = self._fleet.probe(self._rollout.colour)
+        probe = self._fleet.probe(self._rollout.slot)
         waited, limit = self._now() - self.progress.since, self._settings.ready_seconds
         if probe is ProcessState.READY:
             self._connect()
-            if self._world.meter.read().healthy[self._rollout.colour]:
+            if self._world.meter.read().healthy[self._rollout.slot]:
                 self._begin()
                 return
         if probe in (ProcessState.DEAD, ProcessState.WRONG_MODEL) or waited > limit:
@@ -168,7 +168,7 @@ class Controller:
             self._obey(Verdict(Action.ROLLBACK, Gate.READY, why, waited, limit))
 
     def _why_not_ready(self, probe: ProcessState) -> str:
-        tail = self._fleet.tail(self._rollout.colour)
+        tail = self._fleet.tail(self._rollout.slot)
         return f"{_WHY_NOT_READY[probe]}; its log ends:\n{tail}"
 
     def _begin(self) -> None:
@@ -186,7 +186,7 @@ class Controller:
         if not self._due():
             return
         # One replica that ended by itself is enough: a candidate is not started again.
-        probe = self._fleet.probe(self._rollout.colour)
+        probe = self._fleet.probe(self._rollout.slot)
         if probe is ProcessState.WRONG_MODEL:  # in a cluster somebody else may replace it meanwhile
             self._obey(Verdict(Action.ROLLBACK, Gate.HEALTH, self._why_not_ready(probe)))
             return
@@ -239,16 +239,16 @@ class Controller:
 
     def _finalize(self) -> None:
         self._apply()
-        retired = self._retired(self._rollout.colour.other)
+        retired = self._retired(self._rollout.slot.other)
         if retired and self._champion_settled():
             self._end()
 
     def _roll_back(self) -> None:
         self._apply()
         self._mark_restored()
-        live_serves = self._world.meter.read().healthy[self._rollout.colour.other]
+        live_serves = self._world.meter.read().healthy[self._rollout.slot.other]
         # A candidate that still works covers for a live revision that does not.
-        if live_serves and self._retired(self._rollout.colour):
+        if live_serves and self._retired(self._rollout.slot):
             self._end()
 
     def _mark_restored(self) -> None:
@@ -262,17 +262,17 @@ class Controller:
         }
         self._save(replace(progress, restored=now), "traffic_restored", body)
 
-    def _retired(self, colour: Slot) -> bool:
-        """Drain and stop a colour, a little per tick; whether nothing of it is left."""
-        self._world.plane.connect(colour, ())
-        if not self._fleet.replicas(colour):
+    def _retired(self, slot: Slot) -> bool:
+        """Drain and stop a slot, a little per tick; whether nothing of it is left."""
+        self._world.plane.connect(slot, ())
+        if not self._fleet.replicas(slot):
             return True
         waited, limit = self._now() - self.progress.since, self._settings.drain_seconds
-        if self._fleet.gone(colour) or waited > 2 * limit:
-            self._fleet.stop(colour, force=True)
+        if self._fleet.gone(slot) or waited > 2 * limit:
+            self._fleet.stop(slot, force=True)
             return True
-        if self._world.meter.read().active[colour] == 0 or waited > limit:
-            self._fleet.stop(colour)
+        if self._world.meter.read().active[slot] == 0 or waited > limit:
+            self._fleet.stop(slot)
         return False
 
     def _end(self) -> None:
@@ -301,20 +301,20 @@ class Controller:
             self._observer.end_comparison()
 
     def _connect(self) -> None:
-        colour = self._rollout.colour
-        if endpoints := self._fleet.endpoints(colour):
-            self._world.plane.connect(colour, endpoints)
+        slot = self._rollout.slot
+        if endpoints := self._fleet.endpoints(slot):
+            self._world.plane.connect(slot, endpoints)
 
     def _apply(self) -> None:
-        progress, spec, colour = self.progress, self._rollout.spec, self._rollout.colour
+        progress, spec, slot = self.progress, self._rollout.spec, self._rollout.slot
         weight = machine.candidate_weight(progress, spec)
         mirror = machine.mirrored_share(progress, spec)
         serves = progress.stage in WATCHED
         traffic = TrafficSplit(
-            {colour: weight, colour.other: 100 - weight},
+            {slot: weight, slot.other: 100 - weight},
             mirror=mirror,
-            mirror_to=colour if mirror else None,
-            testers=colour if serves else None,
+            mirror_to=slot if mirror else None,
+            testers=slot if serves else None,
             sticky=spec.sticky,
         )
         self._world.plane.apply(traffic)
@@ -368,7 +368,7 @@ def _comparison(rollout: Rollout, world: World) -> ShadowWatch | None:
         return None
     sides = {AnswerSide.LIVE: rollout.live, AnswerSide.CANDIDATE: rollout.candidate}
     digests = {side: revision.recorded for side, revision in sides.items()}
-    parties = Parties(rollout.colour, digests)
+    parties = Parties(rollout.slot, digests)
     return ShadowWatch(world.samples, parties, rollout.spec, rollout.id, world.clock)
 
 

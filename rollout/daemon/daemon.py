@@ -155,12 +155,12 @@ class Daemon:
             traceback.print_exc()
 
     def _drive(self, deployment: Deployment) -> None:
-        """Tick the active rollout, or else hold all traffic on the live colour."""
+        """Tick the active rollout, or else hold all traffic on the live slot."""
         active = self._journal.active(self._name)
         if active is None:
             self._controller = None
-            colour = deployment.colour
-            self._world.plane.apply(TrafficSplit({colour: 100, colour.other: 0}))
+            slot = deployment.slot
+            self._world.plane.apply(TrafficSplit({slot: 100, slot.other: 0}))
             return
         if self._controller is None or self._controller.rollout.id != active.id:
             self._controller = self._take_up(active)

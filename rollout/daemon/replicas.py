@@ -1,4 +1,4 @@
-"""Keeps the live colour's replicas running, as many as the deployment wants.
+"""Keeps the live slot's replicas running, as many as the deployment wants.
 
 One that died or hangs is started again, after a pause that doubles with each failure in a row;
 the others carry on meanwhile. One too many is taken from the proxy, given time to finish what
@@ -62,7 +62,7 @@ class Restarts:
 
 
 @dataclass
-class _Slot:
+class _ReplicaState:
     """What is known of one replica beside its process."""
 
     started_at: float
@@ -85,28 +85,28 @@ class LiveReplicas:
         self._health = health
         self._epoch = epoch
         self._fleet = Fleet(name, world.launcher, journal)
-        self._slots: dict[str, _Slot] = {}
+        self._states: dict[str, _ReplicaState] = {}
         self._joined: dict[Endpoint, float] = {}
         self._leaving: set[Endpoint] = set()
         self.ready: dict[int, RunningRevision] = {}
 
     def ensure(self, deployment: Deployment, stand_in: Endpoint | None) -> None:
         """Look at each replica once, start and stop what must be; does not wait."""
-        colour, wanted = deployment.colour, deployment.settings.replicas
-        found = self._fleet.replicas(colour)
-        self._slots = {
-            role: self._slots.get(role) or _Slot(self._now(), worked=index in found)
+        slot, wanted = deployment.slot, deployment.settings.replicas
+        found = self._fleet.replicas(slot)
+        self._states = {
+            role: self._states.get(role) or _ReplicaState(self._now(), worked=index in found)
             for index in {*range(wanted), *found}
-            for role in (replica_role(colour, index),)
+            for role in (replica_role(slot, index),)
         }
         self.ready, self._leaving = {}, set()
         for index in {*range(wanted), *found}:
-            slot, served = self._slots[replica_role(colour, index)], found.get(index)
-            if served is not None and (index >= wanted or slot.stopping):
-                self._drain(deployment, index, slot, served)
-            elif self._serves(deployment, index, slot, served) and served is not None:
+            state, served = self._states[replica_role(slot, index)], found.get(index)
+            if served is not None and (index >= wanted or state.stopping):
+                self._drain(deployment, index, state, served)
+            elif self._serves(deployment, index, state, served) and served is not None:
                 self.ready[index] = served
-                slot.unhooked = None
+                state.unhooked = None
         self._connect(deployment, stand_in)
 
     def _connect(self, deployment: Deployment, stand_in: Endpoint | None) -> None:
@@ -122,75 +122,86 @@ class LiveReplicas:
             joined |= {each: at for each, at in self._joined.items() if self._lives(each, stand_in)}
         self._joined = joined
         with suppress(PlaneUnavailable):  # being restarted; the next look tells it again
-            self._world.plane.connect(deployment.colour, tuple(joined))
+            self._world.plane.connect(deployment.slot, tuple(joined))
 
     def _lives(self, endpoint: Endpoint, stand_in: Endpoint | None) -> bool:
         return endpoint == stand_in or endpoint in self._leaving
 
     def _serves(
-        self, deployment: Deployment, index: int, slot: _Slot, served: RunningRevision | None
+        self,
+        deployment: Deployment,
+        index: int,
+        state: _ReplicaState,
+        served: RunningRevision | None,
     ) -> bool:
         if served is None:
-            self._start(deployment, index, slot)
+            self._start(deployment, index, state)
             return False
         probe = self._world.launcher.probe(served)
         if probe is ProcessState.READY and not self._health.hung(served):
-            slot.worked = True
-            slot.restarts.works(self._now())
+            state.worked = True
+            state.restarts.works(self._now())
             return True
-        late = self._now() - slot.started_at > deployment.settings.ready_seconds
+        late = self._now() - state.started_at > deployment.settings.ready_seconds
         if probe is not ProcessState.STARTING or late:
             why = _HUNG if probe is ProcessState.READY else probe
-            self._replace(deployment, index, slot, served, why)
+            self._replace(deployment, index, state, served, why)
         return False
 
-    def _start(self, deployment: Deployment, index: int, slot: _Slot) -> None:
+    def _start(self, deployment: Deployment, index: int, state: _ReplicaState) -> None:
         now = self._now()
-        if now < slot.restarts.not_before:
+        if now < state.restarts.not_before:
             return
-        slot.started_at = now
+        state.started_at = now
         try:
-            self._fleet.start(deployment.colour, deployment.live, index)
+            self._fleet.start(deployment.slot, deployment.live, index)
         except OSError as error:
-            slot.restarts.failed(now)
-            role = replica_role(deployment.colour, index)
-            self._tell(slot, {"role": role, "probe": ProcessState.DEAD, "log": str(error.strerror)})
+            state.restarts.failed(now)
+            role = replica_role(deployment.slot, index)
+            self._tell(
+                state, {"role": role, "probe": ProcessState.DEAD, "log": str(error.strerror)}
+            )
 
     def _replace(
-        self, deployment: Deployment, index: int, slot: _Slot, served: RunningRevision, why: str
+        self,
+        deployment: Deployment,
+        index: int,
+        state: _ReplicaState,
+        served: RunningRevision,
+        why: str,
     ) -> None:
         tail = log_tail(Path(served.log))
         self._world.launcher.stop(served, force=True)
-        self._fleet.forget(deployment.colour, index)
-        slot.restarts.failed(self._now())
-        role = replica_role(deployment.colour, index)
-        self._tell(slot, {"role": role, "probe": why, "log": tail})
+        self._fleet.forget(deployment.slot, index)
+        state.restarts.failed(self._now())
+        role = replica_role(deployment.slot, index)
+        self._tell(state, {"role": role, "probe": why, "log": tail})
 
-    def _tell(self, slot: _Slot, body: dict[str, Any]) -> None:
-        if slot.restarts.failures > _LOOP_FAILURES:
+    def _tell(self, state: _ReplicaState, body: dict[str, Any]) -> None:
+        if state.restarts.failures > _LOOP_FAILURES:
             return
-        kind = "restarted" if slot.worked else "start_failed"
-        if slot.restarts.failures == _LOOP_FAILURES:
+        kind = "restarted" if state.worked else "start_failed"
+        if state.restarts.failures == _LOOP_FAILURES:
             kind = "crash_loop"
         self._journal.append(self._name, None, kind, body, self._epoch)
 
     def _drain(
-        self, deployment: Deployment, index: int, slot: _Slot, served: RunningRevision
+        self, deployment: Deployment, index: int, state: _ReplicaState, served: RunningRevision
     ) -> None:
         """Stop one that is wanted no longer, a little per look; it finishes its requests itself."""
         now = self._now()
         dead = self._world.launcher.probe(served) is ProcessState.DEAD
-        if not dead and not slot.stopping:
+        if not dead and not state.stopping:
             self._leaving.add(served.endpoint)
-        if slot.unhooked is None or (served.endpoint in self._joined and not slot.stopping):
-            slot.unhooked = now
-        waited = now - slot.unhooked
+        if state.unhooked is None or (served.endpoint in self._joined and not state.stopping):
+            state.unhooked = now
+        waited = now - state.unhooked
         if dead or waited > 2 * deployment.settings.drain_seconds + _UNHOOK_SECONDS:
             self._world.launcher.stop(served, force=True)
-            self._fleet.forget(deployment.colour, index)
-            slot.stopping, slot.unhooked = False, None
-        elif waited > _UNHOOK_SECONDS and not slot.stopping:
-            slot.stopping = True
+            self._fleet.forget(deployment.slot, index)
+            state.stopping, state.unhooked = False, None
+        elif waited > _UNHOOK_SECONDS and not state.stopping:
+            state.stopping = True
             self._world.launcher.stop(served)
 
     def _now(self) -> float:

@@ -27,7 +27,7 @@ class Scaler:
     ) -> None:
         """Look once and write how many replicas are wanted from now on.
 
-        During a rollout the number stays: both colours are compared at the same size. A
+        During a rollout the number stays: both slots are compared at the same size. A
         sleeping deployment is woken for it.
         """
         settings = deployment.settings

@@ -58,7 +58,7 @@ class Supervisor:
             return  # a Gateway runs by itself
 
         def start(log: Path) -> tuple[ProcessRef, dict[str, Any]]:
-            self._proxy.prepare(deployment.colour)
+            self._proxy.prepare(deployment.slot)
             role = process_role(self._directory, PROXY)
             return processes.spawn(role, self._proxy.command(), log), {}
 
@@ -114,7 +114,7 @@ class Supervisor:
         if ready < needed:
             return
         try:
-            healthy = self._world.meter.read().healthy[deployment.colour]
+            healthy = self._world.meter.read().healthy[deployment.slot]
         except PlaneUnavailable:  # the proxy is still starting; the next look asks again
             return
         if healthy:

@@ -44,7 +44,7 @@ def latency_edge(limit_ms: float, edges: tuple[float, ...] = LATENCY_EDGES_MS) -
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """One colour's counters: `within[i]` of `timed` requests took at most edge `i`.
+    """One slot's counters: `within[i]` of `timed` requests took at most edge `i`.
 
     `errors` and `client_errors` (what the caller is blamed for) are among the `requests` that
     were answered. `abandoned` came on top: their clients left before any answer.
@@ -105,10 +105,10 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One look: rising totals, whether the proxy finds the colour healthy, requests in flight.
+    """One look: rising totals, whether the proxy finds the slot healthy, requests in flight.
 
-    A colour is healthy while at least one of its replicas is. `shadow` counts the copies of
-    requests that a colour got, whose answers nobody saw; no gate on traffic counts them.
+    A slot is healthy while at least one of its replicas is. `shadow` counts the copies of
+    requests that a slot got, whose answers nobody saw; no gate on traffic counts them.
     """
 
     totals: Mapping[Slot, Totals]
@@ -119,10 +119,10 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """One colour in one tick.
+    """One slot in one tick.
 
     `slow` of `timed` requests were beyond the absolute limit of p99, `late` of them beyond that
-    of p50, `tail` beyond the reference that is compared with the other colour. `abandoned`
+    of p50, `tail` beyond the reference that is compared with the other slot. `abandoned`
     requests got no answer and are not among `requests`.
     """
 
@@ -155,7 +155,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Both colours in one tick.
+    """Both slots in one tick.
 
     `fair` says that the candidate had enough of the traffic for its latencies to prove
     something: batches at a small share are emptier than they will be.
@@ -170,7 +170,7 @@ class Window:
 class LatencyRule:
     """Where the counting edges lie: the absolute limits, and the tail reference per side.
 
-    `reference_ms` is the live colour's p99 over the ticks before this one, so it is known
+    `reference_ms` is the live slot's p99 over the ticks before this one, so it is known
     before the tick is counted; the candidate is allowed `margin` more.
     """
 
@@ -181,7 +181,7 @@ class LatencyRule:
     median_ms: float | None = None
 
     def count(self, totals: Totals, *, candidate: bool) -> Counts:
-        """Reduce one colour's tick; what has no limit counts nothing."""
+        """Reduce one slot's tick; what has no limit counts nothing."""
         reference = self.reference_ms
         if reference is not None and candidate:
             reference *= 1.0 + self.margin
@@ -202,13 +202,13 @@ class LatencyRule:
 
 
 def difference(before: Reading | None, after: Reading) -> Mapping[Slot, Totals] | None:
-    """Each colour's tick between two readings; None without one or across a restart."""
+    """Each slot's tick between two readings; None without one or across a restart."""
     if before is None:
         return None
     parts: dict[Slot, Totals] = {}
-    for colour in Slot:
-        part = after.totals[colour].minus(before.totals[colour])
+    for slot in Slot:
+        part = after.totals[slot].minus(before.totals[slot])
         if part is None:
             return None
-        parts[colour] = part
+        parts[slot] = part
     return parts

@@ -108,7 +108,7 @@ def fold_shadow(evidence: GateEvidence, shadow: ShadowWindow, spec: RolloutSpec)
 
 
 def failed(counts: Counts) -> tuple[int, int]:
-    """Requests without a good end, of all. Impatient clients alone leave both colours alike."""
+    """Requests without a good end, of all. Impatient clients alone leave both slots alike."""
     return counts.errors + counts.abandoned, counts.seen
 
 

@@ -29,7 +29,7 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class KubernetesTarget:
-    """An HTTPRoute and the Services of both colours, all in one namespace.
+    """An HTTPRoute and the Services of both slots, all in one namespace.
 
     Attributes:
         pods: how pods are asked: "api" through the API server, which works wherever kubectl
@@ -65,7 +65,7 @@ class KubernetesTarget:
 
     @property
     def services(self) -> Mapping[str, str]:
-        """The Service of each colour, by the colour's name."""
+        """The Service of each slot, by the slot's name."""
         return {"blue": self.blue, "green": self.green}
 
 

@@ -15,7 +15,7 @@ from rollout.domain.counts import Totals
 # Pairs of an edge in milliseconds and how many fell under it but not under the one before;
 # None stands for what is beyond every edge.
 Sparse = Sequence[tuple[float | None, int]]
-MOST = 48  # finite edges of one colour in one look
+MOST = 48  # finite edges of one slot in one look
 
 
 def sparse(totals: Totals, edges: Sequence[float]) -> list[tuple[float | None, int]]:

@@ -1,4 +1,4 @@
-"""Readings of the meter turned into looks: what both colours did since the look before."""
+"""Readings of the meter turned into looks: what both slots did since the look before."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rollout.domain.state_machine import Look
 
 
 class Comparison(Protocol):
-    """What finds both colours' answers to the same requests."""
+    """What finds both slots' answers to the same requests."""
 
     def look(self, live_requests: int) -> ShadowWindow:
         """What was found since the look before; `live_requests` came in that time."""
@@ -60,7 +60,7 @@ class TrafficObserver:
             self._comparison.end()
 
     def kept(self) -> str | None:
-        """Where the rows are that both colours answered differently; None if there are none."""
+        """Where the rows are that both slots answered differently; None if there are none."""
         return None if self._comparison is None else self._comparison.kept()
 
     def latencies(self) -> dict[str, list[tuple[float | None, int]]]:
@@ -105,13 +105,13 @@ class TrafficObserver:
         return self._comparison.look(0 if live is None else live.requests)
 
 
-def _copies(before: Reading | None, after: Reading, colour: Slot) -> Totals:
+def _copies(before: Reading | None, after: Reading, slot: Slot) -> Totals:
     """What the copies did between two readings; nothing without one or across a restart."""
     if before is None:
         return Totals()
-    now, then = (_shadow(reading.shadow, colour) for reading in (after, before))
+    now, then = (_shadow(reading.shadow, slot) for reading in (after, before))
     return now.minus(then) or Totals(within=(0,) * len(now.within))
 
 
-def _shadow(totals: Mapping[Slot, Totals], colour: Slot) -> Totals:
-    return totals.get(colour, Totals())
+def _shadow(totals: Mapping[Slot, Totals], slot: Slot) -> Totals:
+    return totals.get(slot, Totals())

@@ -92,7 +92,7 @@ class _Gathered:
 
 
 def today(counted: Totals, seconds: float, spec: RolloutSpec, edges: tuple[float, ...]) -> Today:
-    """Today's traffic from what all colours together counted in `seconds`.
+    """Today's traffic from what all slots together counted in `seconds`.
 
     The shares are two standard errors below what was seen, so that no single bad request of a
     short while makes a rollout look impossible.

@@ -33,13 +33,13 @@ class TrafficSplit:
     """How the requests are shared out.
 
     Attributes:
-        weights: percent of the requests per colour, sum 100.
+        weights: percent of the requests per slot, sum 100.
         mirror: percent of the requests that are copied to `mirror_to` as well; the answers to
             the copies are thrown away, and they are counted apart.
-        mirror_to: the colour that gets the copies; None for no copies.
-        testers: the colour that requests marked as a tester's reach, whatever its weight; they
+        mirror_to: the slot that gets the copies; None for no copies.
+        testers: the slot that requests marked as a tester's reach, whatever its weight; they
             are counted apart. None while the mark means nothing.
-        sticky: a client keeps its colour while the weights allow it.
+        sticky: a client keeps its slot while the weights allow it.
     """
 
     weights: Mapping[Slot, int]
@@ -49,7 +49,7 @@ class TrafficSplit:
     sticky: bool = False
 
     def __post_init__(self) -> None:
-        weights = {colour: self.weights.get(colour, 0) for colour in Slot}
+        weights = {slot: self.weights.get(slot, 0) for slot in Slot}
         if min(weights.values()) < 0 or sum(weights.values()) != TOTAL_WEIGHT:
             raise ValueError(f"weights must sum to {TOTAL_WEIGHT}: {dict(self.weights)}")
         if not 0 <= self.mirror <= TOTAL_WEIGHT or (self.mirror and self.mirror_to is None):
@@ -69,8 +69,8 @@ class DataPlane(Protocol):
         """
         ...
 
-    def connect(self, colour: Slot, endpoints: tuple[Endpoint, ...]) -> None:
-        """Send `colour`'s share to its replicas, or to the other colour if none. Idempotent."""
+    def connect(self, slot: Slot, endpoints: tuple[Endpoint, ...]) -> None:
+        """Send `slot`'s share to its replicas, or to the other slot if none. Idempotent."""
         ...
 
 
@@ -130,7 +130,7 @@ class RunningRevision:
 class Launcher(Protocol):
     """What runs Bentos."""
 
-    def start(self, colour: Slot, revision: Revision, index: int = 0) -> RunningRevision:
+    def start(self, slot: Slot, revision: Revision, index: int = 0) -> RunningRevision:
         """Start a replica and return at once; strays of an earlier start are ended first."""
         ...
 

@@ -1,4 +1,4 @@
-"""The values of a deployment and a rollout: colours, revisions, the spec, settings, outcomes.
+"""The values of a deployment and a rollout: slots, revisions, the spec, settings, outcomes.
 
 Everything here is frozen and goes to JSON and back without loss, because the journal and the
 daemon's command line carry nothing else. A value that cannot be right raises INVALID_INPUT.
@@ -38,9 +38,9 @@ class Slot(StrEnum):
         return Slot.GREEN if self is Slot.BLUE else Slot.BLUE
 
 
-def replica_role(colour: Slot, index: int) -> str:
+def replica_role(slot: Slot, index: int) -> str:
     """The name of a replica's process: "blue/0"."""
-    return f"{colour}/{index}"
+    return f"{slot}/{index}"
 
 
 class Outcome(StrEnum):
@@ -130,7 +130,7 @@ class RolloutSpec:
         any_weight_proves: let a step below an equal share prove latency as well, although its
             batches are emptier there than they will be.
         alias: write the `@champion` alias after a promotion.
-        sticky: a client keeps its colour while the weights allow it.
+        sticky: a client keeps its slot while the weights allow it.
         breaking: go on although callers of the live revision would miss something.
         max_p50_ms: P(latency > this) must be at most 50 %; None for no such limit.
         max_disagreement: P(answers differ from live's) must be at most this; None to tell it
@@ -254,11 +254,11 @@ class DeploymentSettings:
     Attributes:
         tick_seconds: time between two looks. ready_seconds: limit for a Bento to become ready.
         max_unwatched_seconds: a rollout that no daemon watched for longer is rolled back.
-        drain_seconds: limit for requests in flight before an idle colour is stopped.
+        drain_seconds: limit for requests in flight before an idle slot is stopped.
         alias_retry_seconds: wait after an alias could not be written; it doubles each time.
         tls: the PEM files of the proxy's listener: chain, key, and the CA of callers who must show
             a certificate; empty for plain HTTP.
-        replicas: Bento processes per colour; 0 only while scaled to zero. workers: servers
+        replicas: Bento processes per slot; 0 only while scaled to zero. workers: servers
             within each.
         min_replicas, max_replicas: bounds of `replicas` under autoscaling; None for none.
         idle_seconds: time without a request before the last replica is stopped, where

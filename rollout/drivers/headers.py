@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 # A tester's request reaches the candidate whatever its weight.
-TESTER_HEADER = "x-mlctl-colour"
-TESTER_COOKIE = "mlctl-colour"
+TESTER_HEADER = "x-mlctl-slot"
+TESTER_COOKIE = "mlctl-slot"
 TESTER_VALUE = "candidate"
 
-# What keeps a client on its colour: its own header, or else the cookie it was given.
+# What keeps a client on its slot: its own header, or else the cookie it was given.
 CLIENT_HEADER = "x-mlctl-client"
 CLIENT_COOKIE = "mlctl-client"
 

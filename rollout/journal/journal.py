@@ -206,13 +206,13 @@ class Journal:
             known = active is None  # else the index refuses it
             broken = refusals.check_interface(deployment, candidate, spec) if known else ()
             values = (
-                *(name, deployment.colour.other, records.dumps(deployment.live)),
+                *(name, deployment.slot.other, records.dumps(deployment.live)),
                 *(records.dumps(candidate), spec.to_json()),
                 *(records.dumps(progress), now),
             )
             try:
                 cursor = self._db.execute(
-                    "insert into rollout (deployment, colour, live, candidate, spec, progress,"
+                    "insert into rollout (deployment, slot, live, candidate, spec, progress,"
                     " created) values (?, ?, ?, ?, ?, ?, ?)",
                     values,
                 )
@@ -318,8 +318,8 @@ class Journal:
             self._put_progress(rollout.id, progress)
             if promoted:
                 self._db.execute(
-                    "update deployment set colour = ?, live = ? where name = ?",
-                    (rollout.colour, records.dumps(rollout.candidate), rollout.deployment),
+                    "update deployment set slot = ?, live = ? where name = ?",
+                    (rollout.slot, records.dumps(rollout.candidate), rollout.deployment),
                 )
             if progress.phase is RolloutPhase.DONE and progress.planned is not None:
                 self._finish(rollout.id, progress.planned)

@@ -26,7 +26,7 @@ ENDED = "ended"
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """A deployment: which colour is live with which revision, and where it listens.
+    """A deployment: which slot is live with which revision, and where it listens.
 
     `champion` is the digest last written to the registry; `epoch` is its daemon's.
     """
@@ -35,7 +35,7 @@ class Deployment:
     up: bool
     ports: Ports
     settings: DeploymentSettings
-    colour: Slot
+    slot: Slot
     live: Revision
     champion: str | None
     epoch: int
@@ -44,11 +44,11 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One promotion; `colour` is the candidate's."""
+    """One promotion; `slot` is the candidate's."""
 
     id: int
     deployment: str
-    colour: Slot
+    slot: Slot
     live: Revision
     candidate: Revision
     spec: RolloutSpec
@@ -92,7 +92,7 @@ def deployment_from(row: sqlite3.Row) -> Deployment:
         up=bool(row["up"]),
         ports=value_from(Ports, json.loads(row["ports"])),
         settings=value_from(DeploymentSettings, json.loads(row["settings"])),
-        colour=Slot(row["colour"]),
+        slot=Slot(row["slot"]),
         live=value_from(Revision, json.loads(row["live"])),
         champion=row["champion"],
         epoch=row["epoch"],
@@ -106,7 +106,7 @@ def rollout_from(row: sqlite3.Row) -> Rollout:
     return Rollout(
         id=row["id"],
         deployment=row["deployment"],
-        colour=Slot(row["colour"]),
+        slot=Slot(row["slot"]),
         live=value_from(Revision, json.loads(row["live"])),
         candidate=value_from(Revision, json.loads(row["candidate"])),
         spec=value_from(RolloutSpec, json.loads(row["spec"])),

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 
 from bundle import interface
 from bundle.errors import ErrorCode, MlctlError
+from rollout.domain.scores import clearly_worse
 from rollout.domain.spec import Outcome, Revision, RolloutSpec
 from rollout.domain.state_machine import RolloutPhase
 from rollout.journal.records import Deployment, Rollout
-from rollout.domain.scores import clearly_worse
 
 _SHOWN = 5  # reasons in one message
 

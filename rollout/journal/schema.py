@@ -27,7 +27,7 @@ create table deployment (
     up integer not null,
     ports text not null,
     settings text not null,
-    colour text not null,
+    slot text not null,
     live text not null,
     champion text,
     epoch integer not null,
@@ -47,7 +47,7 @@ create table process (
 create table rollout (
     id integer primary key autoincrement,
     deployment text not null,
-    colour text not null,
+    slot text not null,
     live text not null,
     candidate text not null,
     spec text not null,

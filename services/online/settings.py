@@ -11,13 +11,13 @@ from pydantic_settings import SettingsConfigDict
 
 from services.online.observability.settings import ObserveSettings
 from services.online.security.settings import SecureSettings
-from services.precomputed.settings import HybridSettings
+from services.precomputed.settings import PrecomputedSettings
 from services.runtime.settings import PREFIX, RuntimeSettings, read_environment
 
 _Port = Annotated[int, Field(ge=1, le=65535)]
 
 
-class ServerSettings(RuntimeSettings, ObserveSettings, SecureSettings, HybridSettings):
+class ServerSettings(RuntimeSettings, ObserveSettings, SecureSettings, PrecomputedSettings):
     """How to serve one bundle. `grpc_port` unset means no gRPC; times are in their name's unit.
 
     `max_wait_ms` is how long a

@@ -210,7 +210,7 @@ def require_sealed(generation: int, sealed: bool | None) -> None:
         raise MlctlError(
             ErrorCode.NOT_FOUND,
             f"there is no generation {generation}",
-            "`mlctl hybrid show NAME` lists what there is.",
+            "`mlctl precomputed show NAME` lists what there is.",
         )
     if not sealed:
         raise incomplete(generation, "is not complete")

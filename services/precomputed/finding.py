@@ -22,7 +22,7 @@ _MAX_TIMEOUTS = 3
 # How long, and of how many keys, it is remembered that the store lacks them.
 _ABSENT_SECONDS = 1.0
 _ABSENT_KEYS = 65_536
-logger = logging.getLogger("mlctl.hybrid")
+logger = logging.getLogger("mlctl.precomputed")
 
 
 class FoundRows(NamedTuple):
@@ -40,7 +40,7 @@ class Finder:
         self._reader = reader
         self._timeout = timeout
         self._clock = clock
-        self._threads = None if reader.quick else ThreadPoolExecutor(_THREADS, "mlctl-hybrid")
+        self._threads = None if reader.quick else ThreadPoolExecutor(_THREADS, "mlctl-precomputed")
         self._absent: dict[str, float] = {}
         self._timeouts = 0
         self._paused_until = 0.0

@@ -7,7 +7,7 @@ import threading
 
 from services.precomputed.base import LEASE_SECONDS, PrecomputedStore, StoreError
 
-logger = logging.getLogger("mlctl.hybrid")
+logger = logging.getLogger("mlctl.precomputed")
 
 
 class Lease:

@@ -50,7 +50,7 @@ def rollback(name: str, digest: str | None, at: float) -> Generation:
             raise MlctlError(
                 ErrorCode.NOT_FOUND,
                 f"{name} has no previous generation to go back to",
-                f"`mlctl hybrid show {name}` lists what there is.",
+                f"`mlctl precomputed show {name}` lists what there is.",
             )
         if len(candidates) > 1:
             digests = ", ".join(each.digest[:12] for each in candidates)
@@ -73,7 +73,7 @@ def _with_store(name: str, act: Callable[[PrecomputedStore, list[Generation]], T
             raise MlctlError(
                 ErrorCode.NOT_FOUND,
                 f"nothing is precomputed under the name {name!r}",
-                "`mlctl hybrid list` has the names.",
+                "`mlctl precomputed list` has the names.",
             )
         return act(store, found)
     except StoreError as error:
@@ -86,5 +86,5 @@ def _unavailable(error: StoreError) -> MlctlError:
     return MlctlError(
         ErrorCode.SINK_UNAVAILABLE,
         f"the store of precomputed answers is unavailable: {error}",
-        "Check MLCTL_HYBRID_STORE; `mlctl doctor` tests it with MLCTL_HYBRID set.",
+        "Check MLCTL_PRECOMPUTED_STORE; `mlctl doctor` tests it with MLCTL_PRECOMPUTED set.",
     )

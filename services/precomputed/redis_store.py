@@ -33,7 +33,7 @@ _WRITE_SECONDS = 30.0
 _ROWS = 5_000
 _FIELDS = 3_500  # per call of a script; unpack() takes up to 8,000 values
 _AT = struct.Struct("<d")
-_NAMES = "mlctl:hybrid:names"
+_NAMES = "mlctl:precomputed:names"
 _STREAM = "stream"  # the owner of a generation that no job made
 _NOT_OWNED, _LOST = -1, -2
 _GET = """
@@ -85,7 +85,7 @@ class RedisStore:
         self._name = name
         self._lease_ms = int(lease * 1000)
         # In braces, so that a cluster keeps all keys of a name on one node.
-        self._prefix = f"mlctl:hybrid:{{{name}}}"
+        self._prefix = f"mlctl:precomputed:{{{name}}}"
         self._db = _client(url, socket_timeout=_WRITE_SECONDS)
 
     def reader(self, digest: str, timeout: float) -> RedisReader:
@@ -300,7 +300,7 @@ def _client(url: str, **timeouts: float) -> Any:
     try:
         return redis.Redis.from_url(url, **timeouts)
     except ValueError as error:
-        raise MlctlError(ErrorCode.INVALID_INPUT, f"MLCTL_HYBRID_STORE: {error}") from error
+        raise MlctlError(ErrorCode.INVALID_INPUT, f"MLCTL_PRECOMPUTED_STORE: {error}") from error
 
 
 @contextmanager

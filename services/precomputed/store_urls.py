@@ -76,7 +76,7 @@ def lock_path(name: str, place: str | None = None) -> Path:
 
 
 def _folder(place: str | None) -> Path:
-    return Path(place) if place is not None else state_dir("hybrid")
+    return Path(place) if place is not None else state_dir("precomputed")
 
 
 def _redis_module() -> ModuleType:

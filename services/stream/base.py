@@ -18,7 +18,7 @@ from bundle.errors import ErrorCode, MlctlError
 
 Headers = tuple[tuple[str, bytes], ...]
 # Their places are paths and names: nobody has a password there.
-_WITHOUT_USERS = frozenset({"file", "sqlite", "hybrid"})
+_WITHOUT_USERS = frozenset({"file", "sqlite", "precomputed"})
 
 
 class Guarantee(StrEnum):

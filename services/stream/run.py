@@ -67,7 +67,7 @@ def promise(link: StreamConnection, source: StreamUrl) -> str:
 
 def _payload(wanted: StreamConfig, signature: Signature) -> Payload:
     answers = wanted.link.answers
-    if answers is None or answers.scheme != "hybrid":
+    if answers is None or answers.scheme != "precomputed":
         return open_payload(wanted.payload, signature)
     from services.stream.payloads.precomputed import PrecomputedPayload
 

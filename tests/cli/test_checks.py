@@ -11,7 +11,7 @@ from cli.checks import (
     Finding,
     Severity,
     check_home,
-    check_hybrid,
+    check_precomputed,
     check_runtime,
     check_tensorrt,
     run_checks,
@@ -114,14 +114,14 @@ def test_tensorrt_needs_a_gpu_and_the_runtimes_major(
 def test_the_store_of_precomputed_answers_is_asked_where_there_is_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("MLCTL_HYBRID", raising=False)
-    assert check_hybrid().severity is Severity.OK
-    monkeypatch.setenv("MLCTL_HYBRID", "scores")
-    monkeypatch.setenv("MLCTL_HYBRID_STORE", str(tmp_path))
-    empty = check_hybrid()
+    monkeypatch.delenv("MLCTL_PRECOMPUTED", raising=False)
+    assert check_precomputed().severity is Severity.OK
+    monkeypatch.setenv("MLCTL_PRECOMPUTED", "scores")
+    monkeypatch.setenv("MLCTL_PRECOMPUTED_STORE", str(tmp_path))
+    empty = check_precomputed()
     assert (empty.severity, empty.remedy) == (
         Severity.WARN,
-        "mlctl batch run ... --out hybrid://scores",
+        "mlctl batch run ... --out precomputed://scores",
     )
     store = open_store("scores", str(tmp_path))
     number = store.create("d" * 64, 0.0, "me")
@@ -129,7 +129,7 @@ def test_the_store_of_precomputed_answers_is_asked_where_there_is_one(
     store.seal(number, "me")
     store.flip(number, 1.0)
     store.close()
-    found = check_hybrid()
+    found = check_precomputed()
     assert found.severity is Severity.OK
     assert "live for dddddddddddd (1 keys)" in found.message
 
@@ -148,9 +148,9 @@ def test_the_store_of_precomputed_answers_is_asked_where_there_is_one(
 def test_a_store_of_precomputed_answers_that_is_away_is_told(
     monkeypatch: pytest.MonkeyPatch, place: str, told: str
 ) -> None:
-    monkeypatch.setenv("MLCTL_HYBRID", "scores")
-    monkeypatch.setenv("MLCTL_HYBRID_STORE", place)
-    found = check_hybrid()
+    monkeypatch.setenv("MLCTL_PRECOMPUTED", "scores")
+    monkeypatch.setenv("MLCTL_PRECOMPUTED_STORE", place)
+    found = check_precomputed()
     assert found.severity is Severity.FAIL
     assert told in found.message
     assert "heim" not in found.message

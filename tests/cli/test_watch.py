@@ -73,10 +73,10 @@ def state(candidate: str = CANDIDATE.bento) -> ScreenState:
     )
 
 
-def drawn(shown: ScreenState, width: int, *, colour: bool = True) -> str:
+def drawn(shown: ScreenState, width: int, *, slot: bool = True) -> str:
     out = io.StringIO()
     console = Console(
-        file=out, width=width, force_terminal=True, color_system="truecolor", no_color=not colour
+        file=out, width=width, force_terminal=True, color_system="truecolor", no_color=not slot
     )
     console.print(picture(shown))
     return out.getvalue()
@@ -110,15 +110,15 @@ def test_everything_fits_into_narrow_and_wide_terminals(width: int) -> None:
 
 
 def test_a_bar_is_full_where_it_decides() -> None:
-    bars = {line.split()[0]: line.count("━") for line in plain(drawn(state(), 80, colour=False))
+    bars = {line.split()[0]: line.count("━") for line in plain(drawn(state(), 80, slot=False))
             if "vs" in line}  # fmt: skip
-    # Without colour the rest of a bar is empty. The proof of errors is full, and drawn last.
+    # Without slot the rest of a bar is empty. The proof of errors is full, and drawn last.
     assert bars["client_errors_vs_live"] == 0
     assert 0 < bars["latency_vs_live"] < bars["errors_vs_limit"]
 
 
 def test_without_colour_nothing_is_coloured() -> None:
-    assert not re.search(r"\x1b\[(3[0-9]|38|9[0-7])", drawn(state(), 80, colour=False))
+    assert not re.search(r"\x1b\[(3[0-9]|38|9[0-7])", drawn(state(), 80, slot=False))
     assert re.search(r"\x1b\[(3[0-9]|38|9[0-7])", drawn(state(), 80))
 
 

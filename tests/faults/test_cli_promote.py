@@ -115,7 +115,7 @@ def test_kill_9_of_the_command_changes_nothing(tiny: Tiny) -> None:
     tiny.roll_back()
     status = tiny.status()
     assert status["rollout"] is None
-    assert status["weights"][status["live"]["colour"]] == 100
+    assert status["weights"][status["live"]["slot"]] == 100
 
 
 def test_without_a_rollout_there_is_nothing_to_roll_back(tiny: Tiny) -> None:

@@ -124,7 +124,7 @@ class Machine:
         with self._journal(world) as journal:
             (rollout,) = journal.rollouts("shop")
             ends = [event for event in journal.events("shop") if event.kind == "ended"]
-            live = journal.deployment("shop").colour
+            live = journal.deployment("shop").slot
         started = len(world.launcher.started)
         return End(rollout.outcome, world.plane.weights, live, len(ends), min(started, 1))
 
@@ -136,9 +136,9 @@ class Machine:
 
     def _traffic(self, world: DiskWorld) -> None:
         world.now += 1.0
-        for colour, weight in world.plane.weights.items():
-            bad = colour is Slot.GREEN and weight > 0
-            world.plane.serve(colour, 2 * weight, errors=self.story.errors * bad)
+        for slot, weight in world.plane.weights.items():
+            bad = slot is Slot.GREEN and weight > 0
+            world.plane.serve(slot, 2 * weight, errors=self.story.errors * bad)
         world.write()
 
     def _world(self) -> DiskWorld:

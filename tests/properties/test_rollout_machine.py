@@ -97,9 +97,9 @@ class Stage:
 
     def look(self, what: str) -> None:
         self.clock.advance(1.0)
-        for colour, weight in self.plane.weights.items():
-            bad = colour is GREEN and what == "bad" and weight > 0
-            self.plane.serve(colour, 0 if what == "silent" else 2 * weight, errors=weight * bad)
+        for slot, weight in self.plane.weights.items():
+            bad = slot is GREEN and what == "bad" and weight > 0
+            self.plane.serve(slot, 0 if what == "silent" else 2 * weight, errors=weight * bad)
         self.plane.healthy[GREEN] = what != "sick"
         self.plane.rejects = what == "refused"
         if what == "died" and GREEN in self.launcher.probes:
@@ -115,18 +115,18 @@ class Stage:
         deployment = self.journal.deployment("shop")
         assert sum(plane.weights.values()) == 100
         assert plane.weights[GREEN] in (0, *STEPS)
-        assert deployment.live == (rollout.live if deployment.colour is BLUE else rollout.candidate)
+        assert deployment.live == (rollout.live if deployment.slot is BLUE else rollout.candidate)
         proved = rollout.progress.planned is Outcome.PROMOTED
-        assert (deployment.colour is GREEN) == proved
-        for colour, weight in plane.weights.items():
-            assert weight == 0 or plane.endpoints.get(colour) != (), f"{colour} has no endpoint"
+        assert (deployment.slot is GREEN) == proved
+        for slot, weight in plane.weights.items():
+            assert weight == 0 or plane.endpoints.get(slot) != (), f"{slot} has no endpoint"
         if not proved:
             assert self.launcher.probes.get(BLUE) is not ProcessState.DEAD
         ends = [one for one in self.journal.events("shop", rollout=self.id) if one.kind == "ended"]
         assert len(ends) == (rollout.outcome is not None)
         if rollout.outcome is not None:
             assert plane.weights[GREEN] == (100 if rollout.outcome is Outcome.PROMOTED else 0)
-            assert deployment.colour is (GREEN if rollout.outcome is Outcome.PROMOTED else BLUE)
+            assert deployment.slot is (GREEN if rollout.outcome is Outcome.PROMOTED else BLUE)
 
     def refuses_a_second(self) -> None:
         with pytest.raises(MlctlError) as refused:

@@ -31,7 +31,7 @@ def steady(n: int, error: float, slow: float, runs: int = RUNS) -> Side:
 
 
 def with_pauses(n: int, share: float = 0.01, slow: float = 0.004, runs: int = RUNS) -> Side:
-    """Pauses of this colour alone: half of such a tick is slow. 0.9 % of all requests are."""
+    """Pauses of this slot alone: half of such a tick is slow. 0.9 % of all requests are."""
 
     def draw(generator: np.random.Generator, _tick: int) -> Tick:
         slows = generator.binomial(n, slow, runs)
@@ -42,7 +42,7 @@ def with_pauses(n: int, share: float = 0.01, slow: float = 0.004, runs: int = RU
 
 
 class Bursts:
-    """Bursts of errors that hit both colours, a rate that swings, and steps of the weight."""
+    """Bursts of errors that hit both slots, a rate that swings, and steps of the weight."""
 
     def __init__(self, runs: int = RUNS) -> None:
         self._runs = runs

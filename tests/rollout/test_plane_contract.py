@@ -35,7 +35,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 @pytest.fixture
 def both(running: Stage) -> Stage:
-    """Both colours healthy with one replica each, all traffic on blue."""
+    """Both slots healthy with one replica each, all traffic on blue."""
     running.staff(BLUE)
     running.staff(GREEN)
     running.share(100)
@@ -154,7 +154,7 @@ def test_a_candidate_that_dies_at_half_costs_next_to_nothing(both: Stage, number
     assert parts[GREEN].errors > 0, "rescued requests are errors of the one that was asked"
 
 
-def test_a_replica_that_dies_leaves_its_colour_healthy(both: Stage) -> None:
+def test_a_replica_that_dies_leaves_its_slot_healthy(both: Stage) -> None:
     first, second = both.staff(GREEN, 2, "?trace=1")
     both.share(0)
     with Traffickers(both.ports.listen) as clients:
@@ -166,7 +166,7 @@ def test_a_replica_that_dies_leaves_its_colour_healthy(both: Stage) -> None:
     assert clients.answers["bb"] > clients.answers["aa"]
 
 
-def test_replicas_share_the_work_of_their_colour(both: Stage) -> None:
+def test_replicas_share_the_work_of_their_slot(both: Stage) -> None:
     both.replicas[GREEN][0].end()
     first, second = both.staff(GREEN, 2, "?trace=1")
     both.share(0)
@@ -187,7 +187,7 @@ def test_the_traffic_survives_a_restart_of_the_proxy(both: Stage) -> None:
     assert min(clients.answers["aa"], clients.answers["bb"]) > 20
 
 
-def test_a_colour_without_a_process_is_covered_by_the_other(both: Stage) -> None:
+def test_a_slot_without_a_process_is_covered_by_the_other(both: Stage) -> None:
     both.plane.connect(GREEN, ())
     both.share(0)
     wait_until(lambda: not both.plane.read().healthy[GREEN])
@@ -212,7 +212,7 @@ def test_testers_reach_the_candidate_and_are_not_counted(both: Stage) -> None:
         assert client.post(both.url).json()["model_version"][:2] == "aa"
 
 
-def test_a_sticky_client_keeps_its_colour_while_the_weight_rises(
+def test_a_sticky_client_keeps_its_slot_while_the_weight_rises(
     both: Stage, jars: list[httpx.Client]
 ) -> None:
     sticky = {w: TrafficSplit({BLUE: 100 - w, GREEN: w}, sticky=True) for w in (0, 30, 60)}
@@ -244,15 +244,15 @@ def _ask(both: Stage, client: httpx.Client, headers: dict[str, str] | None = Non
 
 def test_copies_reach_the_candidate_and_nobody_else(both: Stage) -> None:
     shadowed = TrafficSplit({BLUE: 100}, mirror=100, mirror_to=GREEN)
-    for colour in Slot:
-        both.replicas[colour][0].end()
-        both.staff(colour, 1, "?trace=1")
+    for slot in Slot:
+        both.replicas[slot][0].end()
+        both.staff(slot, 1, "?trace=1")
     both.plane.apply(shadowed)
     before = both.plane.read()
     with Traffickers(both.ports.listen) as clients:
         clients.more(100)
     assert set(clients.answers) == {"aa"}
-    asked, copied = (both.replicas[colour][0].log for colour in Slot)
+    asked, copied = (both.replicas[slot][0].log for slot in Slot)
     wait_until(lambda: _ids(asked, "request") == _ids(copied, "copy"))
     assert len(_ids(asked, "request")) == clients.sent
     after = both.plane.read()

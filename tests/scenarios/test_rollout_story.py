@@ -74,7 +74,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     wrong = _build_wrong(mlctl, Path(good["bundle"]))
     port = free_ports(1)[0]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MLCTL_HYBRID", "scores")
+        patch.setenv("MLCTL_PRECOMPUTED", "scores")
         mlctl.json("up", "shop", live["tag"], "--port", str(port), "--replicas", "2")
     url = f"http://127.0.0.1:{port}/v2/models/digits/infer"
     try:
@@ -182,7 +182,7 @@ def _precompute(story: Story, revision: dict[str, Any], images: dict[str, int]) 
     rows = story.mlctl.home / f"{revision['digest']}.parquet"
     pq.write_table(pa.table({"id": list(images), "image": column}), rows)
     story.mlctl.run(
-        "batch", "run", revision["tag"], "--in", rows.name, "--out", "hybrid://scores",
+        "batch", "run", revision["tag"], "--in", rows.name, "--out", "precomputed://scores",
         "--keep", "id",
     ).check_returncode()  # fmt: skip
 
@@ -205,7 +205,7 @@ def _of_image(story: Story, number: int) -> list[float]:
     return _logits(answer.json())
 
 
-def _check_colours_keep_their_answers(story: Story) -> None:
+def _check_slots_keep_their_answers(story: Story) -> None:
     """While both serve, each answers from its own generation, which the other one never does."""
     image = {story.good["digest"]: 0, story.live["digest"]: 1}
     wanted = {digest: _of_image(story, number) for digest, number in image.items()}
@@ -215,7 +215,7 @@ def _check_colours_keep_their_answers(story: Story) -> None:
         assert (status, document["parameters"]["source"]) == (200, "precomputed")
         assert _logits(document) == pytest.approx(wanted[digest], abs=0.05)
         seen.add(digest)
-    assert seen == set(image), "both colours were asked"
+    assert seen == set(image), "both slots were asked"
     alone = _by_key(story, "good only", 60)
     assert {status for status, _ in alone} == {200, 404}
     assert {d["model_version"] for status, d in alone if status == 200} == {story.good["digest"]}
@@ -227,7 +227,7 @@ def test_an_aborted_rollout_and_one_replica(story: Story) -> None:
     unshadowed = (*QUICK, "--shadow-percent", "0", "--min-requests", "1000000", "--force")
     story.mlctl.json("promote", "shop", story.live["tag"], *unshadowed, "--detach")
     wait_until(lambda: story.phase() == "shift", what="half of the traffic is on it")
-    _check_colours_keep_their_answers(story)
+    _check_slots_keep_their_answers(story)
     story.mlctl.json("abort", "shop", "--reason", "changed our mind")
     assert story.last()["outcome"] == "aborted"
     after = _by_key(story, "both", 20)

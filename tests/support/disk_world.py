@@ -55,9 +55,9 @@ class DiskWorld:
             "weights": plane.weights,
             "history": plane.history,
             "endpoints": {c: [asdict(e) for e in es] for c, es in plane.endpoints.items()},
-            "totals": {colour: asdict(totals) for colour, totals in plane.totals.items()},
+            "totals": {slot: asdict(totals) for slot, totals in plane.totals.items()},
             "probes": launcher.probes,
-            "colours": launcher.colours,
+            "slots": launcher.slots,
             "roles": launcher.roles,
             "apart": launcher.apart,
             "started": len(launcher.started),
@@ -80,7 +80,7 @@ class DiskWorld:
             for c, totals in document["totals"].items()
         }
         launcher.probes = {Slot(c): ProcessState(probe) for c, probe in document["probes"].items()}
-        launcher.colours = {token: Slot(c) for token, c in document["colours"].items()}
+        launcher.slots = {token: Slot(c) for token, c in document["slots"].items()}
         launcher.roles = document["roles"]
         launcher.apart = {role: ProcessState(probe) for role, probe in document["apart"].items()}
         launcher.started = [None] * document["started"]  # type: ignore[list-item]  # only counted

@@ -23,7 +23,7 @@ Numbers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """One tick of one colour in each rollout; every request is timed."""
+    """One tick of one slot in each rollout; every request is timed."""
 
     n: Numbers
     errors: Numbers

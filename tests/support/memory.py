@@ -37,12 +37,12 @@ class MemoryPlane:
             self.weights = dict(traffic.weights)
             self.history.append(traffic.weights[Slot.GREEN])
 
-    def connect(self, colour: Slot, endpoints: tuple[Endpoint, ...]) -> None:
-        self.endpoints[colour] = endpoints
+    def connect(self, slot: Slot, endpoints: tuple[Endpoint, ...]) -> None:
+        self.endpoints[slot] = endpoints
 
     def serve(
         self,
-        colour: Slot,
+        slot: Slot,
         n: int,
         *,
         errors: int = 0,
@@ -52,12 +52,12 @@ class MemoryPlane:
     ) -> None:
         """Count `n` answers: `slow` of them beyond every edge, the others within the first."""
         within = (n - slow,) * len(self.edges)
-        before = self.totals.get(colour, self._nothing())
-        self.totals[colour] = before.plus(Totals(n, errors, n, within, client_errors, abandoned))
+        before = self.totals.get(slot, self._nothing())
+        self.totals[slot] = before.plus(Totals(n, errors, n, within, client_errors, abandoned))
 
     def read(self) -> Reading:
-        totals = {colour: self.totals.get(colour, self._nothing()) for colour in Slot}
-        shadow = {colour: self.shadow.get(colour, self._nothing()) for colour in Slot}
+        totals = {slot: self.totals.get(slot, self._nothing()) for slot in Slot}
+        shadow = {slot: self.shadow.get(slot, self._nothing()) for slot in Slot}
         return Reading(totals, dict(self.healthy), dict(self.active), shadow)
 
     def _nothing(self) -> Totals:
@@ -70,33 +70,33 @@ class MemoryLauncher:
 
     probes: dict[Slot, ProcessState] = field(default_factory=dict)
     started: list[tuple[Slot, Revision]] = field(default_factory=list)
-    colours: dict[str, Slot] = field(default_factory=dict)
+    slots: dict[str, Slot] = field(default_factory=dict)
     roles: dict[str, str] = field(default_factory=dict)
     apart: dict[str, ProcessState] = field(default_factory=dict)
 
-    def start(self, colour: Slot, revision: Revision, index: int = 0) -> RunningRevision:
-        self.started.append((colour, revision))
-        token = f"{colour}#{len(self.started)}"
-        self.colours[token] = colour
-        self.roles[token] = replica_role(colour, index)
+    def start(self, slot: Slot, revision: Revision, index: int = 0) -> RunningRevision:
+        self.started.append((slot, revision))
+        token = f"{slot}#{len(self.started)}"
+        self.slots[token] = slot
+        self.roles[token] = replica_role(slot, index)
         self.apart.pop(self.roles[token], None)
-        self.probes.setdefault(colour, ProcessState.READY)
+        self.probes.setdefault(slot, ProcessState.READY)
         number = len(self.started)
         return RunningRevision(
             revision, Endpoint(number, number + 1), ProcessRef(number, 0.0, token), "/dev/null"
         )
 
     def probe(self, served: RunningRevision) -> ProcessState:
-        """What `apart` says of this replica ("blue/1"), or else `probes` of its colour."""
+        """What `apart` says of this replica ("blue/1"), or else `probes` of its slot."""
         if (told := self.apart.get(self.roles[served.process.token])) is not None:
             return told
-        return self.probes[self.colours[served.process.token]]
+        return self.probes[self.slots[served.process.token]]
 
     def stop(self, served: RunningRevision, *, force: bool = False) -> None:
         del force
         role = self.roles[served.process.token]
         if role.endswith("/0"):
-            self.probes[self.colours[served.process.token]] = ProcessState.DEAD
+            self.probes[self.slots[served.process.token]] = ProcessState.DEAD
         self.apart[role] = ProcessState.DEAD
 
 

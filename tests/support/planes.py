@@ -71,7 +71,7 @@ class Replica:
 
 @dataclass
 class Stage:
-    """Envoy in front of replicas of both colours."""
+    """Envoy in front of replicas of both slots."""
 
     directory: Path
     ports: Ports
@@ -96,17 +96,17 @@ class Stage:
             return self.plane.weights()
         return None
 
-    def staff(self, colour: Slot, n: int = 1, options: str = "") -> list[Replica]:
-        """Have exactly `n` living replicas of `colour` behind the proxy, found healthy."""
-        kept = [one for one in self.replicas.get(colour, []) if one.process.poll() is None]
+    def staff(self, slot: Slot, n: int = 1, options: str = "") -> list[Replica]:
+        """Have exactly `n` living replicas of `slot` behind the proxy, found healthy."""
+        kept = [one for one in self.replicas.get(slot, []) if one.process.poll() is None]
         for gone in kept[n:]:
             gone.end()
-        tag = TAGS[colour] + options
+        tag = TAGS[slot] + options
         kept = kept[:n] + [Replica.start(tag, self.directory) for _ in range(n - len(kept))]
-        self.replicas[colour] = kept
+        self.replicas[slot] = kept
         wait_until(lambda: all(one.ready() for one in kept), what="the replicas are ready")
-        self.plane.connect(colour, tuple(one.endpoint for one in kept))
-        wait_until(lambda: self.plane.read().healthy[colour], what="the proxy finds it healthy")
+        self.plane.connect(slot, tuple(one.endpoint for one in kept))
+        wait_until(lambda: self.plane.read().healthy[slot], what="the proxy finds it healthy")
         return kept
 
     def share(self, blue: int) -> None:

@@ -50,10 +50,10 @@ class Played:
         """Looks of one second each; of the candidate's requests `errors` fail."""
         for _ in range(times):
             self.clock.advance(1.0)
-            for colour, weight in self.plane.weights.items():
+            for slot, weight in self.plane.weights.items():
                 n = requests * weight // 100
-                bad = errors if colour is Slot.GREEN and n else 0
-                self.plane.serve(colour, n, errors=bad)
+                bad = errors if slot is Slot.GREEN and n else 0
+                self.plane.serve(slot, n, errors=bad)
             self.controller.tick()
 
     def until(self, phase: RolloutPhase, *, errors: int = 0, requests: int = 200) -> None:

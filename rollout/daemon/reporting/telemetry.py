@@ -58,7 +58,7 @@ class RolloutCollector(Collector):
         phase = active.progress.phase.value if active else IDLE
         phases = ((each, float(each == phase)) for each in (IDLE, *(p.value for p in RolloutPhase)))
         weights = _weights(deployment, active)
-        yield self._gauge("mlctl_rollout_weight", "Percent of the requests.", "colour", weights)
+        yield self._gauge("mlctl_rollout_weight", "Percent of the requests.", "slot", weights)
         yield self._gauge("mlctl_rollout_phase", "1 for the phase it is in.", "phase", phases)
         yield from self._evidence(active, last)
         yield from self._counters(rollouts)
@@ -84,9 +84,9 @@ class RolloutCollector(Collector):
 
     def _counters(self, rollouts: Iterable[Rollout]) -> Iterator[Metric]:
         for what, (name, words) in _COUNTED.items():
-            counts = ((colour, self._counts[what, colour]) for colour in Slot)
+            counts = ((slot, self._counts[what, slot]) for slot in Slot)
             told = f"{words} seen by the gates, since the daemon began."
-            yield self._counter(name, told, "colour", counts)
+            yield self._counter(name, told, "slot", counts)
         ended = Counter(rollout.outcome for rollout in rollouts if rollout.outcome)
         outcomes = ((outcome, ended[outcome]) for outcome in Outcome)
         yield self._counter("mlctl_rollout_ended", "Rollouts that ended.", "outcome", outcomes)
@@ -94,8 +94,8 @@ class RolloutCollector(Collector):
     def _count(self, told: EventCursors, rollouts: dict[int, Rollout]) -> None:
         until = told.last()
         for event in told.events(self._name, self._read, until, (TICK,)):
-            colour = rollouts[event.rollout or 0].colour
-            for side, of in zip(_SIDES, (colour, colour.other), strict=True):
+            slot = rollouts[event.rollout or 0].slot
+            for side, of in zip(_SIDES, (slot, slot.other), strict=True):
                 for what in _COUNTED:
                     self._counts[what, of] += event.body["window"][side][what]
         self._read = until
@@ -163,11 +163,11 @@ class MetricsServer:
 
 def _weights(deployment: Deployment, active: Rollout | None) -> list[tuple[str, float]]:
     if active is None:
-        shares = {deployment.colour: 100, deployment.colour.other: 0}
+        shares = {deployment.slot: 100, deployment.slot.other: 0}
     else:
         weight = candidate_weight(active.progress, active.spec)
-        shares = {active.colour: weight, active.colour.other: 100 - weight}
-    return [(colour.value, float(shares[colour])) for colour in Slot]
+        shares = {active.slot: weight, active.slot.other: 100 - weight}
+    return [(slot.value, float(shares[slot])) for slot in Slot]
 
 
 def _last_tick(told: EventCursors, active: Rollout | None) -> JournalEvent | None:

@@ -34,12 +34,12 @@ _LEASE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Parties:
-    """Who is compared: the candidate's colour, and the digests of which both sides name one."""
+    """Who is compared: the candidate's slot, and the digests of which both sides name one."""
 
     candidate: Slot
     digests: Mapping[AnswerSide, frozenset[str]]
 
-    def colour(self, side: AnswerSide) -> Slot:
+    def slot(self, side: AnswerSide) -> Slot:
         return self.candidate if side is AnswerSide.CANDIDATE else self.candidate.other
 
 
@@ -72,7 +72,7 @@ class ShadowWatch:
         self._parties = parties
         self._spec = spec
         self._segments = {
-            side: Segments(folder.segments(parties.colour(side))) for side in AnswerSide
+            side: Segments(folder.segments(parties.slot(side))) for side in AnswerSide
         }
         self._joiner = Joiner(_GRACE_SECONDS, _MAX_WAITING)
         self._drift: dict[str, Drift] = {}
@@ -134,7 +134,7 @@ class ShadowWatch:
         if share == self._share and self._lease - now > _LEASE_SECONDS / 2:
             return
         for side in AnswerSide:
-            self._folder.segments(self._parties.colour(side)).mkdir(parents=True, exist_ok=True)
+            self._folder.segments(self._parties.slot(side)).mkdir(parents=True, exist_ok=True)
         self._share, self._lease = share, now + _LEASE_SECONDS
         write_sampling(
             self._folder.control,

@@ -1,7 +1,7 @@
 """Envoy's configuration as plain documents; no I/O here.
 
-One listener takes HTTP/1.1, h2 and gRPC. Each colour has one cluster of its replicas per protocol,
-and in front of it an aggregate cluster that falls over to the other colour, because a weighted
+One listener takes HTTP/1.1, h2 and gRPC. Each slot has one cluster of its replicas per protocol,
+and in front of it an aggregate cluster that falls over to the other slot, because a weighted
 route never leaves a chosen cluster that is dead. Testers and copies have clusters of their own,
 so that nobody counts them among the users. Routes and endpoints are files that Envoy watches, so
 weights and processes change without a restart, and the last weights survive one.
@@ -52,21 +52,21 @@ def bootstrap(
             "clusters": [
                 cluster
                 for protocol in PROTOCOLS
-                for colour in Slot
-                for cluster in _clusters(colour, protocol, endpoints)
+                for slot in Slot
+                for cluster in _clusters(slot, protocol, endpoints)
             ],
         },
     }
 
 
-def endpoint_table(colour: Slot, protocol: str, endpoints: tuple[Endpoint, ...]) -> Document:
-    """One cluster's endpoint file: all replicas; an empty one while the colour has no process."""
+def endpoint_table(slot: Slot, protocol: str, endpoints: tuple[Endpoint, ...]) -> Document:
+    """One cluster's endpoint file: all replicas; an empty one while the slot has no process."""
     replicas = [_lb_endpoint(endpoint, protocol) for endpoint in endpoints]
     return {
         "resources": [
             {
                 "@type": "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment",
-                "cluster_name": own_cluster(colour, protocol),
+                "cluster_name": own_cluster(slot, protocol),
                 "endpoints": [{"lb_endpoints": replicas}] if replicas else [],
             }
         ]
@@ -144,21 +144,21 @@ def _router_filter() -> Document:
     return {"name": "envoy.filters.http.router", "typed_config": config}
 
 
-def _clusters(colour: Slot, protocol: str, endpoints: Path) -> tuple[Document, ...]:
-    own = own_cluster(colour, protocol)
-    preferring = [own, own_cluster(colour.other, protocol)]
+def _clusters(slot: Slot, protocol: str, endpoints: Path) -> tuple[Document, ...]:
+    own = own_cluster(slot, protocol)
+    preferring = [own, own_cluster(slot.other, protocol)]
     return (
-        _own_cluster(colour, protocol, endpoints),
-        _aggregate(first_cluster(colour, protocol), preferring),
-        _aggregate(stream_cluster(colour, protocol), preferring),
-        _aggregate(tester_cluster(colour, protocol), [own]),
-        _replicas(shadow_cluster(colour, protocol), colour, protocol, endpoints),
+        _own_cluster(slot, protocol, endpoints),
+        _aggregate(first_cluster(slot, protocol), preferring),
+        _aggregate(stream_cluster(slot, protocol), preferring),
+        _aggregate(tester_cluster(slot, protocol), [own]),
+        _replicas(shadow_cluster(slot, protocol), slot, protocol, endpoints),
     )
 
 
-def _own_cluster(colour: Slot, protocol: str, endpoints: Path) -> Document:
+def _own_cluster(slot: Slot, protocol: str, endpoints: Path) -> Document:
     return {
-        **_replicas(own_cluster(colour, protocol), colour, protocol, endpoints),
+        **_replicas(own_cluster(slot, protocol), slot, protocol, endpoints),
         "common_lb_config": {
             "healthy_panic_threshold": {"value": 0},
             # The default holds back changes of health for up to a second.
@@ -170,14 +170,14 @@ def _own_cluster(colour: Slot, protocol: str, endpoints: Path) -> Document:
     }
 
 
-def _replicas(name: str, colour: Slot, protocol: str, endpoints: Path) -> Document:
-    """A cluster of the processes of `colour`; the least busy of two gets the request."""
+def _replicas(name: str, slot: Slot, protocol: str, endpoints: Path) -> Document:
+    """A cluster of the processes of `slot`; the least busy of two gets the request."""
     return {
         "name": name,
         "type": "EDS",
         "eds_cluster_config": {
-            "service_name": own_cluster(colour, protocol),
-            "eds_config": _file_source(endpoints, endpoints_file(colour, protocol)),
+            "service_name": own_cluster(slot, protocol),
+            "eds_config": _file_source(endpoints, endpoints_file(slot, protocol)),
         },
         "lb_policy": "LEAST_REQUEST",
         "connect_timeout": "1s",

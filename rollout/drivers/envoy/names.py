@@ -11,31 +11,31 @@ PROTOCOLS = ("http", "grpc")
 Document = dict[str, Any]
 
 
-def own_cluster(colour: Slot, protocol: str) -> str:
-    """The name of the cluster that holds only the processes of `colour`."""
-    return f"{colour}-{protocol}"
+def own_cluster(slot: Slot, protocol: str) -> str:
+    """The name of the cluster that holds only the processes of `slot`."""
+    return f"{slot}-{protocol}"
 
 
-def first_cluster(colour: Slot, protocol: str) -> str:
-    """The name of the cluster that prefers `colour` and falls over to the other one."""
-    return f"{colour}-first-{protocol}"
+def first_cluster(slot: Slot, protocol: str) -> str:
+    """The name of the cluster that prefers `slot` and falls over to the other one."""
+    return f"{slot}-first-{protocol}"
 
 
-def stream_cluster(colour: Slot, protocol: str) -> str:
+def stream_cluster(slot: Slot, protocol: str) -> str:
     """The name of the cluster that is as `first_cluster`, for answers in pieces."""
-    return f"{colour}-stream-{protocol}"
+    return f"{slot}-stream-{protocol}"
 
 
-def tester_cluster(colour: Slot, protocol: str) -> str:
-    """The name of the cluster that counts the testers of `colour`, and falls over to nothing."""
-    return f"{colour}-tester-{protocol}"
+def tester_cluster(slot: Slot, protocol: str) -> str:
+    """The name of the cluster that counts the testers of `slot`, and falls over to nothing."""
+    return f"{slot}-tester-{protocol}"
 
 
-def shadow_cluster(colour: Slot, protocol: str) -> str:
+def shadow_cluster(slot: Slot, protocol: str) -> str:
     """The name of the cluster that copies of requests go to."""
-    return f"{colour}-shadow-{protocol}"
+    return f"{slot}-shadow-{protocol}"
 
 
-def endpoints_file(colour: Slot, protocol: str) -> str:
+def endpoints_file(slot: Slot, protocol: str) -> str:
     """The file name under the endpoint directory for one cluster."""
-    return f"{own_cluster(colour, protocol)}.json"
+    return f"{own_cluster(slot, protocol)}.json"

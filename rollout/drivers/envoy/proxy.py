@@ -76,11 +76,11 @@ class EnvoyFiles:
             security = transport_socket(self._tls, self._secret)
         document = config.bootstrap(self._ports, self._routes, self._endpoints, security)
         _replace(self._bootstrap, document)
-        for colour in Slot:
+        for slot in Slot:
             for protocol in PROTOCOLS:
-                path = self._endpoints / endpoints_file(colour, protocol)
+                path = self._endpoints / endpoints_file(slot, protocol)
                 if not path.exists():
-                    _replace(path, config.endpoint_table(colour, protocol, ()))
+                    _replace(path, config.endpoint_table(slot, protocol, ()))
         if not (self._routes / ROUTES_FILE).exists():
             self.route(TrafficSplit({live: 100, live.other: 0}))
 
@@ -93,11 +93,11 @@ class EnvoyFiles:
         """Write the route file; whether it was different before."""
         return _replace(self._routes / ROUTES_FILE, route_table(traffic))
 
-    def connect(self, colour: Slot, endpoints: tuple[Endpoint, ...]) -> None:
-        """Write the endpoint files of `colour`."""
+    def connect(self, slot: Slot, endpoints: tuple[Endpoint, ...]) -> None:
+        """Write the endpoint files of `slot`."""
         for protocol in PROTOCOLS:
-            path = self._endpoints / endpoints_file(colour, protocol)
-            _replace(path, config.endpoint_table(colour, protocol, endpoints))
+            path = self._endpoints / endpoints_file(slot, protocol)
+            _replace(path, config.endpoint_table(slot, protocol, endpoints))
 
 
 class EnvoyPlane:
@@ -137,8 +137,8 @@ class EnvoyPlane:
                 raise PlaneUnavailable("Envoy does not take the weights over")
             time.sleep(_POLL_SECONDS)
 
-    def connect(self, colour: Slot, endpoints: tuple[Endpoint, ...]) -> None:
-        self._files.connect(colour, endpoints)
+    def connect(self, slot: Slot, endpoints: tuple[Endpoint, ...]) -> None:
+        self._files.connect(slot, endpoints)
 
     def weights(self) -> dict[Slot, int] | None:
         traffic = self.traffic()

@@ -85,17 +85,17 @@ def parse_traffic(document: Mapping[str, Any]) -> TrafficSplit | None:
         return None
     # A weight of 0 is absent from the dump.
     by_name = {cluster["name"]: int(cluster.get("weight", 0)) for cluster in clusters}
-    weights = {colour: by_name.get(first_cluster(colour, PROTOCOLS[0]), 0) for colour in Slot}
+    weights = {slot: by_name.get(first_cluster(slot, PROTOCOLS[0]), 0) for slot in Slot}
     return TrafficSplit(
         weights,
         int(told["mirror"]),
-        _colour(told["mirror_to"]),
-        _colour(told["testers"]),
+        _slot(told["mirror_to"]),
+        _slot(told["testers"]),
         bool(told["sticky"]),
     )
 
 
-def _colour(name: str) -> Slot | None:
+def _slot(name: str) -> Slot | None:
     return Slot(name) if name else None
 
 
@@ -110,13 +110,12 @@ def _told(traffic: TrafficSplit) -> Document:
 
 def _weighted_route(traffic: TrafficSplit, protocol: str, timeout: str) -> Document:
     clusters = [
-        {"name": first_cluster(colour, protocol), "weight": traffic.weights[colour]}
-        for colour in Slot
+        {"name": first_cluster(slot, protocol), "weight": traffic.weights[slot]} for slot in Slot
     ]
     weighted: Document = {"clusters": clusters}
     action: Document = {"weighted_clusters": weighted, "timeout": timeout}
     if traffic.sticky:
-        # The hash takes the place of the dice: who was on a colour stays while it grows.
+        # The hash takes the place of the dice: who was on a slot stays while it grows.
         weighted["use_hash_policy"] = True
         action["hash_policy"] = _hash_policy()
     if traffic.mirror and traffic.mirror_to is not None:
@@ -179,8 +178,8 @@ def _with_streams(route: Document) -> tuple[Document, Document]:
     action.pop("request_mirror_policies", None)
     if weighted := action.get("weighted_clusters"):
         shares = [
-            {"name": stream_cluster(colour, protocol), "weight": cluster["weight"]}
-            for colour, cluster in zip(Slot, weighted["clusters"], strict=True)
+            {"name": stream_cluster(slot, protocol), "weight": cluster["weight"]}
+            for slot, cluster in zip(Slot, weighted["clusters"], strict=True)
         ]
         action["weighted_clusters"] = {**weighted, "clusters": shares}
     streams = {"safe_regex": {"regex": _STREAMS[protocol]}, **match}

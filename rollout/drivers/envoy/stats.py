@@ -1,7 +1,7 @@
 """Envoy's admin answers as values; pure.
 
-A colour's requests are counted where the route sent them (its `first` cluster, HTTP and gRPC
-together). A request that the other colour had to rescue is an error of the colour that was
+A slot's requests are counted where the route sent them (its `first` cluster, HTTP and gRPC
+together). A request that the other slot had to rescue is an error of the slot that was
 asked: the retry counter says so. An answer in pieces is counted apart (`stream`), since its time
 is the length of a conversation: it may fail, but it is not timed. A request whose client left
 before any answer is counted by the cluster that held it (`own`), because Envoy completes it
@@ -76,31 +76,30 @@ def parse_stats(document: Mapping[str, Any]) -> Reading:
             values[entry["name"]] = int(entry["value"])
 
     def count(cluster: _Naming) -> dict[Slot, Totals]:
-        return {colour: _totals(colour, cluster, values, histograms) for colour in Slot}
+        return {slot: _totals(slot, cluster, values, histograms) for slot in Slot}
 
     pieces = count(stream_cluster)
     return Reading(
         totals={
-            colour: totals.plus(_untimed(pieces[colour]))
-            for colour, totals in count(first_cluster).items()
+            slot: totals.plus(_untimed(pieces[slot]))
+            for slot, totals in count(first_cluster).items()
         },
         healthy={
-            colour: all(n > 0 for n in _each(colour, "membership_healthy", values))
-            for colour in Slot
+            slot: all(n > 0 for n in _each(slot, "membership_healthy", values)) for slot in Slot
         },
-        active={colour: sum(_each(colour, "upstream_rq_active", values)) for colour in Slot},
+        active={slot: sum(_each(slot, "upstream_rq_active", values)) for slot in Slot},
         shadow=count(shadow_cluster),
     )
 
 
-def _each(colour: Slot, name: str, values: Mapping[str, int]) -> list[int]:
-    """One value of the colour's own cluster for each protocol."""
-    clusters = (own_cluster(colour, protocol) for protocol in PROTOCOLS)
+def _each(slot: Slot, name: str, values: Mapping[str, int]) -> list[int]:
+    """One value of the slot's own cluster for each protocol."""
+    clusters = (own_cluster(slot, protocol) for protocol in PROTOCOLS)
     return [values.get(f"cluster.{cluster}.{name}", 0) for cluster in clusters]
 
 
 def _totals(
-    colour: Slot,
+    slot: Slot,
     cluster: _Naming,
     values: Mapping[str, int],
     histograms: Mapping[str, tuple[int, ...]],
@@ -109,10 +108,10 @@ def _totals(
     nothing = (0,) * len(LATENCY_EDGES_MS)
     total = Totals(within=nothing)
     for protocol in PROTOCOLS:
-        prefix = f"cluster.{cluster(colour, protocol)}."
+        prefix = f"cluster.{cluster(slot, protocol)}."
         within = histograms.get(f"{prefix}upstream_rq_time", nothing)
         holder = own_cluster if cluster is first_cluster else cluster
-        let_go = sum(values.get(f"cluster.{holder(colour, protocol)}.{n}", 0) for n in _LET_GO)
+        let_go = sum(values.get(f"cluster.{holder(slot, protocol)}.{n}", 0) for n in _LET_GO)
         # At the route's timeout Envoy lets go as well, but answers: 504, counted as an error.
         timeouts = values.get(f"{prefix}upstream_rq_timeout", 0)
         part = Totals(

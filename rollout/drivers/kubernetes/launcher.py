@@ -1,6 +1,6 @@
 """The "processes" of a deployment in a cluster: Deployments that are the user's own.
 
-Nothing is started, scaled or stopped here: that stays with whoever owns the manifests. A colour
+Nothing is started, scaled or stopped here: that stays with whoever owns the manifests. A slot
 is ready once all ready pods of its Service say that they serve the wanted digest.
 """
 
@@ -21,7 +21,7 @@ from rollout.drivers.local import logs, processes
 
 
 class KubernetesLauncher:
-    """Looks at the pods of both colours; notes under `directory` what it finds."""
+    """Looks at the pods of both slots; notes under `directory` what it finds."""
 
     def __init__(self, target: KubernetesTarget, plane: KubernetesPlane, directory: Path) -> None:
         self._target = target
@@ -30,13 +30,13 @@ class KubernetesLauncher:
         self._found: dict[str, tuple[ProcessState, str]] = {}
         self._settled: set[str] = set()
 
-    def start(self, colour: Slot, revision: Revision, index: int = 0) -> RunningRevision:
-        """Take the colour's Service for `revision`; its pods may come later."""
-        log = logs.path(self._logs, replica_role(colour, index))
+    def start(self, slot: Slot, revision: Revision, index: int = 0) -> RunningRevision:
+        """Take the slot's Service for `revision`; its pods may come later."""
+        log = logs.path(self._logs, replica_role(slot, index))
         processes.log_start(
-            log, f"Service {self._target.services[colour]} is to serve {revision.bento}"
+            log, f"Service {self._target.services[slot]} is to serve {revision.bento}"
         )
-        token = f"{colour}#{uuid.uuid4().hex}"
+        token = f"{slot}#{uuid.uuid4().hex}"
         return RunningRevision(
             revision, Endpoint(0, 0), ProcessRef(NO_PROCESS, 0.0, token), str(log)
         )
@@ -65,8 +65,8 @@ class KubernetesLauncher:
         self._found[served.process.token] = (ProcessState.DEAD, "")
 
     def _look(self, served: RunningRevision) -> tuple[ProcessState, str]:
-        colour = Slot(served.process.token.partition("#")[0])
-        service, wanted = self._target.services[colour], served.revision
+        slot = Slot(served.process.token.partition("#")[0])
+        service, wanted = self._target.services[slot], served.revision
         pods = [pod for pod in self._plane.cluster.pods(service) if pod.ready]
         if not pods:
             return ProcessState.STARTING, f"Service {service} has no ready pod"

@@ -1,4 +1,4 @@
-"""Counts of both colours from whatever tells them: the pods of a Service, or plain addresses."""
+"""Counts of both slots from whatever tells them: the pods of a Service, or plain addresses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """One look at the servers of a colour, each by its uid: which exist, which should get
+    """One look at the servers of a slot, each by its uid: which exist, which should get
     traffic, and what those that answered have counted.
     """
 
@@ -28,7 +28,7 @@ class Scrape:
 
 
 class PodCounts(Protocol):
-    """What can be asked for one colour's counts; PlaneUnavailable."""
+    """What can be asked for one slot's counts; PlaneUnavailable."""
 
     def scrape(self) -> Scrape: ...
 
@@ -62,28 +62,26 @@ def totals_of(texts: Mapping[str, str]) -> dict[str, Totals]:
 
 
 class SourceMeter:
-    """A meter over one source per colour. Its totals only rise."""
+    """A meter over one source per slot. Its totals only rise."""
 
     def __init__(self, sources: Mapping[Slot, PodCounts]) -> None:
         self._sources = dict(sources)
-        self._tallies = {colour: PodTally() for colour in Slot}
+        self._tallies = {slot: PodTally() for slot in Slot}
 
     def read(self) -> Reading:
-        """A colour is healthy while one of its ready servers tells its counts.
+        """A slot is healthy while one of its ready servers tells its counts.
 
-        PlaneUnavailable if there are some, and none of either colour does.
+        PlaneUnavailable if there are some, and none of either slot does.
         """
-        looks = {colour: source.scrape() for colour, source in self._sources.items()}
+        looks = {slot: source.scrape() for slot, source in self._sources.items()}
         asked = any(look.ready for look in looks.values())
         if asked and not any(look.told for look in looks.values()):
             raise PlaneUnavailable("no server tells counts that this version can read")
-        for colour, look in looks.items():
-            self._tallies[colour].add(look.told, look.present)
+        for slot, look in looks.items():
+            self._tallies[slot].add(look.told, look.present)
         return Reading(
-            totals={colour: tally.total for colour, tally in self._tallies.items()},
-            healthy={
-                colour: not look.ready.isdisjoint(look.told) for colour, look in looks.items()
-            },
+            totals={slot: tally.total for slot, tally in self._tallies.items()},
+            healthy={slot: not look.ready.isdisjoint(look.told) for slot, look in looks.items()},
             # What is in flight is drained by the cluster, not by us.
             active=dict.fromkeys(Slot, 0),
             shadow=dict.fromkeys(Slot, NOTHING),

@@ -95,7 +95,7 @@ class KubernetesPlane:
             raise self._unfit(error) from error
         return None if claim is None else claim.holder
 
-    def connect(self, colour: Slot, endpoints: tuple[Endpoint, ...]) -> None:
+    def connect(self, slot: Slot, endpoints: tuple[Endpoint, ...]) -> None:
         """Nothing: a Service finds its pods by itself, and they are drained by the cluster."""
 
     def read(self) -> Reading:
@@ -128,17 +128,17 @@ class KubernetesPlane:
             raise StaleEpochError(f"epoch {ours.epoch} of HTTPRoute {self._target.route} is over")
 
     def _require_ready(self, found: Json, weights: Mapping[Slot, int]) -> None:
-        """No more traffic for a colour without a ready pod, unless the other has none either."""
+        """No more traffic for a slot without a ready pod, unless the other has none either."""
         before = routes.least_of(found, self._target)
-        for colour in Slot:
-            if weights[colour] <= before[colour] or self._ready(colour):
+        for slot in Slot:
+            if weights[slot] <= before[slot] or self._ready(slot):
                 continue
-            if self._ready(colour.other):
-                service = self._target.services[colour]
+            if self._ready(slot.other):
+                service = self._target.services[slot]
                 raise PlaneUnavailable(f"Service {service} has no ready pod: no traffic for it")
 
-    def _ready(self, colour: Slot) -> bool:
-        return any(pod.ready for pod in self.cluster.pods(self._target.services[colour]))
+    def _ready(self, slot: Slot) -> bool:
+        return any(pod.ready for pod in self.cluster.pods(self._target.services[slot]))
 
     def _await_accepted(self, found: Json) -> None:
         deadline = time.monotonic() + self._accept_seconds

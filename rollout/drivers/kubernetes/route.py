@@ -56,7 +56,7 @@ def claim_of(route: Json) -> Claim | None:
 
 
 def weights_of(route: Json, target: KubernetesTarget) -> dict[Slot, int] | None:
-    """Percent per colour in the first rule that is ours; None if neither gets anything.
+    """Percent per slot in the first rule that is ours; None if neither gets anything.
 
     RouteUnfitError if no rule is ours.
     """
@@ -67,11 +67,11 @@ def weights_of(route: Json, target: KubernetesTarget) -> dict[Slot, int] | None:
 
 
 def least_of(route: Json, target: KubernetesTarget) -> dict[Slot, int]:
-    """The least percent that each colour has in any rule that is ours. RouteUnfitError."""
+    """The least percent that each slot has in any rule that is ours. RouteUnfitError."""
     shares = [_shares(pair) or dict.fromkeys(Slot, 0) for pair in _pairs(route, target)]
     if not shares:
         raise _no_rule(target)
-    return {colour: min(each[colour] for each in shares) for colour in Slot}
+    return {slot: min(each[slot] for each in shares) for slot in Slot}
 
 
 def patched(
@@ -87,9 +87,9 @@ def patched(
     if not pairs:
         raise _no_rule(target)
     for pair in pairs:
-        for colour, ref in pair.items():
-            if _weight(ref) != weights[colour]:
-                ref["weight"] = weights[colour]
+        for slot, ref in pair.items():
+            if _weight(ref) != weights[slot]:
+                ref["weight"] = weights[slot]
     if wanted["spec"] == route["spec"] and claim_of(route) == claim:
         return None
     version = route["metadata"]["resourceVersion"]
@@ -126,10 +126,10 @@ def _pairs(route: Json, target: KubernetesTarget) -> Iterator[dict[Slot, Json]]:
     for rule in route["spec"].get("rules") or []:
         refs = rule.get("backendRefs") or []
         found = [
-            (colour, ref)
+            (slot, ref)
             for ref in refs
-            for colour in Slot
-            if _names(ref, target.services[colour], namespace)
+            for slot in Slot
+            if _names(ref, target.services[slot], namespace)
         ]
         pair = dict(found)
         if len(pair) < len(Slot):
@@ -146,7 +146,7 @@ def _pairs(route: Json, target: KubernetesTarget) -> Iterator[dict[Slot, Json]]:
 
 
 def _shares(pair: Mapping[Slot, Json]) -> dict[Slot, int] | None:
-    blue, green = (_weight(pair[colour]) for colour in Slot)
+    blue, green = (_weight(pair[slot]) for slot in Slot)
     if blue + green == 0:
         return None
     share = round(100 * blue / (blue + green))

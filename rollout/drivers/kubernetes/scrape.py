@@ -1,4 +1,4 @@
-"""What pods say in /metrics, summed per colour so that a restarted pod takes nothing away. Pure.
+"""What pods say in /metrics, summed per slot so that a restarted pod takes nothing away. Pure.
 
 A pod counts from zero when its container restarts, so each pod's increments are added up here.
 What a pod had counted before it was first seen belongs to no rollout.
@@ -53,7 +53,7 @@ def read_totals(text: str) -> Totals:
 
 
 class PodTally:
-    """Increments of one colour's pods. `total` only rises."""
+    """Increments of one slot's pods. `total` only rises."""
 
     def __init__(self) -> None:
         self.total = NOTHING

@@ -148,8 +148,8 @@ class Activator:
 
 async def find_ready(journal: Journal, name: str, client: httpx.AsyncClient) -> Endpoint | None:
     """A live replica that says that it is ready."""
-    colour = journal.deployment(name).colour
-    for served in replicas_of(journal, name, colour).values():
+    slot = journal.deployment(name).slot
+    for served in replicas_of(journal, name, slot).values():
         url = f"http://127.0.0.1:{served.endpoint.http}/v2/health/ready"
         with contextlib.suppress(httpx.TransportError):
             if (await client.get(url)).status_code == httpx.codes.OK:

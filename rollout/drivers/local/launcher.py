@@ -107,15 +107,15 @@ class LocalLauncher:
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._client.close()
 
-    def start(self, colour: Slot, revision: Revision, index: int = 0) -> RunningRevision:
-        name = replica_role(colour, index)
+    def start(self, slot: Slot, revision: Revision, index: int = 0) -> RunningRevision:
+        name = replica_role(slot, index)
         role = process_role(self._logs.parent, name)
         processes.end_strays(role)
         http, grpc = free_ports(2)
         log = logs.path(self._logs, name)
         processes.log_start(log, f"{revision.bento} as {name} on port {http}")
         command = [part.format(bento=revision.bento, port=http) for part in self._settings.serve]
-        process = processes.spawn(role, command, log, self._environment(colour, grpc))
+        process = processes.spawn(role, command, log, self._environment(slot, grpc))
         return RunningRevision(revision, Endpoint(http, grpc), process, str(log))
 
     def probe(self, served: RunningRevision) -> ProcessState:
@@ -142,10 +142,10 @@ class LocalLauncher:
     def stop(self, served: RunningRevision, *, force: bool = False) -> None:
         (processes.kill if force else processes.terminate)(served.process)
 
-    def _environment(self, colour: Slot, grpc: int) -> dict[str, str]:
+    def _environment(self, slot: Slot, grpc: int) -> dict[str, str]:
         workers = str(self._settings.workers)
         samples = sample_folder(self._logs.parent)
-        recording = samples.environment(colour) if samples else {}
+        recording = samples.environment(slot) if samples else {}
         own = {GRPC_PORT: str(grpc), WORKERS: workers, **recording}
         return {**bento_environment(), **_ALONE, **own}
 

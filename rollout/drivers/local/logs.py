@@ -88,8 +88,8 @@ def roles(directory: Path, wanted: str | None = None) -> tuple[str, ...]:
 
 
 def _role(log: Path) -> str:
-    colour, dash, index = log.name.removesuffix(_SUFFIX).rpartition("-")
-    return f"{colour}/{index}" if dash and index.isdigit() else log.name.removesuffix(_SUFFIX)
+    slot, dash, index = log.name.removesuffix(_SUFFIX).rpartition("-")
+    return f"{slot}/{index}" if dash and index.isdigit() else log.name.removesuffix(_SUFFIX)
 
 
 def tail(directory: Path, role: str, count: int) -> list[LogLine]:

@@ -23,12 +23,12 @@ class SampleFolder:
 
     @property
     def control(self) -> Path:
-        """The document that says what both colours record."""
+        """The document that says what both slots record."""
         return self.directory / "samples" / "control.json"
 
-    def segments(self, colour: Slot) -> Path:
-        """Where all replicas of a colour write their segments."""
-        return self.directory / "samples" / colour
+    def segments(self, slot: Slot) -> Path:
+        """Where all replicas of a slot write their segments."""
+        return self.directory / "samples" / slot
 
     def disagreements(self, rollout: int) -> Path:
         """The rows that a rollout's two revisions answered differently; it stays."""
@@ -38,9 +38,9 @@ class SampleFolder:
         """Remove what is recorded, and the order to record; the servers that write are gone."""
         shutil.rmtree(self.control.parent, ignore_errors=True)
 
-    def environment(self, colour: Slot) -> Mapping[str, str]:
-        """What a server of `colour` has to know."""
-        return {SAMPLE_DIR: str(self.segments(colour)), SAMPLE_CONTROL: str(self.control)}
+    def environment(self, slot: Slot) -> Mapping[str, str]:
+        """What a server of `slot` has to know."""
+        return {SAMPLE_DIR: str(self.segments(slot)), SAMPLE_CONTROL: str(self.control)}
 
 
 def sample_folder(directory: Path) -> SampleFolder | None:

@@ -17,7 +17,7 @@ from services.batch.locations import scheme_of, without_password
 # Each module has `open_sink(SinkRequest) -> Sink`.
 BY_SCHEME: Mapping[str, str] = MappingProxyType(
     {
-        "hybrid": "services.batch.sinks.precomputed",
+        "precomputed": "services.batch.sinks.precomputed",
         "postgresql": "services.batch.databases.postgres",
         "postgres": "services.batch.databases.postgres",
         "sqlite": "services.batch.databases.sqlite",

@@ -57,18 +57,18 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _COMMIT_ROWS = 50_000
-_KEY, _DIGEST = "hybrid key", "model digest"
+_KEY, _DIGEST = "precomputed key", "model digest"
 _ID_CHARS = 32
 _DATATYPES: Mapping[np.dtype, Datatype] = MappingProxyType(
     {np.dtype(each.numpy_name): each for each in Datatype if each is not Datatype.BYTES}
 )
 
 
-def open_sink(request: SinkRequest) -> HybridSink:
-    """Open the sink of `hybrid://NAME`, in the store that MLCTL_HYBRID_STORE names.
+def open_sink(request: SinkRequest) -> PrecomputedSink:
+    """Open the sink of `precomputed://NAME`, in the store that MLCTL_PRECOMPUTED_STORE names.
 
     Options, also as a query of the location: `key` is the column with the entity keys,
-    `flip=no` leaves it to `mlctl hybrid flip` to make the generation live.
+    `flip=no` leaves it to `mlctl precomputed flip` to make the generation live.
     """
     place, _, query = request.location.partition("://")[2].partition("?")
     name, options = check_name(place.rstrip("/")), {**dict(parse_qsl(query)), **request.options}
@@ -77,10 +77,10 @@ def open_sink(request: SinkRequest) -> HybridSink:
         raise MlctlError(ErrorCode.INVALID_INPUT, f"--option flip={flip}: write yes or no")
     where = load_place()
     store, lock = open_store(name, where), lock_path(name, where)
-    return HybridSink(name, store, lock, options.get("key"), flip=flip == "yes")
+    return PrecomputedSink(name, store, lock, options.get("key"), flip=flip == "yes")
 
 
-class HybridSink:
+class PrecomputedSink:
     """Writes one generation of `store`.
 
     Jobs of this machine with the same name exclude each other with the file `lock`. It contains
@@ -114,7 +114,7 @@ class HybridSink:
 
     def __enter__(self) -> Self:
         self._lock_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._lock = lock_job(self._lock_path, f"hybrid://{self._name}")
+        self._lock = lock_job(self._lock_path, f"precomputed://{self._name}")
         self._owner = _machine_id(self._lock)
         return self
 
@@ -128,7 +128,9 @@ class HybridSink:
     def begin(self, job: Job, *, restart: bool = False) -> JobProgress:
         """Resume the generation of the same job, or create one beside those of other jobs."""
         if job.partition_by:
-            raise MlctlError(ErrorCode.INVALID_INPUT, "--partition-by: hybrid:// has no folders")
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT, "--partition-by: precomputed:// has no folders"
+            )
         key = self._key_column(job)
         job = replace(
             job, fingerprint={**job.fingerprint, _KEY: key}, facts={**job.facts, _KEY: key}
@@ -216,13 +218,15 @@ class HybridSink:
             record = self._store.record(each.number)
             if record is not None:
                 return each, record
-        raise MlctlError(ErrorCode.NOT_FOUND, f"hybrid://{self._name} holds no batch job's answers")
+        raise MlctlError(
+            ErrorCode.NOT_FOUND, f"precomputed://{self._name} holds no batch job's answers"
+        )
 
     def _claim(self, generation: int, job: str | None = None) -> None:
         if not self._store.claim(generation, self._owner, job):
             raise MlctlError(
                 ErrorCode.JOB_RUNNING,
-                f"a job on another machine writes generation {generation} of hybrid://{self._name}",
+                f"a job on another machine writes generation {generation} of precomputed://{self._name}",
                 f"Wait for its end. If that machine is dead, run this again in {LEASE_SECONDS:.0f} "
                 "s: then its lease has run out.",
             )
@@ -255,7 +259,7 @@ class HybridSink:
         if key is None or key not in keep:
             raise MlctlError(
                 ErrorCode.INVALID_INPUT,
-                f"hybrid://{self._name} needs the column of the entity keys",
+                f"precomputed://{self._name} needs the column of the entity keys",
                 "Name it with --keep COLUMN; with several, say which: --option key=COLUMN.",
             )
         return key

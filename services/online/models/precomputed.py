@@ -176,32 +176,32 @@ class PrecomputedLookup:
         return Answer(outputs, ran.queue_seconds, ran.infer_seconds, ran.batch_rows, parameters)
 
 
-def open_hybrid(
+def open_precomputed(
     model: Precomputable,
     settings: ServerSettings,
     batching: BatchExecutor,
     clock: Clock,
     registry: CollectorRegistry,
 ) -> PrecomputedLookup | None:
-    """Return what answers the model's requests with keys; None if MLCTL_HYBRID is not set.
+    """Return what answers the model's requests with keys; None if MLCTL_PRECOMPUTED is not set.
 
     UNSUPPORTED_MODEL for a model whose answers cannot be precomputed.
     """
-    if settings.hybrid is None:
+    if settings.precomputed is None:
         return None
     if not batching.limits.joinable:
         raise MlctlError(
             ErrorCode.UNSUPPORTED_MODEL,
             f"model {model.name!r} has no independent rows, so its answers cannot be precomputed",
-            "Serve it without MLCTL_HYBRID.",
+            "Serve it without MLCTL_PRECOMPUTED.",
         )
     codec = RowCodec(model.signature.outputs)
-    store = open_store(settings.hybrid, settings.hybrid_store)
-    timeout = settings.hybrid_timeout_ms / 1000
+    store = open_store(settings.precomputed, settings.precomputed_store)
+    timeout = settings.precomputed_timeout_ms / 1000
     meter = PrecomputedMetrics(model.name, registry)
     finder = Finder(store.reader(model.digest, timeout), timeout, clock)
     return PrecomputedLookup(
-        codec, finder, batching.submit, meter, clock, ttl=settings.hybrid_ttl_s
+        codec, finder, batching.submit, meter, clock, ttl=settings.precomputed_ttl_s
     )
 
 

@@ -22,7 +22,7 @@ class PrecomputedMetrics:
         self._exposition = Exposition(registry, self._tell)
         labels = {"model": model}
         self._lookup_sink = CounterSink(
-            "mlctl_hybrid_lookups",
+            "mlctl_precomputed_lookups",
             "Entity keys looked up, by result: 'hit', 'miss', 'stale' (too old), 'foreign' (no row "
             "of this model) or 'down' (the store is unavailable).",
             labels,
@@ -30,7 +30,7 @@ class PrecomputedMetrics:
             registry,
         )
         self._seconds_sink = HistogramSink(
-            "mlctl_hybrid_lookup_seconds",
+            "mlctl_precomputed_lookup_seconds",
             "Seconds that the lookups of a request took.",
             labels,
             registry,

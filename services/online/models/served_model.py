@@ -26,7 +26,7 @@ from services.online.batching.executor import Answer, BatchExecutor
 from services.online.batching.scheduler import Limits, Priority, QueueFullError
 from services.online.metrics.counts import Metrics
 from services.online.metrics.tally import Tally
-from services.online.models.precomputed import PrecomputedLookup, open_hybrid
+from services.online.models.precomputed import PrecomputedLookup, open_precomputed
 from services.online.observability.calls import outcome_of
 from services.online.observability.observer import Observer, open_observer
 from services.online.settings import ServerSettings
@@ -89,7 +89,7 @@ class ServedModel:
         self.inflight = inflight or Inflight(settings.max_inflight_bytes)
         self._metrics: Metrics | None = None
         self.observer: Observer | None = None
-        self._hybrid: PrecomputedLookup | None = None
+        self._precomputed: PrecomputedLookup | None = None
 
     @property
     def hosts(self) -> tuple[ServedModel, ...]:
@@ -177,7 +177,9 @@ class ServedModel:
             lengths=self._lengths,
             stepwise=scorer,
         )
-        self._hybrid = open_hybrid(self, self.settings, self._batching, self._clock, self._registry)
+        self._precomputed = open_precomputed(
+            self, self.settings, self._batching, self._clock, self._registry
+        )
         # What was loaded so far lives as long as the process: keep the collector off it.
         gc.collect()
         gc.freeze()
@@ -224,9 +226,9 @@ class ServedModel:
 
         Raises what `infer` does.
         """
-        if self._hybrid is None or not request.keys or self.phase is not ModelPhase.READY:
+        if self._precomputed is None or not request.keys or self.phase is not ModelPhase.READY:
             return self.infer(request.inputs, timeout, priority)
-        return self._hybrid.ask(request, self._seconds(timeout), priority)
+        return self._precomputed.ask(request, self._seconds(timeout), priority)
 
     def stream(
         self,
@@ -280,8 +282,8 @@ class ServedModel:
         A run that outlasts its callers is given `grace` seconds: it may never end.
         """
         self.phase = ModelPhase.STOPPING
-        if self._hybrid is not None:
-            await self._hybrid.drain()
+        if self._precomputed is not None:
+            await self._precomputed.drain()
         if self._batching is not None:
             if not await self._batching.drain(grace):
                 logger.critical("model %s is stopped while a batch still runs", self.name)

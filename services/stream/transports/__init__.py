@@ -18,7 +18,7 @@ BY_SCHEME: Mapping[str, str] = MappingProxyType(
         "redis": "services.stream.transports.redis",
         "rediss": "services.stream.transports.redis",
         "file": "services.stream.transports.jsonl",
-        "hybrid": "services.stream.transports.precomputed",
+        "precomputed": "services.stream.transports.precomputed",
         "-": "services.stream.transports.jsonl",
     }
 )

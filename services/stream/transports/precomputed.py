@@ -1,4 +1,4 @@
-"""Answers that join the precomputed ones: `hybrid://NAME`, or `hybrid://NAME?key=FIELD`.
+"""Answers that join the precomputed ones: `precomputed://NAME`, or `precomputed://NAME?key=FIELD`.
 
 The entity key is a field of the message, or else its own key. A row replaces the one of its key
 in the live generation of the model, so that to write an answer again changes nothing.
@@ -24,7 +24,7 @@ _REMEMBERED = 500_000
 Position = tuple[str, tuple[int, ...]]
 
 
-class HybridProducer:
+class PrecomputedProducer:
     """Writes the answers of a stream into a store."""
 
     def __init__(self, store: PrecomputedStore, clock: Clock | None = None) -> None:
@@ -41,7 +41,7 @@ class HybridProducer:
             headers = dict(message.headers)
             if DIGEST not in headers or SOURCE not in headers:
                 raise MlctlError(
-                    ErrorCode.INVALID_INPUT, "only answers of a run can go to hybrid://"
+                    ErrorCode.INVALID_INPUT, "only answers of a run can go to precomputed://"
                 )
             key, payload = _key_and_row(message)
             position = _position(headers.get(SOURCE, b"").decode())
@@ -72,7 +72,7 @@ class HybridProducer:
         return newest is not None and position[0] == newest[0] and position[1] < newest[1]
 
 
-class HybridTransport:
+class PrecomputedTransport:
     """A place to write to only."""
 
     def open_link(self, request: LinkRequest) -> StreamConnection:
@@ -81,17 +81,17 @@ class HybridTransport:
     def open_consumer(self, request: LinkRequest) -> Consumer:
         raise _not_read(request.source)
 
-    def open_producer(self, place: StreamUrl) -> HybridProducer:
+    def open_producer(self, place: StreamUrl) -> PrecomputedProducer:
         if unknown := sorted(set(place.options) - {"key"}):
             raise MlctlError(
                 ErrorCode.INVALID_INPUT,
                 f"{place.shown()} has no option {unknown[0]!r}",
                 "Known is: key.",
             )
-        return HybridProducer(open_store(check_name(place.address.rstrip("/")), load_place()))
+        return PrecomputedProducer(open_store(check_name(place.address.rstrip("/")), load_place()))
 
 
-transport = HybridTransport()
+transport = PrecomputedTransport()
 
 
 def _key_and_row(message: Outgoing) -> tuple[str, bytes]:
@@ -106,8 +106,8 @@ def _key_and_row(message: Outgoing) -> tuple[str, bytes]:
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
             "a message has no key that could be an entity's",
-            "Name the field that is: --out hybrid://NAME?key=FIELD; messages without it are dead "
-            "letters.",
+            "Name the key field: --out precomputed://NAME?key=FIELD; messages without it "
+            "become dead letters.",
         )
     return key, payload
 

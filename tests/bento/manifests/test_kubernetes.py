@@ -87,7 +87,7 @@ def test_a_candidate_is_all_that_is_its_own_and_nothing_that_serves() -> None:
     assert "annotations" not in made(CANDIDATE)["ScaledObject/shop-green"]["metadata"]
 
 
-def test_an_idle_colour_has_no_pods() -> None:
+def test_an_idle_slot_has_no_pods() -> None:
     found = made(PLAN)
     assert found["Deployment/shop-blue"]["spec"]["replicas"] == 2
     assert found["Deployment/shop-green"]["spec"]["replicas"] == 0

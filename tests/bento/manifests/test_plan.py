@@ -22,10 +22,13 @@ from tests.bento.manifests.plans import PLAN
         ({"namespace": "a/b"}, "'a/b'"),
         ({"settings": {"MLCTL_GRPC_PORT": "1"}}, "the manifests decide it"),
         ({"settings": {"MLCTL_TOKEN": "x"}}, "the manifests decide it"),
-        ({"settings": {"MLCTL_HYBRID_STORE": "postgresql://u:p@h/d"}}, "has a password"),
-        ({"settings": {"MLCTL_HYBRID_STORE": "redis://:p/w@h/0"}}, "has a password"),
-        ({"settings": {"MLCTL_HYBRID_STORE": "postgresql://u@h/d?password=p"}}, "has a password"),
-        ({"layout": ManifestLayout.SINGLE, "only": ManifestSlot.BLUE}, "leave out --colour"),
+        ({"settings": {"MLCTL_PRECOMPUTED_STORE": "postgresql://u:p@h/d"}}, "has a password"),
+        ({"settings": {"MLCTL_PRECOMPUTED_STORE": "redis://:p/w@h/0"}}, "has a password"),
+        (
+            {"settings": {"MLCTL_PRECOMPUTED_STORE": "postgresql://u@h/d?password=p"}},
+            "has a password",
+        ),
+        ({"layout": ManifestLayout.SINGLE, "only": ManifestSlot.BLUE}, "leave out --slot"),
         ({"edge": Edge("g", (), "grpc.example")}, "moves no GRPCRoute"),
     ],
 )

@@ -37,7 +37,7 @@ def test_a_step_and_what_it_waits_for(played: Played) -> None:
     played.tick(2)
     state = screen(snapshot(played))
     assert (state.name, state.address, state.answers) == ("shop", "http://127.0.0.1:8000", True)
-    assert [(each.part, each.weight, each.replicas) for each in state.colours] == [
+    assert [(each.part, each.weight, each.replicas) for each in state.slots] == [
         ("live", 90, 2),
         ("candidate", 10, 1),
     ]
@@ -65,11 +65,11 @@ def test_what_speaks_against_a_bad_candidate_fills_up(played: Played) -> None:
     assert "failed" in shown.verdict
 
 
-def test_what_a_colour_answers_is_told_by_edges(played: Played) -> None:
+def test_what_a_slot_answers_is_told_by_edges(played: Played) -> None:
     played.until(RolloutPhase.SHIFT)
     totals = Totals(requests=200, errors=4, timed=200, within=(150, 200))
     flow = Flow(totals, seconds=10.0, edges=(5.0, 9.0))
-    (blue, green) = screen(replace(snapshot(played), flows={Slot.BLUE: flow})).colours
+    (blue, green) = screen(replace(snapshot(played), flows={Slot.BLUE: flow})).slots
     assert (blue.rate, blue.p50, blue.p99, blue.error_share) == (20.0, 5.0, 9.0, 0.02)
     assert (green.rate, green.p50, green.p99, green.error_share) == (None, None, None, None)
 
@@ -96,7 +96,7 @@ def test_a_pause_stops_the_clocks(played: Played) -> None:
 def test_after_a_promotion_the_former_is_named(played: Played) -> None:
     played.until(RolloutPhase.DONE)
     state = screen(snapshot(played))
-    assert [(each.part, each.bento) for each in state.colours] == [
+    assert [(each.part, each.bento) for each in state.slots] == [
         ("live", "tiny:bb"),
         ("former", "tiny:aa"),
     ]
@@ -117,5 +117,5 @@ def test_without_a_rollout_or_an_answer(played: Played) -> None:
     state = screen(replace(seen, rollout=None, weights={}, healthy={}))
     assert state.rollout is None
     assert not state.answers
-    (live,) = state.colours
+    (live,) = state.slots
     assert (live.weight, live.healthy) == (None, None)

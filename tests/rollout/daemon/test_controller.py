@@ -64,10 +64,10 @@ class Stage:
         """Ticks of one second with traffic by weight, the candidate's with faults."""
         for _ in range(times):
             self.clock.advance(1.0)
-            for colour, weight in self.plane.weights.items():
+            for slot, weight in self.plane.weights.items():
                 n = requests * weight // 100
-                bad = colour is Slot.GREEN and n > 0
-                self.plane.serve(colour, n, errors=errors * bad, slow=slow * bad)
+                bad = slot is Slot.GREEN and n > 0
+                self.plane.serve(slot, n, errors=errors * bad, slow=slow * bad)
             self.controller.tick()
 
     def until(self, phase: RolloutPhase, limit: int = 100) -> None:
@@ -95,7 +95,7 @@ def test_a_good_candidate_gets_all_traffic_step_by_step(stage: Stage) -> None:
     assert stage.plane.history == [0, 10, 50, 100]
     assert stage.record.outcome is Outcome.PROMOTED
     assert stage.journal.deployment("shop").live == revision("tiny:bb")
-    assert stage.journal.deployment("shop").colour is Slot.GREEN
+    assert stage.journal.deployment("shop").slot is Slot.GREEN
     (ended,) = stage.events("ended")
     assert ended.body["verdict"]["gate"] == Gate.PROOF
 

@@ -81,7 +81,7 @@ def test_a_proxy_that_is_silent_for_a_moment_is_told_at_the_next_look(
 ) -> None:
     stage.look(ProcessState.STARTING)
 
-    def silent(_colour: Slot, _endpoints: tuple[Endpoint, ...]) -> None:
+    def silent(_slot: Slot, _endpoints: tuple[Endpoint, ...]) -> None:
         raise PlaneUnavailable("connection refused")
 
     with monkeypatch.context() as patch:

@@ -77,8 +77,8 @@ def test_several_models_are_known_by_their_digests() -> None:
     assert records.value_from(Revision, json.loads(records.dumps(several))) == several
 
 
-def test_each_colour_has_another() -> None:
-    assert [colour.other for colour in Slot] == [Slot.GREEN, Slot.BLUE]
+def test_each_slot_has_another() -> None:
+    assert [slot.other for slot in Slot] == [Slot.GREEN, Slot.BLUE]
 
 
 def test_a_refusal_says_what_to_give() -> None:

@@ -62,7 +62,7 @@ def test_a_deployment_comes_back_as_it_was_written(journal: Journal) -> None:
     create(journal)
     deployment = journal.deployment("shop")
     assert deployment.up
-    assert (deployment.colour, deployment.live) == (Slot.BLUE, BLUE)
+    assert (deployment.slot, deployment.live) == (Slot.BLUE, BLUE)
     assert (deployment.ports, deployment.settings) == (Ports(8000, 8001), DeploymentSettings())
     assert journal.deployments() == (deployment,)
 
@@ -86,7 +86,7 @@ def test_an_unknown_name_lists_near_ones(journal: Journal) -> None:
 def test_a_rollout_comes_back_with_its_position(journal: Journal, clock: ManualClock) -> None:
     create(journal)
     rollout = journal.rollout(journal.begin("shop", GREEN, SPEC))
-    assert (rollout.colour, rollout.live, rollout.candidate) == (Slot.GREEN, BLUE, GREEN)
+    assert (rollout.slot, rollout.live, rollout.candidate) == (Slot.GREEN, BLUE, GREEN)
     begun = RolloutProgress(
         started=clock.wall(), since=clock.wall(), evidence=GateEvidence(seed=rollout.id)
     )
@@ -106,7 +106,7 @@ def test_the_live_revision_is_not_promoted_again(journal: Journal) -> None:
     create(journal)
     finish(journal, journal.begin("shop", GREEN, SPEC), journal.take_over("shop"))
     deployment = journal.deployment("shop")
-    assert (deployment.colour, deployment.live) == (Slot.GREEN, GREEN)
+    assert (deployment.slot, deployment.live) == (Slot.GREEN, GREEN)
     refused(ErrorCode.ALREADY_LIVE, journal)
     assert journal.active("shop") is None
     assert journal.rollouts("shop")[0].outcome is Outcome.PROMOTED

@@ -146,13 +146,13 @@ def test_what_was_no_row_stays_and_keeps_no_other_from_passing(tmp_path: Path) -
         "sqlite://{}/typo.db?table=scores",
         "sqlite://{}/other.db?table=scores",
         "duckdb://{}/typo.db?table=scores",
-        "hybrid://scores",
+        "precomputed://scores",
     ],
 )
 def test_a_place_without_a_job_is_refused_and_nothing_is_made(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MLCTL_HYBRID_STORE", str(tmp_path))
+    monkeypatch.setenv("MLCTL_PRECOMPUTED_STORE", str(tmp_path))
     (tmp_path / "out").mkdir()
     with sqlite3.connect(tmp_path / "out" / "other.db") as other:
         other.execute("PRAGMA journal_mode=WAL")  # which has files of its own while it is open

@@ -74,7 +74,7 @@ class Bench:
 
     def counted(self, result: str) -> float:
         labels = {"model": "tiny", "result": result}
-        return self.registry.get_sample_value("mlctl_hybrid_lookups_total", labels) or 0.0
+        return self.registry.get_sample_value("mlctl_precomputed_lookups_total", labels) or 0.0
 
     def run(
         self,
@@ -84,7 +84,7 @@ class Bench:
         **settings: Any,
     ) -> None:
         """Call `use` with what asks a server over `door`."""
-        given = {"hybrid": NAME, "hybrid_store": str(self.folder), **settings}
+        given = {"precomputed": NAME, "precomputed_store": str(self.folder), **settings}
         self.registry = CollectorRegistry()
 
         async def main() -> None:
@@ -170,7 +170,7 @@ async def _over_grpc(host: ServedModel, use: Any) -> None:
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> VerifiedBundle:
-    return make_bundle(tmp_path_factory.mktemp("hybrid") / "bundle")
+    return make_bundle(tmp_path_factory.mktemp("precomputed") / "bundle")
 
 
 @pytest.fixture

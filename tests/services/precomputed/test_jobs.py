@@ -57,8 +57,8 @@ class Jobs:
 
         with pytest.MonkeyPatch.context() as environment:
             environment.setenv("MLCTL_HOME", str(self.folder / machine))
-            environment.setenv("MLCTL_HYBRID_STORE", self.place)
-            sink = open_sink(SinkRequest(f"hybrid://{NAME}", options))
+            environment.setenv("MLCTL_PRECOMPUTED_STORE", self.place)
+            sink = open_sink(SinkRequest(f"precomputed://{NAME}", options))
         sink.commit_rows = UNIT
         control = RunControl(watch=watch)
         wanted = BatchConfig(keep=("id",), unit_rows=UNIT)

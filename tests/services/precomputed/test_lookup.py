@@ -74,7 +74,7 @@ def test_a_server_without_answers_takes_keys_as_it_takes_any_parameter(bench: Be
         assert (answer.y, answer.parameters) == ([BY_MODEL], {})
         assert (await ask("a")).status == "invalid_input"
 
-    bench.run(use, hybrid=None)
+    bench.run(use, precomputed=None)
 
 
 def test_an_old_answer_gives_way_to_the_model(bench: Bench) -> None:
@@ -85,11 +85,11 @@ def test_an_old_answer_gives_way_to_the_model(bench: Bench) -> None:
         again = await ask("old", [X])
         assert (again.y, again.parameters["source"]) == ([BY_MODEL], "online")
 
-    bench.run(use, hybrid_ttl_s=50)
+    bench.run(use, precomputed_ttl_s=50)
     assert (bench.counted("stale"), bench.counted("hit")) == (2, 0)
 
 
-def test_each_colour_answers_with_its_own_digest_and_a_flip_is_seen_at_once(
+def test_each_slot_answers_with_its_own_digest_and_a_flip_is_seen_at_once(
     bench: Bench, tmp_path: Any
 ) -> None:
     green = make_bundle(tmp_path / "green", scale=3.0)
@@ -137,7 +137,7 @@ def test_a_broken_store_costs_answers_but_no_request_and_is_told_once(
             assert time.monotonic() < deadline
             await asyncio.sleep(0.05)
 
-    with caplog.at_level(logging.INFO, "mlctl.hybrid"):
+    with caplog.at_level(logging.INFO, "mlctl.precomputed"):
         bench.run(use)
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
     assert bench.counted("down") >= 4
@@ -166,7 +166,7 @@ def test_binary_tensors_go_both_ways_with_keys(bench: Bench) -> None:
     headers = {"Inference-Header-Content-Length": str(len(text))}
 
     async def main() -> None:
-        settings = ServerSettings(hybrid=NAME, hybrid_store=str(bench.folder))
+        settings = ServerSettings(precomputed=NAME, precomputed_store=str(bench.folder))
         host = ServedModel(bench.bundle, settings, registry=CollectorRegistry())
         await host.start()
         async with served(host) as client:

@@ -1,4 +1,4 @@
-"""`--out hybrid://NAME`: a generation that nobody sees until it is whole, and then everybody."""
+"""`--out precomputed://NAME`: a generation becomes visible only when it is complete."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ BY_ID = BatchConfig(keep=("id",), unit_rows=100)
 
 @pytest.fixture(autouse=True)
 def place(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLCTL_HYBRID_STORE", str(bench.folder))
+    monkeypatch.setenv("MLCTL_PRECOMPUTED_STORE", str(bench.folder))
 
 
 def score(bench: Bench, rows: Path, *, name: str = NAME, **options: str) -> int:
     """How many rows a run of the job scored."""
-    sink = open_sink(SinkRequest(f"hybrid://{name}?key=id", options))
+    sink = open_sink(SinkRequest(f"precomputed://{name}?key=id", options))
     return tables.score(bench.bundle, rows, sink, wanted=BY_ID).rows
 
 
@@ -74,7 +74,7 @@ def test_generations_of_three_digests_stay(bench: Bench, tmp_path: Path) -> None
     digests = []
     for scale in (2.0, 3.0, 4.0, 5.0):
         bundle = make_bundle(tmp_path / f"b{scale}", scale=scale)
-        sink = open_sink(SinkRequest(f"hybrid://{NAME}"))
+        sink = open_sink(SinkRequest(f"precomputed://{NAME}"))
         tables.score(bundle, tmp_path / "in.parquet", sink, wanted=BY_ID)
         digests.append(bundle.digest)
     assert [g.digest for g in bench.store().generations() if g.live] == digests[1:]
@@ -86,10 +86,10 @@ def test_bad_rows_are_left_to_the_model_until_they_are_redriven(
     bundle = make_text_bundle(tmp_path / "bundle")
     texts = ["one two", "", "one two"]
     parquet.write_table(pa.table({"id": ["a", "b", "c"], "text": texts}), tmp_path / "in.parquet")
-    sink = open_sink(SinkRequest(f"hybrid://{NAME}"))
+    sink = open_sink(SinkRequest(f"precomputed://{NAME}"))
     tables.score(bundle, tmp_path / "in.parquet", sink, wanted=BY_ID, limit="1")
     assert [g.rows for g in bench.store().generations()] == [2]
-    again = open_sink(SinkRequest(f"hybrid://{NAME}"))
+    again = open_sink(SinkRequest(f"precomputed://{NAME}"))
     control = RunControl(limit=ErrorLimit.parse("1"))
     done = redrive(again, lambda _name: bundle, None, local_executor(1), control)
     assert (done.passed, done.left) == (0, 1)
@@ -100,11 +100,14 @@ def test_a_job_that_cannot_be_stored_is_refused_before_it_scores(
 ) -> None:
     tables.write_rows(tmp_path / "in.parquet", 10)
     for options, keep in (({}, ()), ({"key": "other"}, ("id",)), ({"key": "x"}, ("id", "x"))):
-        sink = open_sink(SinkRequest(f"hybrid://{NAME}", options))
+        sink = open_sink(SinkRequest(f"precomputed://{NAME}", options))
         with pytest.raises(MlctlError) as caught:
             tables.score(bench.bundle, tmp_path / "in.parquet", sink, wanted=BatchConfig(keep=keep))
         assert caught.value.code is ErrorCode.INVALID_INPUT
-    for location, option in (("hybrid://../x", {}), (f"hybrid://{NAME}", {"flip": "maybe"})):
+    for location, option in (
+        ("precomputed://../x", {}),
+        (f"precomputed://{NAME}", {"flip": "maybe"}),
+    ):
         with pytest.raises(MlctlError):
             open_sink(SinkRequest(location, option))
 

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from bundle.errors import ErrorCode, MlctlError
-from cli.commands.hybrid import hybrid
+from cli.commands.precomputed import precomputed
 from services.online.settings import load_settings
 from services.precomputed.settings import load_place
 from services.precomputed.store_urls import shown_place
@@ -22,8 +22,8 @@ from services.precomputed.store_urls import shown_place
 def test_store_url__invalid__no_error_or_traceback_shows_its_password(
     load: Callable[[], object], url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MLCTL_HYBRID_STORE", url)
-    with pytest.raises(MlctlError, match="MLCTL_HYBRID_STORE") as caught:
+    monkeypatch.setenv("MLCTL_PRECOMPUTED_STORE", url)
+    with pytest.raises(MlctlError, match="MLCTL_PRECOMPUTED_STORE") as caught:
         load()
     assert caught.value.code is ErrorCode.INVALID_INPUT
     assert "heim" not in "".join(traceback.format_exception(caught.value))
@@ -33,11 +33,11 @@ def test_store_url__invalid__no_error_or_traceback_shows_its_password(
     "url", ["redis://me:geheim@127.0.0.1:1/0", "redis://me:ge?heim@127.0.0.1:1/0"]
 )
 @pytest.mark.parametrize("command", [["list"], ["show", "scores"], ["flip", "scores", "1"]])
-def test_hybrid_command__store_is_away__does_not_show_its_password(
+def test_precomputed_command__store_is_away__does_not_show_its_password(
     command: list[str], url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MLCTL_HYBRID_STORE", url)
-    done = CliRunner().invoke(hybrid, command)
+    monkeypatch.setenv("MLCTL_PRECOMPUTED_STORE", url)
+    done = CliRunner().invoke(precomputed, command)
     assert done.exit_code in {2, 12}
     assert "heim" not in done.output
 

@@ -165,10 +165,10 @@ def test_upsert__adds_to_the_live_generation_or_creates_one(store: PrecomputedSt
 def test_a_batch_into_a_shared_store_is_served_and_missed_without_it(
     bench: Bench, place: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MLCTL_HYBRID_STORE", place)
+    monkeypatch.setenv("MLCTL_PRECOMPUTED_STORE", place)
     monkeypatch.setenv("MLCTL_HOME", str(tmp_path / "home"))
     x = tables.write_rows(tmp_path / "in.parquet", 300)
-    sink = open_sink(SinkRequest(f"hybrid://{name}"))
+    sink = open_sink(SinkRequest(f"precomputed://{name}"))
     tables.score(bench.bundle, tmp_path / "in.parquet", sink, wanted=BatchConfig(keep=("id",)))
 
     async def use(ask: Ask, _host: ServedModel) -> None:
@@ -179,7 +179,7 @@ def test_a_batch_into_a_shared_store_is_served_and_missed_without_it(
         assert mixed.parameters["precomputed_rows"] == 1
         assert (await ask("new")).status == "key_not_found"  # known to be absent for a moment
 
-    bench.run(use, hybrid=name, hybrid_store=place, hybrid_timeout_ms=20_000)
+    bench.run(use, precomputed=name, precomputed_store=place, precomputed_timeout_ms=20_000)
     assert (bench.counted("hit"), bench.counted("miss")) == (3, 2)
 
 
@@ -215,7 +215,7 @@ def test_a_redis_that_dies_and_comes_back_costs_only_its_answers(
 
     with redis_server(tmp_path) as database:
         fill(bench, database.url)
-        bench.run(use, hybrid_store=database.url, hybrid_timeout_ms=20_000)
+        bench.run(use, precomputed_store=database.url, precomputed_timeout_ms=20_000)
 
 
 def test_the_rows_of_one_request_are_of_one_generation_while_others_flip(tmp_path: Path) -> None:

@@ -18,14 +18,14 @@ from services.stream.payloads import PayloadRequest
 from services.stream.payloads.precomputed import PrecomputedPayload
 from services.stream.run import StreamConfig, run_stream
 from services.stream.transports import transport_of
-from services.stream.transports.precomputed import HybridProducer
+from services.stream.transports.precomputed import PrecomputedProducer
 from tests.services.stream.contract import read, send
 from tests.support.bundles import expected, make_bundle
 
 
 @pytest.fixture
 def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> VerifiedBundle:
-    monkeypatch.setenv("MLCTL_HYBRID_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("MLCTL_PRECOMPUTED_STORE", str(tmp_path / "store"))
     return make_bundle(tmp_path / "tiny")
 
 
@@ -69,7 +69,7 @@ def test_answers_can_be_looked_up_by_a_field(bundle: VerifiedBundle, tmp_path: P
         b'{"user":1.5,"x":[5,5,5,5]}',
     ]
     send(source, [Outgoing(value, b"other") for value in values])
-    _run(bundle, tmp_path, "hybrid://fresh?key=user")
+    _run(bundle, tmp_path, "precomputed://fresh?key=user")
     ann, seven, other, bob = _stored(bundle, tmp_path, "ann", "7", "other", "bob")
     assert (ann, seven) == (_expected(5, 5, 5, 5), _expected(1, 1, 1, 1))
     assert (other, bob) == (None, None)
@@ -83,11 +83,11 @@ def test_answers_can_be_looked_up_by_the_messages_keys(
 ) -> None:
     source = StreamUrl.parse(f"sqlite://{tmp_path}/events.db#in")
     send(source, [Outgoing(b'{"x":[1,2,3,4]}', b"ann")])
-    _run(bundle, tmp_path, "hybrid://fresh")
+    _run(bundle, tmp_path, "precomputed://fresh")
     assert _stored(bundle, tmp_path, "ann") == [_expected(1, 2, 3, 4)]
     send(source, [Outgoing(b'{"x":[1,2,3,4]}')])
     with pytest.raises(MlctlError, match="no key that could be an entity's"):
-        _run(bundle, tmp_path, "hybrid://fresh")
+        _run(bundle, tmp_path, "precomputed://fresh")
 
 
 def test_what_comes_again_does_not_replace_what_is_newer(
@@ -101,7 +101,7 @@ def test_what_comes_again_does_not_replace_what_is_newer(
         headers = (("mlctl-digest", bundle.digest.encode()), ("mlctl-source", source.encode()))
         return Outgoing(value, b"ann", headers)
 
-    with HybridProducer(open_store("fresh", str(tmp_path / "store"))) as producer:
+    with PrecomputedProducer(open_store("fresh", str(tmp_path / "store"))) as producer:
         for number, source, wanted in (
             (1, "redis:in/0/9-1", 1),
             (2, "redis:in/0/10-0", 2),
@@ -114,14 +114,14 @@ def test_what_comes_again_does_not_replace_what_is_newer(
 
 
 def test_a_store_is_no_source() -> None:
-    place = StreamUrl.parse("hybrid://fresh")
+    place = StreamUrl.parse("precomputed://fresh")
     with pytest.raises(MlctlError, match="no source of messages") as caught:
         transport_of(place).open_link(LinkRequest(place, "g"))
     assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
 def test_an_option_that_is_none_is_told() -> None:
-    place = StreamUrl.parse("hybrid://fresh?keys=id")
+    place = StreamUrl.parse("precomputed://fresh?keys=id")
     with pytest.raises(MlctlError, match="no option 'keys'") as caught:
         transport_of(place).open_producer(place)
     assert caught.value.code is ErrorCode.INVALID_INPUT

@@ -263,7 +263,7 @@ def test_troubles_are_told(server: RedisServer) -> None:
 
     assert code_of(place(server, "nowhere")) is ErrorCode.NOT_FOUND
     assert code_of(place(server, "")) is ErrorCode.INVALID_INPUT
-    assert code_of(place(server, "x", "colour=red")) is ErrorCode.INVALID_INPUT
+    assert code_of(place(server, "x", "slot=red")) is ErrorCode.INVALID_INPUT
     assert code_of(StreamUrl.parse("redis://127.0.0.1:9/0#x")) is ErrorCode.BROKER_UNAVAILABLE
     with redis.Redis.from_url(server.url) as other:
         other.set("text", "no stream")

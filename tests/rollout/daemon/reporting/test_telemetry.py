@@ -47,16 +47,16 @@ def test_a_rollout_under_way(played: Played, collector: RolloutCollector) -> Non
     played.until(RolloutPhase.SHIFT)
     played.tick(2)
     found = collected(collector)
-    assert found["weight", of(colour="green")] == 10.0
-    assert found["weight", of(colour="blue")] == 90.0
+    assert found["weight", of(slot="green")] == 10.0
+    assert found["weight", of(slot="blue")] == 90.0
     assert found["phase", of(phase="shift")] == 1.0
     assert sum(value for (name, _), value in found.items() if name == "phase") == 1.0
     assert found["threshold", of()] == pytest.approx(20.0)
     assert 0 < found["e_value", of(gate="errors_vs_limit")] < 1
     assert found["proof_value", of(gate="errors_vs_limit")] > 1
     assert found["last_look_seconds", of()] >= 0
-    assert found["requests_total", of(colour="green")] == 40.0
-    assert found["requests_total", of(colour="blue")] == 360.0
+    assert found["requests_total", of(slot="green")] == 40.0
+    assert found["requests_total", of(slot="blue")] == 360.0
 
 
 def test_counters_go_on_from_scrape_to_scrape(played: Played, collector: RolloutCollector) -> None:
@@ -65,7 +65,7 @@ def test_counters_go_on_from_scrape_to_scrape(played: Played, collector: Rollout
         played.until(RolloutPhase.SHIFT)
         played.tick(errors=errors)
         found = collected(collector)
-        green = of(colour="green")
+        green = of(slot="green")
         seen.append((found["requests_total", green], found["errors_total", green]))
     assert seen == [(20.0, 0.0), (40.0, 0.0), (60.0, 2.0)]
 
@@ -76,7 +76,7 @@ def test_after_the_end_there_is_no_evidence_left_to_alarm_anybody(
     played.until(RolloutPhase.DONE)
     found = collected(collector)
     assert found["phase", of(phase="idle")] == 1.0
-    assert found["weight", of(colour="green")] == 100.0
+    assert found["weight", of(slot="green")] == 100.0
     assert found["ended_total", of(outcome="promoted")] == 1.0
     assert {name for name, _ in found} & {"e_value", "threshold", "proof_value"} == set()
 

@@ -81,20 +81,20 @@ class Shop:
         samples = None if self.foreign else self.folder
         world = World(self.plane, self.plane, launcher, self.clock, EDGES, samples)
         self.controller = Controller(self.journal.rollout(rollout), world, self.journal, watch)
-        for colour, each in ((Slot.BLUE, live), (Slot.GREEN, candidate)):
-            self.recorders[colour] = self._recorder(colour, each)
+        for slot, each in ((Slot.BLUE, live), (Slot.GREEN, candidate)):
+            self.recorders[slot] = self._recorder(slot, each)
 
-    def _recorder(self, colour: Slot, served: Revision) -> Recorder:
+    def _recorder(self, slot: Slot, served: Revision) -> Recorder:
         digest = served.digest if self.pipeline else served.digests[0]
-        writer = SegmentWriter(self.folder.segments(colour), SIGNATURE, digest)
+        writer = SegmentWriter(self.folder.segments(slot), SIGNATURE, digest)
         return Recorder(writer, SamplingControl(Sampling(), self.folder.control), self.clock)
 
     def tick(self) -> None:
         """A second of traffic: live answers all or its share, copies go where they should."""
         self.clock.advance(1.0)
         copied = self.plane.traffic.mirror > 0 if self.plane.traffic else False
-        for colour, weight in self.plane.weights.items():
-            self.plane.serve(colour, PER_TICK * weight // 100)
+        for slot, weight in self.plane.weights.items():
+            self.plane.serve(slot, PER_TICK * weight // 100)
         for number in range(PER_TICK if copied else 0):
             self.requests += 1
             self._answer(Slot.BLUE, np.asarray([0.1, 0.8, 0.1]))
@@ -110,9 +110,9 @@ class Shop:
             return np.asarray([0.1, np.nan, 0.1])
         return np.asarray([0.8, 0.1, 0.1] if number < self.wrong * PER_TICK else [0.2, 0.7, 0.1])
 
-    def _answer(self, colour: Slot, scores: np.ndarray) -> None:
+    def _answer(self, slot: Slot, scores: np.ndarray) -> None:
         request_id = f"r{self.requests}".encode()
-        recorder = self.recorders[colour]
+        recorder = self.recorders[slot]
         if (sampling := recorder.choose(request_id)) is None:
             return
         seen = RequestRecord("http", request_id, None, None, traced=False, sampling=sampling)

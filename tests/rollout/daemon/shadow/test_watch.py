@@ -34,7 +34,7 @@ SIGNATURE = Signature(
 
 @dataclass
 class Shop:
-    """Both colours' recorders, and who compares them."""
+    """Both slots' recorders, and who compares them."""
 
     root: Path
     clock: ManualClock
@@ -45,15 +45,15 @@ class Shop:
         self.folder = SampleFolder(self.root)
         parties = Parties(Slot.GREEN, {side: frozenset([each]) for side, each in DIGESTS.items()})
         self.watch = ShadowWatch(self.folder, parties, SPEC, 7, self.clock)
-        for colour, side in ((Slot.BLUE, AnswerSide.LIVE), (Slot.GREEN, AnswerSide.CANDIDATE)):
-            writer = SegmentWriter(self.folder.segments(colour), SIGNATURE, DIGESTS[side])
+        for slot, side in ((Slot.BLUE, AnswerSide.LIVE), (Slot.GREEN, AnswerSide.CANDIDATE)):
+            writer = SegmentWriter(self.folder.segments(slot), SIGNATURE, DIGESTS[side])
             control = SamplingControl(Sampling(), self.folder.control)
-            self.recorders[colour] = Recorder(writer, control, self.clock)
+            self.recorders[slot] = Recorder(writer, control, self.clock)
 
-    def serve(self, colour: Slot, name: str, scores: list[list[float]]) -> None:
+    def serve(self, slot: Slot, name: str, scores: list[list[float]]) -> None:
         """One request that the server answers so, recorded if its id is among the chosen."""
         request_id, rows = name.encode(), len(scores)
-        if (sampling := self.recorders[colour].choose(request_id)) is None:
+        if (sampling := self.recorders[slot].choose(request_id)) is None:
             return
         asked = {"x": np.full((rows, 4), self.requests, np.float32)}
         answered = {
@@ -62,7 +62,7 @@ class Shop:
         }
         answered["label"] = np.asarray([bytes([code]) for code in answered["label"]], dtype=object)
         seen = RequestRecord("http", request_id, None, None, traced=False, sampling=sampling)
-        self.recorders[colour].put(seen, sampling, self.clock.wall(), rows, asked, answered)
+        self.recorders[slot].put(seen, sampling, self.clock.wall(), rows, asked, answered)
 
     def begin(self) -> None:
         """Looks until the servers record all: told to begin, told how much, and have heard it."""
@@ -70,7 +70,7 @@ class Shop:
             self.passed()
 
     def look(self, both: int = 0, wrong: int = 0, rows: int = 2) -> ShadowWindow:
-        """A second with `both` requests to both colours, in `wrong` of them one row differs."""
+        """A second with `both` requests to both slots, in `wrong` of them one row differs."""
         good = [[0.1, 0.8, 0.1]] * rows
         for number in range(both):
             self.requests += 1

@@ -48,7 +48,7 @@ def test_the_admin_port_is_on_loopback_whatever_the_host(tmp_path: Path) -> None
     json.dumps(document, allow_nan=False)
 
 
-def test_a_colour_without_a_process_has_no_endpoint() -> None:
+def test_a_slot_without_a_process_has_no_endpoint() -> None:
     table = config.endpoint_table(Slot.GREEN, "grpc", ())
     assert table["resources"][0]["endpoints"] == []
 

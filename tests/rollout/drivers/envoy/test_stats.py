@@ -96,7 +96,7 @@ def test_what_envoy_let_go_without_an_answer_was_abandoned() -> None:
     assert parse_stats(stats(values[-1])).totals[Slot.GREEN].abandoned == 0
 
 
-def test_a_colour_is_healthy_when_both_protocols_are() -> None:
+def test_a_slot_is_healthy_when_both_protocols_are() -> None:
     values = [(f"cluster.blue-{p}.membership_healthy", 1) for p in ("http", "grpc")]
     values += [("cluster.green-http.membership_healthy", 1)]
     values += [("cluster.green-grpc.membership_healthy", 0)]

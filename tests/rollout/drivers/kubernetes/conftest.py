@@ -13,12 +13,12 @@ BLUE_DIGEST, GREEN_DIGEST = "a" * 64, "b" * 64
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[tuple[FakeKube, KubernetesTarget]]:
-    """A cluster with one route and two pods of each colour, and how it is reached."""
+    """A cluster with one route and two pods of each slot, and how it is reached."""
     with kube(tmp_path) as (state, config):
         state.put("httproutes", route())
-        for colour, digest in (("blue", BLUE_DIGEST), ("green", GREEN_DIGEST)):
-            pods = [FakePod(f"{colour}-{number}", digest) for number in range(2)]
-            state.pods[f"shop-{colour}"] = pods
+        for slot, digest in (("blue", BLUE_DIGEST), ("green", GREEN_DIGEST)):
+            pods = [FakePod(f"{slot}-{number}", digest) for number in range(2)]
+            state.pods[f"shop-{slot}"] = pods
         yield (
             state,
             KubernetesTarget("shop", "web", "shop-blue", "shop-green", kubeconfig=str(config)),

@@ -218,7 +218,7 @@ def test_copies_are_refused(plane: KubernetesPlane) -> None:
         plane.apply(TrafficSplit({Slot.BLUE: 100}, mirror=10, mirror_to=Slot.GREEN))
 
 
-def test_all_pods_of_a_colour_are_counted(state: FakeKube, plane: KubernetesPlane) -> None:
+def test_all_pods_of_a_slot_are_counted(state: FakeKube, plane: KubernetesPlane) -> None:
     first, second = state.pods["shop-green"]
     first.serve(50)  # before anybody looked: belongs to no rollout
     before = plane.read()

@@ -25,8 +25,8 @@ def launcher(tmp_path: Path) -> Iterator[LocalLauncher]:
     launcher = LocalLauncher(tmp_path / "logs", quick_settings())
     yield launcher
     launcher.close()
-    for colour in Slot:
-        processes.end_strays(f"{tmp_path}:{colour}")
+    for slot in Slot:
+        processes.end_strays(f"{tmp_path}:{slot}")
 
 
 def started(launcher: LocalLauncher, tag: str) -> RunningRevision:

@@ -53,8 +53,8 @@ def exported(bundle: VerifiedBundle, tmp_path: Path) -> dict[str, set[str]]:
         sample_dir=tmp_path / "samples",
         sample_share=1,
         otlp_endpoint="http://127.0.0.1:9",
-        hybrid="scores",
-        hybrid_store=str(tmp_path / "stores"),
+        precomputed="scores",
+        precomputed_store=str(tmp_path / "stores"),
     )
 
     async def main() -> None:

@@ -1,8 +1,8 @@
 """What a precomputed answer costs inside of a server: SQLite and Redis.
 
-`python -m benchmarks.hybrid [KEYS]`: a generation of a million answers of eight FP32 each, then
+`python -m benchmarks.precomputed [KEYS]`: a generation of a million answers of eight FP32, then
 random keys, one or a hundred at once, through the very objects that a worker asks: `lookup` is
-what the metric mlctl_hybrid_lookup_seconds counts, `answer` is a request from its keys to its
+what the metric mlctl_precomputed_lookup_seconds counts, `answer` is a request from its keys to its
 tensors, without HTTP. One worker and one caller; servers on this machine. About two minutes.
 """
 
@@ -77,10 +77,10 @@ async def measure(store: PrecomputedStore, written: float, keys: int) -> Figures
     generator = np.random.default_rng(1)
     picked = [_key(each) for each in generator.integers(0, keys, REQUESTS + MANY).tolist()]
     finder = Finder(store.reader(DIGEST, _TIMEOUT), _TIMEOUT, SystemClock())
-    async with _hybrid(finder) as hybrid:
+    async with _precomputed(finder) as precomputed:
         ones = [picked[index : index + 1] for index in range(REQUESTS)]
         lookup = await _lookups(finder, ones)
-        answer = await _answers(hybrid, ones)
+        answer = await _answers(precomputed, ones)
         step = max(1, REQUESTS // 1000)
         many = [picked[index : index + MANY] for index in range(0, REQUESTS, step)]
         return Figures(written, lookup, answer, await _lookups(finder, many))
@@ -96,28 +96,28 @@ async def _lookups(finder: Finder, requests: Sequence[Sequence[str]]) -> np.ndar
     return np.array(seconds[_WARM if len(seconds) > 10 * _WARM else 0 :]) * 1e6
 
 
-async def _answers(hybrid: PrecomputedLookup, requests: Sequence[Sequence[str]]) -> np.ndarray:
+async def _answers(precomputed: PrecomputedLookup, requests: Sequence[Sequence[str]]) -> np.ndarray:
     seconds = []
     for keys in requests:
         request = InferRequest("", {}, {"y": True}, keys=tuple(keys))
         start = time.perf_counter()
-        answer = await hybrid.ask(request, _TIMEOUT, Priority.NORMAL)
+        answer = await precomputed.ask(request, _TIMEOUT, Priority.NORMAL)
         seconds.append(time.perf_counter() - start)
         assert answer.outputs["y"].shape == (len(keys), 8)
     return np.array(seconds[_WARM:]) * 1e6
 
 
 @asynccontextmanager
-async def _hybrid(finder: Finder) -> AsyncIterator[PrecomputedLookup]:
+async def _precomputed(finder: Finder) -> AsyncIterator[PrecomputedLookup]:
     def submit(*_request: object) -> asyncio.Future[Answer]:
         raise AssertionError("every key is there, so the model is not asked")
 
     meter = PrecomputedMetrics("bench", CollectorRegistry())
-    hybrid = PrecomputedLookup(RowCodec((_OUTPUT,)), finder, submit, meter, SystemClock())
+    precomputed = PrecomputedLookup(RowCodec((_OUTPUT,)), finder, submit, meter, SystemClock())
     try:
-        yield hybrid
+        yield precomputed
     finally:
-        await hybrid.drain()
+        await precomputed.drain()
 
 
 def _key(number: int) -> str:

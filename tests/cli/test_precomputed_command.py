@@ -1,4 +1,4 @@
-"""`mlctl hybrid` as an operator uses it: a name's generations, flipped and gone back from."""
+"""`mlctl precomputed` as an operator uses it: a name's generations, flipped and gone back from."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def mlctl(*arguments: str) -> Result:
 
 
 def states() -> list[tuple[int, str, int]]:
-    found = json.loads(mlctl("hybrid", "show", "scores", "--json").stdout)
+    found = json.loads(mlctl("precomputed", "show", "scores", "--json").stdout)
     return [(each["number"], each["state"], each["rows"]) for each in found]
 
 
@@ -27,33 +27,33 @@ def test_generations_are_shown_flipped_and_rolled_back(
 ) -> None:
     monkeypatch.setenv("MLCTL_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
-    assert mlctl("hybrid", "list").stdout == "Nothing is precomputed yet\n"
-    assert mlctl("hybrid", "show", "scores").exit_code == 3
-    assert mlctl("hybrid", "show", "../scores").exit_code == 2
+    assert mlctl("precomputed", "list").stdout == "Nothing is precomputed yet\n"
+    assert mlctl("precomputed", "show", "scores").exit_code == 3
+    assert mlctl("precomputed", "show", "../scores").exit_code == 2
     bundle = make_bundle(tmp_path / "tiny")
     for rows, options in ((10, ()), (20, ()), (30, ("--option", "flip=no"))):
         tables.write_rows(tmp_path / f"{rows}.parquet", rows)
         done = mlctl(
-            "batch", "run", "tiny", "--in", f"{rows}.parquet", "--out", "hybrid://scores",
+            "batch", "run", "tiny", "--in", f"{rows}.parquet", "--out", "precomputed://scores",
             "--keep", "id", "--threads", "1", *options,
         )  # fmt: skip
         assert done.exit_code == 0, done.output
     assert states() == [(1, "previous", 10), (2, "live", 20), (3, "complete", 30)]
     assert (
         f"generation 3 is live for {bundle.digest[:12]}"
-        in mlctl("hybrid", "flip", "scores", "3").stdout
+        in mlctl("precomputed", "flip", "scores", "3").stdout
     )
     assert states() == [(2, "previous", 20), (3, "live", 30)]
-    assert mlctl("hybrid", "rollback", "scores", "--digest", "f" * 65).exit_code == 3
-    assert mlctl("hybrid", "rollback", "scores").exit_code == 0
+    assert mlctl("precomputed", "rollback", "scores", "--digest", "f" * 65).exit_code == 3
+    assert mlctl("precomputed", "rollback", "scores").exit_code == 0
     assert states() == [(2, "live", 20), (3, "previous", 30)]
-    assert mlctl("hybrid", "flip", "scores", "1").exit_code == 3
-    assert bundle.digest[:12] in mlctl("hybrid", "list").stdout
-    assert "previous" in mlctl("hybrid", "show", "scores").stdout
+    assert mlctl("precomputed", "flip", "scores", "1").exit_code == 3
+    assert bundle.digest[:12] in mlctl("precomputed", "list").stdout
+    assert "previous" in mlctl("precomputed", "show", "scores").stdout
 
 
 def test_a_store_that_is_unknown_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLCTL_HYBRID_STORE", "mongodb://somewhere")
-    failed = mlctl("hybrid", "list", "--json")
+    monkeypatch.setenv("MLCTL_PRECOMPUTED_STORE", "mongodb://somewhere")
+    failed = mlctl("precomputed", "list", "--json")
     assert failed.exit_code == 2
-    assert "MLCTL_HYBRID_STORE" in json.loads(failed.stdout)["error"]["message"]
+    assert "MLCTL_PRECOMPUTED_STORE" in json.loads(failed.stdout)["error"]["message"]

@@ -1,4 +1,4 @@
-"""`mlctl hybrid`: precomputed answers and their generations."""
+"""`mlctl precomputed`: precomputed answers and their generations."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 
 @click.group()
-def hybrid() -> None:
-    """Show and switch the precomputed answers that servers with MLCTL_HYBRID use.
+def precomputed() -> None:
+    """Show and switch the precomputed answers that servers with MLCTL_PRECOMPUTED use.
 
-    `mlctl batch run ... --out hybrid://NAME` makes them. MLCTL_HYBRID_STORE says where they
-    are; unset, under $MLCTL_HOME/hybrid.
+    `mlctl batch run ... --out precomputed://NAME` writes them. MLCTL_PRECOMPUTED_STORE is where
+    they are stored (default: $MLCTL_HOME/precomputed).
     """
 
 
-@hybrid.command("list")
+@precomputed.command("list")
 @reporting
 def list_(output: CommandOutput) -> None:
     """List the names of all precomputed answers."""
@@ -39,7 +39,7 @@ def list_(output: CommandOutput) -> None:
         output.line("Nothing is precomputed yet")
 
 
-@hybrid.command()
+@precomputed.command()
 @click.argument("name")
 @reporting
 def show(output: CommandOutput, name: str) -> None:
@@ -58,7 +58,7 @@ def show(output: CommandOutput, name: str) -> None:
     output.table(("GENERATION", "STATE", "DIGEST", "ROWS>", "MADE"), rows)
 
 
-@hybrid.command()
+@precomputed.command()
 @click.argument("name")
 @click.argument("generation", type=click.IntRange(1))
 @reporting
@@ -70,7 +70,7 @@ def flip(output: CommandOutput, name: str, generation: int) -> None:
     _print_live(output, name, manage.flip(name, generation, SystemClock().wall()))
 
 
-@hybrid.command()
+@precomputed.command()
 @click.argument("name")
 @click.option("--digest", help="Of which model, if several have a previous generation.")
 @reporting

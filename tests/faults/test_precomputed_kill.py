@@ -9,7 +9,7 @@ import pytest
 
 from bundle.verify import verify
 from services.batch.job import BatchConfig
-from services.batch.sinks.precomputed import HybridSink
+from services.batch.sinks.precomputed import PrecomputedSink
 from services.precomputed.store_urls import lock_path, open_store
 from tests.support import tables
 from tests.support.bundles import make_bundle
@@ -20,7 +20,7 @@ NAME, ROWS, UNIT = "answers", 2_000, 20
 
 def run_job(folder: Path) -> None:
     place = str(folder / "store")
-    sink = HybridSink(NAME, open_store(NAME, place), lock_path(NAME, place))
+    sink = PrecomputedSink(NAME, open_store(NAME, place), lock_path(NAME, place))
     sink.commit_rows = UNIT
     wanted = BatchConfig(keep=("id",), unit_rows=UNIT)
     tables.score(verify(folder / "bundle"), folder / "in.parquet", sink, wanted=wanted)
