@@ -1,4 +1,4 @@
-"""`mlctl stream compare`: whether a shadow answers as the live run does."""
+"""`mlctl stream compare`: compare the answers of a shadow with those of the live run."""
 
 from __future__ import annotations
 
@@ -16,21 +16,25 @@ if TYPE_CHECKING:
 @click.argument("live")
 @click.argument("candidate")
 @click.option(
-    "--last", type=click.IntRange(1), default=10_000, show_default=True, help="Of each, at most."
+    "--last",
+    type=click.IntRange(1),
+    default=10_000,
+    show_default=True,
+    help="Compare this many answers of each.",
 )
 @click.option(
     "--min-agreement",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
     default=0.99,
     show_default=True,
-    help="The share of messages that must be answered alike.",
+    help="Minimum share of messages with equal answers.",
 )
 @click.option(
     "--tolerance",
     type=click.FloatRange(0),
     default=0.01,
     show_default=True,
-    help="Numbers that are no class scores agree within this share of their size.",
+    help="Relative tolerance of numbers that are not class scores.",
 )
 @reporting
 def compare(
@@ -44,21 +48,21 @@ def compare(
 ) -> None:
     """Compare the answers at CANDIDATE, of a run with --shadow, with those at LIVE.
 
-    Answers are paired by the messages that they answer, and judged as a rollout judges copies of
-    requests. Exits 0 if agreement is proved, 10 if the candidate is worse, 11 if nothing is proved.
+    Answers are paired by their messages and judged as a rollout judges copied requests. Exits 0 if
+    agreement is proved, 10 if the candidate is worse, 11 without enough evidence.
     """
     from rollout.domain.spec import RolloutSpec
     from rollout.domain.streams import judge_streams
     from services.stream.base import StreamUrl
-    from services.stream.recorded import read_answered
-    from services.stream.run import dead_place
+    from services.stream.recorded import read_answers
+    from services.stream.run import default_dead
 
-    here, there = StreamUrl.parse(live), StreamUrl.parse(candidate)
-    ours = read_answered(here, None, last)
-    theirs = read_answered(there, dead_place(there), last)
+    candidate_url = StreamUrl.parse(candidate)
+    expected = read_answers(StreamUrl.parse(live), None, last)
+    actual = read_answers(candidate_url, default_dead(candidate_url), last)
     spec = RolloutSpec(max_disagreement=1.0 - min_agreement, tolerance=tolerance)
-    found = judge_streams(ours.answers, theirs.answers, spec)
-    _show(output, found, sorted(ours.digests), sorted(theirs.digests))
+    found = judge_streams(expected.answers, actual.answers, spec)
+    _show(output, found, sorted(expected.digests), sorted(actual.digests))
     if code := {"rollback": 10, "advance": 0}.get(found.verdict.action.value, 11):
         raise click.exceptions.Exit(code)
 
@@ -87,6 +91,6 @@ def _show(
     output.line(f"{verdict.action.value}: {verdict.why}")
     output.line(f"{window.requests:,} messages compared, {window.differed:,} differ")
     if found.left_out:
-        output.line(f"not compared, since only one side has it: {', '.join(found.left_out)}")
+        output.line(f"not compared, present on one side only: {', '.join(found.left_out)}")
     for source in found.differing:
         output.line(f"  {source}")

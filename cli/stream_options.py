@@ -1,4 +1,4 @@
-"""The options of `mlctl stream run`, in the order in which its help lists them."""
+"""Options of `mlctl stream run`, in the order of its help."""
 
 from __future__ import annotations
 
@@ -17,15 +17,22 @@ if TYPE_CHECKING:
     from services.stream.run import StreamConfig
 
 _OPTIONS = (
-    click.option("--in", "source", required=True, metavar="PLACE", help="Where messages are."),
-    click.option("--out", "target", required=True, metavar="PLACE", help="Where answers go."),
     click.option(
-        "--dead",
-        metavar="PLACE",
-        help="Where messages go that cannot be answered.  [default: the source's name and .dead]",
+        "--in", "source", required=True, metavar="URL", help="Stream of messages to score."
     ),
     click.option(
-        "--group", default="mlctl", show_default=True, help="Consumers that share the work."
+        "--out", "target", required=True, metavar="URL", help="Stream that answers go to."
+    ),
+    click.option(
+        "--dead",
+        metavar="URL",
+        help="Stream of messages that cannot be answered.  [default: the source's topic and .dead]",
+    ),
+    click.option(
+        "--group",
+        default="mlctl",
+        show_default=True,
+        help="Consumer group: runs with the same group share the work.",
     ),
     click.option(
         "--from",
@@ -33,104 +40,110 @@ _OPTIONS = (
         type=click.Choice(["earliest", "latest"]),
         default="earliest",
         show_default=True,
-        help="Where a new group begins.",
+        help="First message of a new group.",
     ),
     click.option(
         "--shadow",
         is_flag=True,
-        help="Read what the group reads, as GROUP.shadow; dead letters go beside --out.",
+        help="Read the same messages as GROUP.shadow; dead letters go beside --out.",
     ),
-    click.option("--payload", default="json", show_default=True, help="What messages are made of."),
     click.option(
-        "--keep", multiple=True, metavar="FIELD[,FIELD...]", help="Fields that answers keep."
+        "--payload",
+        default="json",
+        show_default=True,
+        help="Format of messages: json, arrow, raw, avro, protobuf.",
+    ),
+    click.option(
+        "--keep",
+        multiple=True,
+        metavar="FIELD[,FIELD...]",
+        help="Fields of a message to copy into its answer.",
     ),
     click.option(
         "--map",
         "mapped",
         multiple=True,
         metavar="INPUT=COLUMN",
-        help="Which columns of Arrow messages feed an input.",
+        help="Columns of Arrow messages that feed an input.",
     ),
     click.option(
         "--option",
         "options",
         multiple=True,
         metavar="NAME=VALUE",
-        help="For one form of payload only.",
+        help="Option of the payload format.",
     ),
-    click.option("--exactly-once", is_flag=True, help="Ask for the broker's transactions."),
-    click.option("--ordered", is_flag=True, help="Keep the order of each key's messages."),
+    click.option("--exactly-once", is_flag=True, help="Commit in Kafka's transactions."),
     click.option(
         "--max-latency-ms",
         type=click.FloatRange(1.0),
         default=100.0,
         show_default=True,
-        help="From a message's arrival to its answer; batches are as large as that allows.",
+        help="Goal from a message's arrival to its commit; it bounds the size of batches.",
     ),
     click.option(
         "--max-batch",
         type=click.IntRange(1),
         default=8192,
         show_default=True,
-        help="Messages in a batch, at most.",
+        help="Maximum messages in a batch.",
     ),
     click.option(
         "--max-message-bytes",
         type=click.IntRange(1),
         default=8 << 20,
         show_default=True,
-        help="A larger message is a dead letter.",
+        help="Larger messages become dead letters.",
     ),
     click.option(
         "--max-dead-rate",
         default="10%",
         show_default=True,
         metavar="P%",
-        help="Of the newest 1,000 messages; above it the run stops.",
+        help="Stop above this share of dead letters in the newest 1,000 messages.",
     ),
     click.option(
         "--patience",
         type=click.FloatRange(0),
         default=300.0,
         show_default=True,
-        help="Seconds to wait for a broker or a model that is away.",
+        help="Seconds to wait for a broker or a model that is unavailable.",
     ),
-    click.option("--max-messages", type=click.IntRange(1), help="End after so many."),
-    click.option("--until-empty", is_flag=True, help="End when the group has nothing left."),
+    click.option("--max-messages", type=click.IntRange(1), help="End after this many messages."),
+    click.option("--until-empty", is_flag=True, help="End when the group's lag is 0."),
     click.option(
         "--metrics-port",
         type=click.IntRange(0, 65_535),
-        help="Serve metrics for Prometheus on this port of 127.0.0.1.",
+        help="Serve Prometheus metrics on this port of 127.0.0.1; 0 takes a free one.",
     ),
 )
 
 
 def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add all options of a run to `command`."""
+    """Add the options of a run to `command`."""
     return reduce(lambda made, option: option(made), reversed(_OPTIONS), command)
 
 
-def wanted_run(given: Mapping[str, Any], *, as_json: bool) -> StreamConfig:
-    """What the options ask for; INVALID_INPUT for a value of a wrong form."""
+def stream_config(given: Mapping[str, Any], *, as_json: bool) -> StreamConfig:
+    """Return the run that the options describe; INVALID_INPUT for an invalid value."""
     from cli.batches import pairs
-    from services.stream.base import LinkRequest, StreamUrl
+    from services.stream.base import ConnectionRequest, StreamUrl
+    from services.stream.batching import BatchGoals
     from services.stream.engine import RunSettings
     from services.stream.payloads import PayloadRequest
-    from services.stream.run import StreamConfig, dead_place, shadow_of
-    from services.stream.window import BatchGoals
+    from services.stream.run import StreamConfig, default_dead, shadow_of
 
     source = StreamUrl.parse(given["source"])
-    link = LinkRequest(
+    request = ConnectionRequest(
         source,
         given["group"],
-        _written(given["target"], as_json=as_json),
-        _written(given["dead"], as_json=as_json) if given["dead"] else dead_place(source),
+        _destination(given["target"], as_json=as_json),
+        _destination(given["dead"], as_json=as_json) if given["dead"] else default_dead(source),
         given["start"],
         given["exactly_once"],
-        given["ordered"],
     )
     return StreamConfig(
-        shadow_of(link) if given["shadow"] else link,
+        shadow_of(request) if given["shadow"] else request,
         PayloadRequest(
             given["payload"],
             tuple(name for text in given["keep"] for name in text.split(",") if name),
@@ -148,18 +161,18 @@ def wanted_run(given: Mapping[str, Any], *, as_json: bool) -> StreamConfig:
     )
 
 
-def _written(text: str, *, as_json: bool) -> StreamUrl:
-    """A place to write to: the standard output as it is now, before what is printed leaves it."""
+def _destination(text: str, *, as_json: bool) -> StreamUrl:
+    """Parse a URL to write to; keep standard output open before printing is redirected."""
     from services.stream.base import StreamUrl
 
-    place = StreamUrl.parse(text)
-    if place.scheme != "-":
-        return place
+    url = StreamUrl.parse(text)
+    if url.scheme != "-":
+        return url
     if as_json:
         raise MlctlError(
-            ErrorCode.INVALID_INPUT, "--json prints on the standard output, as the answers do"
+            ErrorCode.INVALID_INPUT, "--json and the answers cannot both use standard output"
         )
-    return replace(place, options={"descriptor": str(os.dup(1))})
+    return replace(url, options={"descriptor": str(os.dup(1))})
 
 
 def _share(text: str) -> float:

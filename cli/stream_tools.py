@@ -1,4 +1,4 @@
-"""`mlctl stream send`, `peek`, `tail`, `lag`, `forget` and `redrive`: a stream by hand."""
+"""`mlctl stream send`, `peek`, `tail`, `lag`, `groups`, `forget` and `redrive`."""
 
 from __future__ import annotations
 
@@ -15,64 +15,64 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("place")
+@click.argument("url")
 @click.option("--file", "source", help="Send the lines of this file; default: standard input.")
-@click.option("--key", help="The field of each JSON object that is the message's key.")
-@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Messages a second, at most.")
+@click.option("--key", help="Field of each JSON object that is the message's key.")
+@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Maximum messages a second.")
 @reporting
 def send(
-    output: CommandOutput, /, place: str, source: str | None, key: str | None, rate: float | None
+    output: CommandOutput, /, url: str, source: str | None, key: str | None, rate: float | None
 ) -> None:
-    """Send lines to PLACE, each as one message.
+    """Send lines to URL, each as one message.
 
-    PLACE is SCHEME://ADDRESS#TOPIC, such as sqlite://events.db#orders.
+    URL is SCHEME://ADDRESS#TOPIC, such as sqlite://events.db#orders.
     """
     from pathlib import Path
 
     from services.stream.base import StreamUrl
     from services.stream.tools import send as send_lines
 
-    to = StreamUrl.parse(place)
+    target = StreamUrl.parse(url)
     path = None if source in (None, "-") else Path(str(source))
     with stopping(output) as stop, output.working() as show:
         sent = send_lines(
-            to, path, stop, key=key, rate=rate, told=lambda count: show(f"{count:,} sent")
+            target, path, stop, key=key, rate=rate, on_progress=lambda n: show(f"{n:,} sent")
         )
     if output.as_json:
-        output.document({"place": to.shown(), "sent": sent})
+        output.document({"url": target.redacted(), "sent": sent})
     else:
-        output.note(f"{counted(sent, 'message')} sent to {to.shown()}")
+        output.note(f"{counted(sent, 'message')} sent to {target.redacted()}")
 
 
 @click.command()
-@click.argument("place")
+@click.argument("url")
 @click.option(
-    "-n", "count", type=click.IntRange(1), default=10, show_default=True, help="How many."
+    "-n", "count", type=click.IntRange(1), default=10, show_default=True, help="Messages to show."
 )
 @reporting
-def peek(output: CommandOutput, /, place: str, count: int) -> None:
-    """Show the last messages of PLACE, oldest first, with their headers.
+def peek(output: CommandOutput, /, url: str, count: int) -> None:
+    """Show the last messages of URL, oldest first, with their headers.
 
-    Nothing is taken from it. Of dead letters the headers say what is wrong with them.
+    Nothing is removed. The headers of dead letters say why they could not be answered.
     """
     from services.stream.base import StreamUrl
-    from services.stream.tools import browsable
+    from services.stream.transports import transport_of
 
-    where = StreamUrl.parse(place)
-    _show(output, browsable(where).browse(where, last=count))
+    source = StreamUrl.parse(url)
+    _show(output, transport_of(source).browse(source, last=count))
 
 
 @click.command()
-@click.argument("place")
+@click.argument("url")
 @reporting
-def tail(output: CommandOutput, /, place: str) -> None:
-    """Show the messages that come to PLACE from now on, until Ctrl-C."""
+def tail(output: CommandOutput, /, url: str) -> None:
+    """Show new messages of URL, until Ctrl-C."""
     from services.stream.base import StreamUrl
-    from services.stream.tools import browsable
+    from services.stream.transports import transport_of
 
-    where = StreamUrl.parse(place)
+    source = StreamUrl.parse(url)
     with stopping(output) as stop:
-        for message in browsable(where).follow(where, 0.5):
+        for message in transport_of(source).follow(source, 0.5):
             if message is not None:
                 _show(output, [message])
             if stop.is_set():
@@ -80,21 +80,21 @@ def tail(output: CommandOutput, /, place: str) -> None:
 
 
 @click.command()
-@click.argument("place")
-@click.option("--group", default="mlctl", show_default=True, help="The consumers of a stream.")
+@click.argument("url")
+@click.option("--group", default="mlctl", show_default=True, help="Consumer group.")
 @reporting
-def lag(output: CommandOutput, /, place: str, group: str) -> None:
-    """Show how many messages of PLACE a group has not answered yet, by partition."""
+def lag(output: CommandOutput, /, url: str, group: str) -> None:
+    """Show how many messages of URL a group has not answered, by partition."""
     from services.stream.base import StreamUrl
-    from services.stream.tools import browsable
+    from services.stream.transports import transport_of
 
-    where = StreamUrl.parse(place)
-    found = browsable(where).examine(where, group)
+    source = StreamUrl.parse(url)
+    found = transport_of(source).status(source, group)
     total = None if found.lag is None else sum(found.lag.values())
     if output.as_json:
         output.document(
             {
-                "place": where.shown(),
+                "url": source.redacted(),
                 "group": group,
                 "messages": found.messages,
                 "lag": None if found.lag is None else dict(found.lag),
@@ -103,42 +103,74 @@ def lag(output: CommandOutput, /, place: str, group: str) -> None:
         )
         return
     if found.lag is None:
-        output.line(f"nothing is known of a group {group!r} there")
+        output.line(f"no consumer group {group!r}")
         return
     output.table(["partition", "lag>"], [(name, f"{n:,}") for name, n in found.lag.items()])
-    held = "" if found.messages is None else f", {found.messages:,} messages are there"
-    output.line(f"{total:,} behind{held}")
+    stored = "" if found.messages is None else f" of {found.messages:,} stored messages"
+    output.line(f"{total:,}{stored} not answered by group {group!r}")
 
 
 @click.command()
-@click.argument("place")
-@click.option("--group", required=True, help="The group that no run uses any more.")
+@click.argument("url")
 @reporting
-def forget(output: CommandOutput, /, place: str, group: str) -> None:
-    """Delete the position of a group, so that retention no longer keeps messages for it.
+def groups(output: CommandOutput, /, url: str) -> None:
+    """List the consumer groups of URL, for which retention keeps messages."""
+    from services.stream.base import StreamUrl
+    from services.stream.transports import transport_of
 
-    A later run with that --group is a new group. It is rejected while the group has a consumer.
+    source = StreamUrl.parse(url)
+    found = transport_of(source).status(source, "mlctl").groups
+    if output.as_json:
+        listed = [
+            {"group": g.name, "lag": g.lag, "members": g.members, "idle_s": g.idle_s}
+            for g in found or ()
+        ]
+        output.document({"url": source.redacted(), "groups": listed})
+        return
+    if found is None:
+        output.line(f"retention of {source.scheme} streams does not wait for consumer groups")
+        return
+    rows = [
+        (
+            each.name,
+            "" if each.lag is None else f"{each.lag:,}",
+            f"{each.members:,}",
+            "" if each.idle_s is None else f"{each.idle_s:,.0f} s",
+        )
+        for each in found
+    ]
+    output.table(["group", "lag>", "members>", "idle>"], rows)
+
+
+@click.command()
+@click.argument("url")
+@click.option("--group", required=True, help="Consumer group that no run uses any more.")
+@reporting
+def forget(output: CommandOutput, /, url: str, group: str) -> None:
+    """Delete the position of a consumer group, so that retention keeps no messages for it.
+
+    A later run with that --group begins as a new group. Rejected while the group has a consumer.
     """
     from services.stream.base import StreamUrl
-    from services.stream.tools import forget as forget_group
+    from services.stream.transports import transport_of
 
-    where = StreamUrl.parse(place)
-    forget_group(where, group)
+    source = StreamUrl.parse(url)
+    transport_of(source).forget_group(source, group)
     if output.as_json:
-        output.document({"place": where.shown(), "forgotten": group})
+        output.document({"url": source.redacted(), "forgotten": group})
     else:
-        output.line(f"group {group!r} of {where.shown()} is forgotten")
+        output.line(f"removed group {group!r} of {source.redacted()}")
 
 
 @click.command()
-@click.argument("letters", metavar="PLACE")
-@click.option("--to", "target", required=True, help="The stream that they came from.")
+@click.argument("letters", metavar="URL")
+@click.option("--to", "target", required=True, help="Stream that the messages came from.")
 @reporting
 def redrive(output: CommandOutput, /, letters: str, target: str) -> None:
-    """Send the dead letters at PLACE again: as they were, without the headers that we added.
+    """Send the dead letters at URL again, without the headers that the run added.
 
-    Each is sent once, however often this is run, where both places are at one broker that can
-    do it. What dies again meanwhile is left for the next time.
+    Each is sent once, however often you run this, if both streams are at one broker with
+    exactly-once commits. Messages that become dead letters again are left for the next call.
     """
     from services.stream.base import StreamUrl
     from services.stream.tools import redrive as send_again
@@ -147,9 +179,9 @@ def redrive(output: CommandOutput, /, letters: str, target: str) -> None:
     with stopping(output) as stop, output.working() as show:
         sent = send_again(source, to, stop, lambda count: show(f"{count:,} sent again"))
     if output.as_json:
-        output.document({"from": source.shown(), "to": to.shown(), "sent": sent})
+        output.document({"from": source.redacted(), "to": to.redacted(), "sent": sent})
     else:
-        output.line(f"{counted(sent, 'dead letter')} sent to {to.shown()}")
+        output.line(f"{counted(sent, 'dead letter')} sent to {to.redacted()}")
 
 
 def _show(output: CommandOutput, messages: Iterable[Message]) -> None:

@@ -1,4 +1,4 @@
-"""What `mlctl stream run` shows: the guarantee first, then where it stands, then how it ended."""
+"""Output of `mlctl stream run`: the guarantee, the progress, the summary."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ if TYPE_CHECKING:
     from services.stream.events import StreamEvent
     from services.stream.run import StreamConfig
 
-# Committed batches are told at most that often, in seconds.
+# Minimum seconds between two reports of committed batches.
 _PERIOD = 10.0
 _JSON_PERIOD = 1.0
 
 
-def serving_line(output: CommandOutput, port: int) -> None:
-    """Where the metrics are."""
+def metrics_line(output: CommandOutput, port: int) -> None:
+    """Print the address of the metrics."""
     output.note(f"Metrics: http://127.0.0.1:{port}/metrics")
 
 
 @contextlib.contextmanager
-def watching(output: CommandOutput) -> Iterator[Shown]:
-    """Something that shows a run as fits where the output goes.
+def event_display(output: CommandOutput) -> Iterator[EventDisplay]:
+    """Yield a display of events: JSON lines, a status line, or a line now and then.
 
-    What a transform prints goes to stderr, so that it cannot get among answers or events.
+    Output of transforms goes to stderr, so that it cannot mix with answers or events.
     """
     if output.as_json:
         with os.fdopen(os.dup(1), "w") as stream, only_results_on_stdout():
-            seldom = _Seldom(_JSON_PERIOD, lambda event: _event_line(event, stream))
-            yield Shown(output, seldom, stream)
+            throttled = _Throttled(_JSON_PERIOD, lambda event: _event_line(event, stream))
+            yield EventDisplay(output, throttled, stream)
         return
     with only_results_on_stdout(), output.working() as show:
-        note = _Seldom(_PERIOD, _Changes(output.note))
+        note = _Throttled(_PERIOD, _Changes(output.note))
 
-        def watch(event: StreamEvent) -> None:
-            show(told(event))
+        def on_event(event: StreamEvent) -> None:
+            show(event_text(event))
             if not output.live:
                 note(event)
 
-        yield Shown(output, watch)
+        yield EventDisplay(output, on_event)
 
 
-class Shown:
-    """Shows events; before the first of them what is guaranteed. `stream` is for --json."""
+class EventDisplay:
+    """Shows events, and the guarantee before the first one. `stream` is for --json."""
 
     def __init__(
         self,
@@ -65,26 +65,26 @@ class Shown:
     def __call__(self, event: StreamEvent) -> None:
         self._show(event)
 
-    def opened(self, wanted: StreamConfig, link: StreamConnection) -> None:
-        """The first line: what is guaranteed, and between which places."""
-        from services.stream.run import promise
+    def opened(self, config: StreamConfig, connection: StreamConnection) -> None:
+        """Print the guarantee and the streams."""
+        from services.stream.run import guarantee_text
 
-        request = wanted.link
-        places = {
-            "in": request.source.shown(),
-            "out": request.answers.shown() if request.answers else None,
-            "dead": request.dead.shown() if request.dead else None,
+        request = config.connection
+        urls = {
+            "in": request.source.redacted(),
+            "out": request.answers.redacted() if request.answers else None,
+            "dead": request.dead.redacted() if request.dead else None,
         }
         if self._stream is not None:
-            document = {"event": "opened", "guarantee": link.guarantee.value, **places}
+            document = {"event": "opened", "guarantee": connection.guarantee.value, **urls}
             json_line(document, self._stream)
             return
-        self._output.note(f"{promise(link, request.source)}.")
-        self._output.note(f"{places['in']} -> {places['out']}, dead letters -> {places['dead']}")
+        self._output.note(f"{guarantee_text(connection, request.source)}.")
+        self._output.note(f"{urls['in']} -> {urls['out']}, dead letters -> {urls['dead']}")
 
 
-class _Seldom:
-    """Passes an event on; of those that come all the time, one in `period` seconds."""
+class _Throttled:
+    """Shows events; of frequent ones only one in `period` seconds."""
 
     def __init__(self, period: float, show: Callable[[StreamEvent], None]) -> None:
         self._period = period
@@ -100,27 +100,27 @@ class _Seldom:
 
 
 class _Changes:
-    """Tells an event unless nothing moved since the last: an idle run says so once."""
+    """Shows an event if it differs from the last one: an idle run is reported once."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._note = note
         self._last: tuple[object, ...] | None = None
 
     def __call__(self, event: StreamEvent) -> None:
-        here = (event.phase, event.totals, event.lag, event.detail)
-        if here != self._last:
-            self._say(told(event))
-        self._last = here
+        state = (event.phase, event.totals, event.lag, event.detail)
+        if state != self._last:
+            self._note(event_text(event))
+        self._last = state
 
 
-def told(event: StreamEvent) -> str:
-    """One line: how far it is, how fast, what is behind."""
+def event_text(event: StreamEvent) -> str:
+    """Return one line: messages, rate, lag, dead letters."""
     if event.detail:
         return f"{event.phase.value.capitalize()}: {event.detail}"
     rate = event.totals.messages / event.seconds if event.seconds > 0 else 0.0
     parts = [f"{counted(event.totals.messages, 'message')}, {rate:,.0f}/s"]
     if event.lag is not None:
-        parts.append(f"{sum(event.lag.values()):,} behind")
+        parts.append(f"lag {sum(event.lag.values()):,}")
     if event.batch is not None:
         parts.append(f"{event.batch.messages:,} in the last batch")
     parts.append(f"{event.totals.dead:,} dead")
@@ -128,7 +128,7 @@ def told(event: StreamEvent) -> str:
 
 
 def show_report(output: CommandOutput, report: StreamReport) -> None:
-    """How a run ended."""
+    """Print the totals of a run."""
     totals = report.totals
     if output.as_json:
         json_line(

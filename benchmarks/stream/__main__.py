@@ -27,8 +27,7 @@ from benchmarks.stream.ways import Spec
 from benchmarks.workloads import Workload, make_workload
 from bundle.clock import SystemClock
 from services.stream.answer_headers import SOURCE
-from services.stream.base import LinkRequest, Message, Outgoing, StreamUrl
-from services.stream.tools import browsable
+from services.stream.base import ConnectionRequest, Message, Outgoing, StreamUrl
 from services.stream.transports import transport_of
 from tests.support.wait import wait_until
 
@@ -58,7 +57,7 @@ class Bench:
         self._payload = payload
         self._given = given
 
-    def spec(self, way: str, request: LinkRequest, count: int) -> Spec:
+    def spec(self, way: str, request: ConnectionRequest, count: int) -> Spec:
         """What a process of that way is to do."""
         places = (text(request.source), text(request.answers), text(request.dead))
         model, batch = str(self._bundle), int(self._given.batch)
@@ -92,7 +91,7 @@ class Bench:
             process.communicate(timeout=300)
         sent = {
             f"{each.partition}/{each.offset}": each.time_ms
-            for each in browsable(request.source).browse(request.source)
+            for each in transport_of(request.source).browse(request.source)
         }
         # Not what came while the process was still learning how long batches take.
         took = [
@@ -134,10 +133,10 @@ class Bench:
         return found
 
 
-def answers_at(request: LinkRequest) -> list[Message]:
+def answers_at(request: ConnectionRequest) -> list[Message]:
     """The answers that are there."""
     assert request.answers is not None
-    return [*browsable(request.answers).browse(request.answers)]
+    return [*transport_of(request.answers).browse(request.answers)]
 
 
 def send_at(place: StreamUrl, payload: str, count: int, rate: float) -> None:

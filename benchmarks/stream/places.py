@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import orjson
 
-from services.stream.base import LinkRequest, Outgoing, StreamUrl
+from services.stream.base import ConnectionRequest, Outgoing, StreamUrl
 from services.stream.transports import transport_of
 from tests.services.precomputed.servers import redis_server
 
@@ -33,7 +33,7 @@ class Stream:
     address: str
     folder: Path
 
-    def places(self) -> LinkRequest:
+    def places(self) -> ConnectionRequest:
         """Where messages, answers and dead letters are to be; nothing is there yet."""
         number = next(_NUMBER)
         if self.scheme == "sqlite":
@@ -43,11 +43,13 @@ class Stream:
             base = StreamUrl.parse(f"kafka://{self.address}?fetch.wait.max.ms=5#x")
         else:
             base = StreamUrl.parse(f"{self.scheme}://{self.address}#x")
-        source, answers, dead = (base.named(f"t{number}-{part}") for part in ("in", "out", "dead"))
+        source, answers, dead = (
+            base.with_topic(f"t{number}-{part}") for part in ("in", "out", "dead")
+        )
         for place in (source, answers, dead):
             with transport_of(place).open_producer(place) as producer:
                 producer.publish(())
-        return LinkRequest(source, f"g{number}", answers, dead)
+        return ConnectionRequest(source, f"g{number}", answers, dead)
 
 
 @contextmanager

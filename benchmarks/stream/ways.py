@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from services.stream.answer_headers import DIGEST, MODEL, SOURCE, STAGES
-from services.stream.base import Commit, LinkRequest, Message, Outgoing, StreamUrl
+from services.stream.base import Commit, ConnectionRequest, Message, Outgoing, StreamUrl
 
 _SHARED = ((DIGEST, b"d" * 64), (MODEL, b"bench"), (STAGES, b"decode=0.00 score=0.00 encode=0.00"))
 
@@ -39,11 +39,11 @@ class Spec:
     exactly_once: bool = False
     url: str = ""
 
-    def request(self) -> LinkRequest:
+    def request(self) -> ConnectionRequest:
         """The link that it asks for."""
         places = (StreamUrl.parse(text) for text in (self.source, self.answers, self.dead))
         source, answers, dead = places
-        return LinkRequest(source, self.group, answers, dead, exactly_once=self.exactly_once)
+        return ConnectionRequest(source, self.group, answers, dead, exactly_once=self.exactly_once)
 
 
 class Meter:
@@ -68,11 +68,11 @@ class Meter:
 def ours(spec: Spec, meter: Meter) -> None:
     """`mlctl stream run`, without its terminal."""
     from bundle.verify import verify
+    from services.stream.batching import BatchGoals
     from services.stream.engine import RunSettings
     from services.stream.events import StreamEvent
     from services.stream.payloads import PayloadRequest
     from services.stream.run import StreamConfig, run_stream
-    from services.stream.window import BatchGoals
 
     def watch(event: StreamEvent) -> None:
         if event.batch is not None:

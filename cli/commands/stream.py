@@ -11,14 +11,14 @@ from bundle.errors import ErrorCode, MlctlError
 from cli.batches import stopping
 from cli.output import CommandOutput, reporting
 from cli.stream_compare import compare
-from cli.stream_options import run_options, wanted_run
-from cli.stream_tools import forget, lag, peek, redrive, send, tail
-from cli.streams import serving_line, show_report, watching
+from cli.stream_options import run_options, stream_config
+from cli.stream_tools import forget, groups, lag, peek, redrive, send, tail
+from cli.streams import event_display, metrics_line, show_report
 
 
 @click.group()
 def stream() -> None:
-    """Score a stream of messages with a Bento's model, as surely as its broker can."""
+    """Score a stream of messages with a Bento's model."""
 
 
 @stream.command()
@@ -28,48 +28,48 @@ def stream() -> None:
 def run(output: CommandOutput, /, bento: str, **given: Any) -> None:
     """Score the messages of --in with BENTO, a Bento's tag or a bundle's folder, into --out.
 
-    It says first what is guaranteed if it is killed. Several of them with the same --group
-    share the work. It runs until it is stopped, which commits what was begun; what was not
-    comes again. A PLACE is SCHEME://ADDRESS#TOPIC, such as sqlite://events.db#orders, a file
-    of JSON lines, or - for the standard streams.
+    The first line of output is the guarantee. Several runs with the same --group share the work.
+    Ctrl-C or SIGTERM commits the batch that was begun; uncommitted messages are delivered again.
+    A URL is SCHEME://ADDRESS#TOPIC, such as sqlite://events.db#orders, a file of JSON lines, or -
+    for standard input and output.
     """
     from services.runtime.scorable import find_scorable
-    from services.stream.metrics import counting
+    from services.stream.metrics import counted_events
     from services.stream.run import run_stream
 
-    wanted = wanted_run(given, as_json=output.as_json)
+    config = stream_config(given, as_json=output.as_json)
     model = find_scorable(bento)
     name, port = model.name, given["metrics_port"]
     with (
         stopping(output) as stop,
-        watching(output) as shown,
-        counting(name, port, shown, partial(serving_line, output)) as watch,
+        event_display(output) as display,
+        counted_events(name, port, display, partial(metrics_line, output)) as on_event,
     ):
-        report = run_stream(model, wanted, watch, stop, partial(shown.opened, wanted))
+        report = run_stream(model, config, on_event, stop, partial(display.opened, config))
     show_report(output, report)
     if not report.complete and (given["until_empty"] or given["max_messages"]):
         raise MlctlError(
             ErrorCode.INTERRUPTED,
-            f"stopped after {report.totals.messages} messages, all of them committed",
+            f"stopped after {report.totals.messages:,} messages, all of them committed",
         )
 
 
 @stream.command()
-@click.argument("place")
-@click.option("--group", default="mlctl", show_default=True, help="The group whose lag it is.")
+@click.argument("url")
+@click.option("--group", default="mlctl", show_default=True, help="Show the lag of this group.")
 @reporting
-def doctor(output: CommandOutput, /, place: str, group: str) -> None:
-    """Connect to PLACE, and say what its broker guarantees and how far the group is."""
+def doctor(output: CommandOutput, /, url: str, group: str) -> None:
+    """Connect to URL; show what its broker guarantees, and the group's lag."""
     from services.stream.base import StreamUrl
-    from services.stream.tools import browsable
+    from services.stream.transports import transport_of
 
-    looked_at = StreamUrl.parse(place)
-    found = browsable(looked_at).examine(looked_at, group)
+    stream_url = StreamUrl.parse(url)
+    found = transport_of(stream_url).status(stream_url, group)
     behind = None if found.lag is None else sum(found.lag.values())
     if output.as_json:
         output.document(
             {
-                "place": looked_at.shown(),
+                "url": stream_url.redacted(),
                 "server": found.server,
                 "guarantee": found.guarantee.value,
                 "messages": found.messages,
@@ -88,5 +88,5 @@ def doctor(output: CommandOutput, /, place: str, group: str) -> None:
         output.marked("-", "dim", "", remark)
 
 
-for _command in (send, peek, tail, lag, forget, redrive, compare):
+for _command in (send, peek, tail, lag, groups, forget, redrive, compare):
     stream.add_command(_command)

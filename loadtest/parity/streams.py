@@ -17,13 +17,12 @@ from loadtest.parity.base import Arrays, not_json, not_text
 from loadtest.parity.tables import from_column, to_column
 from services.online.http.predict import to_array
 from services.runtime.scorable import Scorable
-from services.stream.base import LinkRequest, Outgoing, StreamUrl
+from services.stream.base import ConnectionRequest, Outgoing, StreamUrl
+from services.stream.batching import BatchGoals
 from services.stream.engine import RunSettings
 from services.stream.payloads import PayloadRequest
 from services.stream.run import StreamConfig, run_stream
-from services.stream.tools import browsable
 from services.stream.transports import transport_of
-from services.stream.window import BatchGoals
 
 
 class StreamWay:
@@ -56,19 +55,19 @@ class StreamWay:
 
     def _run(self, messages: Sequence[Outgoing], log: StreamUrl) -> dict[int, bytes]:
         """The answer to each message by its number."""
-        source, answers, dead = (log.named(topic) for topic in ("in", "out", "dead"))
+        source, answers, dead = (log.with_topic(topic) for topic in ("in", "out", "dead"))
         with transport_of(log).open_producer(source) as producer:
             producer.publish(messages)
         wanted = StreamConfig(
-            LinkRequest(source, "parity", answers, dead),
+            ConnectionRequest(source, "parity", answers, dead),
             PayloadRequest(self._payload),
             RunSettings(BatchGoals(messages=1), dead_share=1.0, until_empty=True),
         )
         run_stream(self._model, wanted, lambda _event: None, threading.Event())
-        for message in browsable(log).browse(dead):
+        for message in transport_of(log).browse(dead):
             why = b", ".join(value for _name, value in message.headers).decode(errors="replace")
             raise MlctlError(ErrorCode.PARITY_FAILED, f"a message became a dead letter: {why}")
-        found = {int(each.key or b""): each.value for each in browsable(log).browse(answers)}
+        found = {int(each.key or b""): each.value for each in transport_of(log).browse(answers)}
         if len(found) != len(messages):
             told = f"{len(found)} answers to {len(messages)} messages"
             raise MlctlError(ErrorCode.PARITY_FAILED, told)

@@ -1,4 +1,4 @@
-"""What answers and dead letters say of their source: their headers. Pure."""
+"""Headers of answers and dead letters: where they come from, which model, and what failed. Pure."""
 
 from __future__ import annotations
 
@@ -14,57 +14,57 @@ _REASON_BYTES = 2000
 
 
 class AnswerHeaders:
-    """Makes the messages that go out, for one source and one model."""
+    """Makes outgoing messages for one source and one model."""
 
     def __init__(self, source: StreamUrl, model: str, digest: str) -> None:
         name = source.topic or source.address.rpartition("/")[2]
         self._name = f"{source.scheme}:{name}"
         self._model: Headers = ((DIGEST, digest.encode()), (MODEL, model.encode()))
 
-    def answers(self, messages: Sequence[Message], found: Answers) -> list[Outgoing]:
-        """An answer for each message that has one. `mlctl-stages` are milliseconds of the batch."""
+    def answers(self, messages: Sequence[Message], scored: Answers) -> list[Outgoing]:
+        """Return the answers of scored messages; `mlctl-stages` has the batch's milliseconds."""
         stages = (
-            f"decode={1e3 * found.decode_s:.2f} score={1e3 * found.score_s:.2f} "
-            f"encode={1e3 * found.encode_s:.2f} messages={len(messages)}"
+            f"decode={1e3 * scored.decode_s:.2f} score={1e3 * scored.score_s:.2f} "
+            f"encode={1e3 * scored.encode_s:.2f} messages={len(messages)}"
         )
         shared: Headers = (*self._model, (STAGES, stages.encode()))
         sources = self._sources(messages)
         return [
             Outgoing(value, message.key, (*shared, (SOURCE, source.encode())))
-            for message, source, value in zip(messages, sources, found.values, strict=True)
+            for message, source, value in zip(messages, sources, scored.values, strict=True)
             if value is not None
         ]
 
     def dead(self, messages: Sequence[Message], faults: Mapping[int, Fault]) -> list[Outgoing]:
-        """The messages at fault as they came, with what is wrong, in the order of the batch."""
+        """Return the faulty messages as they arrived, with reasons, in the batch's order."""
         order = sorted(faults)
         sources = self._sources([messages[index] for index in order])
         return [
             Outgoing(
                 messages[index].value,
                 messages[index].key,
-                (*_foreign(messages[index].headers), *_why(messages[index], faults[index], source)),
+                (*_own(messages[index].headers), *_reason(messages[index], faults[index], source)),
             )
             for index, source in zip(order, sources, strict=True)
         ]
 
     def _sources(self, messages: Sequence[Message]) -> list[str]:
-        """SCHEME:TOPIC/PARTITION/OFFSET of each."""
+        """Return SCHEME:TOPIC/PARTITION/OFFSET of each message."""
         name = self._name
         return [f"{name}/{message.partition}/{message.offset}" for message in messages]
 
 
-def _foreign(headers: Headers) -> Headers:
+def _own(headers: Headers) -> Headers:
     return tuple(header for header in headers if not header[0].startswith(OURS))
 
 
-def _why(message: Message, fault: Fault, source: str) -> Headers:
-    """`mlctl-attempts` goes on counting from a message that was redriven."""
+def _reason(message: Message, fault: Fault, source: str) -> Headers:
+    """Return the headers of a fault; `mlctl-attempts` counts on from a redriven message."""
     before = dict(message.headers).get(ATTEMPTS, b"0")
     attempts = int(before) + 1 if before.isdigit() and len(before) < 10 else 1
     return (
         (ERROR, fault.code.value.encode()),
-        (REASON, fault.sentence.encode(errors="replace")[:_REASON_BYTES]),
+        (REASON, fault.reason.encode(errors="replace")[:_REASON_BYTES]),
         (ATTEMPTS, b"%d" % attempts),
         (SOURCE, source.encode()),
     )

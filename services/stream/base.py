@@ -1,15 +1,16 @@
-"""The seams of a stream: where messages come from, where answers go, and what bytes mean.
+"""Values and interfaces of a stream: URLs, messages, connections, transports and payloads.
 
-A consumer's process has one thread that talks to the broker: everything of a link is called
-from it. Offsets are the broker's own; the engine only keeps the order in which they came.
+One thread of a run owns its connection and calls all of its methods. Offsets belong to the broker;
+the engine only keeps the order in which messages were polled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self
 from urllib.parse import parse_qsl
 
 import numpy as np
@@ -17,12 +18,12 @@ import numpy as np
 from bundle.errors import ErrorCode, MlctlError
 
 Headers = tuple[tuple[str, bytes], ...]
-# Their places are paths and names: nobody has a password there.
+# Schemes whose address is a path or a name, which never contains a password.
 _WITHOUT_USERS = frozenset({"file", "sqlite", "precomputed"})
 
 
 class Guarantee(StrEnum):
-    """What a killed, cut off or restarted consumer can do to the answers; no message is lost."""
+    """How often a message is answered when consumers are killed, cut off or restarted."""
 
     EXACTLY_ONCE = "exactly once"
     AT_LEAST_ONCE = "at least once"
@@ -30,7 +31,7 @@ class Guarantee(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StreamUrl:
-    """A stream's address: `scheme://address?options#topic`, or `-` for the standard streams."""
+    """A stream's URL: `scheme://address?options#topic`, or `-` for standard input or output."""
 
     scheme: str
     address: str = ""
@@ -39,10 +40,10 @@ class StreamUrl:
 
     @classmethod
     def parse(cls, text: str) -> StreamUrl:
-        """The place that a user wrote; a plain path is a file of JSON lines.
+        """Parse a URL; a plain path is a file of JSON lines.
 
-        INVALID_INPUT for what may be a password with a # or a ? in it: it would be cut there, and
-        its parts be taken for what may be shown.
+        INVALID_INPUT if a password may contain an unescaped # or ?: the URL would be cut inside
+        the password, and parts of it would appear in messages.
         """
         if text == "-":
             return cls("-")
@@ -56,46 +57,57 @@ class StreamUrl:
             if "@" in topic or "@" in query:
                 raise MlctlError(
                     ErrorCode.INVALID_INPUT,
-                    f"a {scheme}:// place has an @ after its first # or ?",
-                    "In a user or a password write # as %23 and ? as %3F; elsewhere write @ as "
+                    f"the {scheme}:// URL has an @ after its first # or ?",
+                    "In a user name or password write # as %23 and ? as %3F; elsewhere write @ as "
                     "%40.",
                 )
             topic = topic.replace("%40", "@")
         return cls(scheme, address, topic, dict(parse_qsl(query, keep_blank_values=True)))
 
-    def named(self, topic: str) -> StreamUrl:
-        """The place of another topic at the same address."""
+    def with_topic(self, topic: str) -> StreamUrl:
+        """Return the URL of another topic at the same address."""
         return StreamUrl(self.scheme, self.address, topic, self.options)
 
-    def shown(self) -> str:
-        """For messages and headers: without passwords, tokens and the options."""
+    def redacted(self) -> str:
+        """Return the URL for messages: without passwords, tokens and options."""
         if self.scheme == "-":
             return "-"
         secret, at, host = self.address.rpartition("@")
         user, colon, _ = secret.partition(":")
-        # What has no password beside it may be a token.
-        who = user if colon and "@" not in user else ""
-        return f"{self.scheme}://{who}{at}{host}{'#' if self.topic else ''}{self.topic}"
+        # A user name without a password may be a token.
+        user = user if colon and "@" not in user else ""
+        return f"{self.scheme}://{user}{at}{host}{'#' if self.topic else ''}{self.topic}"
 
-    def number(self, name: str, usual: float) -> float:
-        """The option `name`, a number above 0; INVALID_INPUT if it is none."""
+    def number(self, name: str, default: float) -> float:
+        """Return the option `name` as a number; INVALID_INPUT unless it is above 0."""
         text = self.options.get(name)
         if text is None:
-            return usual
+            return default
         try:
             value = float(text)
         except ValueError:
             value = -1.0
         if not 0 < value < float("inf"):
-            raise MlctlError(ErrorCode.INVALID_INPUT, f"{name}={text}: a number above 0 is needed")
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT, f"option {name}={text} is not a number above 0"
+            )
         return value
+
+    def check_options(self, allowed: Collection[str]) -> None:
+        """INVALID_INPUT if the URL has an option that is not in `allowed`."""
+        if unknown := sorted(set(self.options) - set(allowed)):
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT,
+                f"{self.redacted()} has no option {unknown[0]!r}",
+                f"Options: {', '.join(sorted(allowed))}.",
+            )
 
 
 class Message(NamedTuple):
-    """A message as it came. A tuple, since hundreds of thousands are made in a second.
+    """A message as the broker delivered it.
 
-    `offset` is its place in `partition`: text or a number, as the broker has it. `time_ms` is
-    when it was sent, in milliseconds since 1970; 0 if the broker does not say.
+    `offset` is its position in `partition`, in the broker's own form. `time_ms` is when it was
+    sent, in milliseconds since 1970; 0 if the broker does not report it.
     """
 
     partition: str
@@ -116,10 +128,10 @@ class Outgoing(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What became of some messages, to be made durable as one step where the broker can.
+    """The result of a batch, to be made durable in one step where the broker can.
 
-    `done` are all of them in the order of the poll, also those that have no answer. `dead` go
-    to the dead letters: they are the sources' own key, value and headers, and why.
+    `done` are all messages of the batch in the order of the poll. `dead` are messages that
+    cannot be answered, with their own key, value and headers, and the reason as headers.
     """
 
     done: Sequence[Message]
@@ -128,155 +140,43 @@ class Commit:
 
 
 class LostPartitionsError(Exception):
-    """Some messages to commit belong to another consumer by now, so nothing was committed.
+    """Another consumer owns some of the messages of a commit, so nothing was committed.
 
-    Whoever gets it forgets all that it has not committed. The link's next polls give again
-    what follows the last commit in the partitions that are still its own.
+    The caller discards everything that it has not committed. Later polls return the messages
+    after the last commit in the partitions that this consumer still owns.
     """
 
 
-class RefusedAnswersError(MlctlError):
-    """The broker can never take some answers, so nothing was committed.
+class RejectedAnswersError(MlctlError):
+    """The broker can never accept some answers, so nothing was committed.
 
-    `refused` says why, by index in Commit.answers. Without them, as dead letters of their
-    sources, the batch may be committed.
+    `rejected` has the reasons by index in Commit.answers. The batch may be committed without
+    these answers, with dead letters of their messages instead.
     """
 
-    def __init__(self, refused: Mapping[int, str]) -> None:
-        super().__init__(ErrorCode.PAYLOAD_TOO_LARGE, next(iter(refused.values())))
-        self.refused = refused
-
-
-class StreamConnection(Protocol):
-    """One consumer of a group, with the places that its answers and dead letters go to.
-
-    BROKER_UNAVAILABLE from any method is worth another try; other errors end the run.
-    """
-
-    guarantee: Guarantee
-
-    def poll(self, limit: int, wait_s: float) -> Sequence[Message]:
-        """At most `limit` messages that follow the last poll's, as soon as there are some.
-
-        Waits at most `wait_s` for the first one, and not at all for more. Must be called at
-        least each second, with a limit of 0 when there is no room: it keeps the membership of
-        the group, and calls the listener of a rebalance.
-        """
-        ...
-
-    def commit(self, batch: Commit) -> None:
-        """Make answers, dead letters and the position durable; after an error it may be repeated.
-
-        Batches are committed in the order of their polls. LostPartitionsError: see there.
-        """
-        ...
-
-    def lag(self) -> Mapping[str, int]:
-        """By partition of this consumer, how many messages are behind the last commit."""
-        ...
-
-    def group_lag(self) -> int:
-        """Return how many messages the group has not committed, over all partitions.
-
-        It also counts partitions that other members hold or that no member holds, so 0 means
-        that the whole group has nothing left.
-        """
-        ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *exc_info: object) -> None:
-        """Leave the group; what was not committed comes again."""
-        ...
-
-
-class Consumer(Protocol):
-    """The half of a link that reads, for answers that go to another broker."""
-
-    def poll(self, limit: int, wait_s: float) -> Sequence[Message]: ...
-
-    def acknowledge(self, done: Sequence[Message]) -> None:
-        """As Link.commit, of the position alone."""
-        ...
-
-    def lag(self) -> Mapping[str, int]: ...
-
-    def group_lag(self) -> int: ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *exc_info: object) -> None: ...
-
-
-class Producer(Protocol):
-    """The half of a link that writes, and what `mlctl stream send` writes with."""
-
-    def publish(self, messages: Sequence[Outgoing]) -> None:
-        """Returns when all of them are durable."""
-        ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *exc_info: object) -> None: ...
+    def __init__(self, rejected: Mapping[int, str]) -> None:
+        super().__init__(ErrorCode.PAYLOAD_TOO_LARGE, next(iter(rejected.values())))
+        self.rejected = rejected
 
 
 class RebalanceListener(Protocol):
-    """Told from inside poll() that partitions go to another consumer."""
+    """Notified from inside poll() when partitions move to another consumer."""
 
     def revoked(self, partitions: Sequence[str]) -> None:
-        """They are still ours until this returns: the last moment to commit."""
+        """Commit work on `partitions`: this consumer owns them until this method returns."""
         ...
 
     def lost(self, partitions: Sequence[str]) -> None:
-        """They are someone else's already: a commit would be refused or, worse, accepted."""
-        ...
-
-
-@runtime_checkable
-class Rebalancing(Protocol):
-    """A link or consumer whose partitions move between the members of a group."""
-
-    def listen(self, listener: RebalanceListener) -> None: ...
-
-
-@runtime_checkable
-class Pausable(Protocol):
-    """A link or consumer that the broker's client fills ahead of poll()."""
-
-    def pause(self) -> None:
-        """Fetch no more until resume(); poll() still keeps the membership."""
-        ...
-
-    def resume(self) -> None: ...
-
-
-@runtime_checkable
-class Ending(Protocol):
-    """A link or consumer whose source may come to an end, as a pipe does."""
-
-    @property
-    def ended(self) -> bool:
-        """Whether poll() has given all there will ever be: the run ends once it is committed."""
-        ...
-
-
-@runtime_checkable
-class TakingOver(Protocol):
-    """A link or consumer whose broker gives a killed member's messages to others after a time."""
-
-    @property
-    def takeover_s(self) -> float:
-        """Seconds of silence after which a member is given up."""
+        """Discard work on `partitions`: another consumer already owns them."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class LinkRequest:
-    """What `mlctl stream run` asks of a transport. `source` is of its scheme, as are the others.
+class ConnectionRequest:
+    """What a run asks of a transport.
 
     `group` names the consumers that share the work; `start` is where a new group begins:
-    "earliest" or "latest". `exactly_once` asks for the broker's transactions. With `ordered`
-    messages of one key keep their order across retries and consumers.
+    "earliest" or "latest". `exactly_once` asks for the broker's transactions.
     """
 
     source: StreamUrl
@@ -285,86 +185,179 @@ class LinkRequest:
     dead: StreamUrl | None = None
     start: str = "earliest"
     exactly_once: bool = False
-    ordered: bool = False
+
+
+class StreamConnection(ABC):
+    """A consumer of one group, with the destinations of its answers and dead letters.
+
+    Entering it joins the group; leaving it leaves the group, and uncommitted messages are
+    delivered again. After BROKER_UNAVAILABLE from any method the caller may repeat the call;
+    other errors end the run.
+    """
+
+    guarantee: Guarantee
+    listener: RebalanceListener | None = None
+
+    @abstractmethod
+    def poll(self, limit: int, wait_s: float) -> Sequence[Message]:
+        """Return up to `limit` messages that follow those of the last poll.
+
+        Waits up to `wait_s` seconds for the first message, never for more. Call it at least
+        once a second, with a limit of 0 when there is no room: it keeps the membership in the
+        group alive and calls the rebalance listener.
+        """
+
+    @abstractmethod
+    def commit(self, batch: Commit) -> None:
+        """Make answers, dead letters and the position durable; may be repeated after an error.
+
+        Batches are committed in the order of their polls. Raises LostPartitionsError.
+        """
+
+    @abstractmethod
+    def lag(self) -> Mapping[str, int]:
+        """Return the number of uncommitted messages by partition of this consumer."""
+
+    @abstractmethod
+    def group_lag(self) -> int:
+        """Return the number of uncommitted messages of the group in all partitions.
+
+        It includes partitions of other members and of no member, so 0 means that the whole
+        group has nothing left.
+        """
+
+    @abstractmethod
+    def __enter__(self) -> Self: ...
+
+    @abstractmethod
+    def __exit__(self, *exc_info: object) -> None: ...
+
+    def listen(self, listener: RebalanceListener) -> None:
+        """Notify `listener` of partitions that move to other consumers."""
+        self.listener = listener
+
+    def pause(self) -> None:  # noqa: B027 - only clients that prefetch have something to pause
+        """Stop fetching ahead of poll() until resume(); poll() still keeps the membership."""
+
+    def resume(self) -> None:  # noqa: B027
+        """Fetch again."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the source can have no more messages, as a pipe that was closed."""
+        return False
+
+    @property
+    def takeover_s(self) -> float:
+        """Seconds without contact after which the broker gives a member's messages to others."""
+        return 0.0
+
+
+class Producer(Protocol):
+    """Writes messages to one stream."""
+
+    def publish(self, messages: Sequence[Outgoing]) -> None:
+        """Send messages, and return when all of them are durable."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exc_info: object) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Examined:
-    """What a broker says of a place: for `doctor`, `lag` and people.
+class GroupStatus:
+    """A consumer group of a stream.
 
-    `messages` is how many it holds and `lag` how many of them the group has not committed, by
-    partition; None where the broker cannot say.
+    `lag` is the number of uncommitted messages, None where the broker cannot count them.
+    `idle_s` are seconds since a consumer of the group was last active, None if not known.
+    """
+
+    name: str
+    lag: int | None
+    members: int
+    idle_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStatus:
+    """What a broker reports about a stream.
+
+    `messages` is the number of stored messages, `lag` the group's uncommitted messages by
+    partition; None where the broker does not know. `groups` is None where groups do not delay
+    the removal of messages.
     """
 
     guarantee: Guarantee
     server: str
     messages: int | None = None
     lag: Mapping[str, int] | None = None
+    groups: tuple[GroupStatus, ...] | None = None
     remarks: tuple[str, ...] = ()
+
+
+class Transport(ABC):
+    """One kind of broker."""
+
+    @abstractmethod
+    def open_connection(self, request: ConnectionRequest) -> StreamConnection:
+        """Return a connection whose answers and dead letters are at the source's address."""
+
+    @abstractmethod
+    def open_producer(self, url: StreamUrl) -> Producer:
+        """Return a producer of the stream at `url`."""
+
+    def browse(self, url: StreamUrl, *, last: int | None = None) -> Iterator[Message]:  # noqa: ARG002
+        """Yield the stored messages, oldest first: all, or only the `last` ones."""
+        raise _cannot_read(url)
+
+    def follow(self, url: StreamUrl, wait_s: float) -> Iterator[Message | None]:  # noqa: ARG002
+        """Yield new messages, and None each time `wait_s` seconds brought none."""
+        raise _cannot_read(url)
+
+    def status(self, url: StreamUrl, group: str) -> StreamStatus:  # noqa: ARG002
+        """Return the state of the stream at `url`; BROKER_UNAVAILABLE, NOT_FOUND."""
+        raise _cannot_read(url)
+
+    def forget_group(self, url: StreamUrl, group: str) -> None:  # noqa: ARG002
+        """Delete the position of `group`, so that no message is kept for it.
+
+        NOT_FOUND for an unknown group; JOB_RUNNING if the group has a member.
+        """
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"retention of {url.scheme} streams does not wait for consumer groups",
+            "There is no group to remove.",
+        )
 
 
 def no_group(group: str) -> MlctlError:
     """NOT_FOUND for a group without a position."""
-    return MlctlError(ErrorCode.NOT_FOUND, f"there is no group {group!r}")
+    return MlctlError(ErrorCode.NOT_FOUND, f"there is no consumer group {group!r}")
 
 
 def group_in_use(group: str) -> MlctlError:
-    """JOB_RUNNING for a group with a member, which is not to be forgotten."""
+    """JOB_RUNNING for a group that has a member."""
     return MlctlError(
         ErrorCode.JOB_RUNNING,
         f"group {group!r} has a running consumer",
-        "Stop its runs first; a killed one counts until its lease or idle time is over.",
+        "Stop its runs first; a killed consumer counts until its lease or idle time has passed.",
     )
 
 
-class Transport(Protocol):
-    """One kind of broker."""
-
-    def open_link(self, request: LinkRequest) -> StreamConnection:
-        """A link whose answers and dead letters live at the same address as the source."""
-        ...
-
-    def open_consumer(self, request: LinkRequest) -> Consumer: ...
-
-    def open_producer(self, place: StreamUrl) -> Producer: ...
-
-
-@runtime_checkable
-class Browsable(Protocol):
-    """A transport whose streams can be looked at without taking part."""
-
-    def browse(self, place: StreamUrl, *, last: int | None = None) -> Iterator[Message]:
-        """The messages that are there now, oldest first: all, or only the `last` ones."""
-        ...
-
-    def follow(self, place: StreamUrl, wait_s: float) -> Iterator[Message | None]:
-        """Messages from now on, and None whenever `wait_s` seconds brought none."""
-        ...
-
-    def examine(self, place: StreamUrl, group: str) -> Examined:
-        """What the broker says of `place`; BROKER_UNAVAILABLE, NOT_FOUND."""
-        ...
-
-
-@runtime_checkable
-class Forgetting(Protocol):
-    """A transport that keeps messages for a group until it is told to forget that group."""
-
-    def forget(self, place: StreamUrl, group: str) -> None:
-        """Delete the position of `group`: nothing is kept for it any more.
-
-        NOT_FOUND if there is no such group; JOB_RUNNING if it has a member.
-        """
-        ...
+def _cannot_read(url: StreamUrl) -> MlctlError:
+    return MlctlError(
+        ErrorCode.INVALID_INPUT, f"{url.redacted()} can only be written to, not read or inspected"
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """Messages as rows of tensors. `rows[i]` of them are of the i-th message that decoded.
+    """Messages as rows of tensors. `rows[i]` is the number of rows of message `kept[i]`.
 
-    Inputs are arrays [sum of rows, ...]; `kept` are the indices of those messages, and
-    `rejected` say by index why the others are none. `carried[i]` is what the i-th message's
-    answer needs of it, for encode(); it is empty where answers need nothing.
+    Inputs are arrays [sum of rows, ...]; `kept` are the indices of the decoded messages, and
+    `rejected` has the reasons of the others by index. `carried[i]` is what encode() needs of
+    message `kept[i]`; it is empty where answers need nothing of their messages.
     """
 
     inputs: Mapping[str, np.ndarray]
@@ -375,21 +368,21 @@ class Decoded:
 
 
 class Payload(Protocol):
-    """One form of payload, for one model's signature."""
+    """One payload format for one model's signature."""
 
     name: str
 
     def decode(self, values: Sequence[bytes]) -> Sequence[Decoded]:
-        """The messages as tensors: several items only where shapes differ between messages."""
+        """Return the messages as tensors, one item for each set of equal shapes."""
         ...
 
     def encode(
         self, outputs: Mapping[str, np.ndarray], rows: Sequence[int], carried: Sequence[Any] = ()
     ) -> Sequence[bytes]:
-        """A value for each message, from the outputs [sum of rows, ...] in its order.
+        """Return a value for each message, from the outputs [sum of rows, ...] in its order.
 
-        `carried` is of the same messages as `rows`, or empty as in Decoded. MlctlError if the
-        payload cannot say one of the answers, such as a NaN in JSON: asked for each message
-        alone it tells which.
+        `rows` and `carried` belong to the same messages as in Decoded. MlctlError if the format
+        cannot represent an answer, such as a NaN in JSON; the caller then encodes each message
+        on its own.
         """
         ...

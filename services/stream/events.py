@@ -1,4 +1,4 @@
-"""What a run tells of itself: to the terminal, to the metrics, and to scripts."""
+"""Events of a run, for the terminal, the metrics and scripts."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from enum import StrEnum
 
 
 class StreamPhase(StrEnum):
-    """What an event tells of."""
+    """What happened."""
 
     STARTED = "started"
     COMMITTED = "committed"
-    # Nothing came for a moment: the lag is fresh, the totals are as before.
+    # No message arrived for a moment: the lag is new, the totals are unchanged.
     IDLE = "idle"
-    # Waiting for a broker, for memory, or for whatever else passes; `detail` says it.
+    # The run waits for a broker or a model; `detail` has the reason.
     PAUSED = "paused"
-    # Partitions came or went; `detail` says it.
+    # Partitions moved; `detail` says which.
     REBALANCED = "rebalanced"
     STOPPING = "stopping"
     FINISHED = "finished"
@@ -24,23 +24,23 @@ class StreamPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StreamTotals:
-    """Messages that this run committed: those with an answer and those that are dead letters."""
+    """Messages that this run committed: with an answer, and as dead letters."""
 
     answers: int = 0
     dead: int = 0
 
     @property
     def messages(self) -> int:
-        """All of them."""
+        """All committed messages."""
         return self.answers + self.dead
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """One committed batch: counts, and the seconds that each step of it took.
+class CommittedBatch:
+    """One committed batch: its counts, and the seconds of each stage.
 
-    `rows` may be more than messages. `wait_s` is how long its oldest message waited here
-    before it was decoded. `reasons` are its dead letters by error code.
+    A message may have several `rows`. `wait_s` is how long its oldest message waited in this
+    process before decoding. `reasons` counts its dead letters by error code.
     """
 
     messages: int
@@ -57,16 +57,16 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class StreamEvent:
-    """Where a run stands after `seconds`.
+    """The state of a run after `seconds`.
 
-    `lag` is by partition of this consumer, at most about a second old; None if it is not known
-    yet. `batch` is there when `phase` is COMMITTED.
+    `lag` is by partition of this consumer and about a second old at most; None if it is not
+    known yet. Only COMMITTED events have a `batch`.
     """
 
     phase: StreamPhase
     totals: StreamTotals
     seconds: float
     lag: Mapping[str, int] | None = None
-    batch: Batch | None = None
+    batch: CommittedBatch | None = None
     rebalances: int = 0
     detail: str = ""

@@ -1,4 +1,4 @@
-"""The metrics of a run, for Prometheus: what its events tell, moved there once a batch."""
+"""Prometheus metrics of a run, updated from its events once per batch."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from prometheus_client import (
 
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
-from services.stream.events import Batch, StreamEvent, StreamPhase
+from services.stream.events import CommittedBatch, StreamEvent, StreamPhase
 
-Watch = Callable[[StreamEvent], None]
+OnEvent = Callable[[StreamEvent], None]
 _HOST = "127.0.0.1"
 _SECONDS = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025,
@@ -32,7 +32,7 @@ class StreamMetrics:
 
     def __init__(self, model: str, registry: CollectorRegistry, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
-        self._rebalanced = 0
+        self._seen_rebalances = 0
         self._partitions: frozenset[str] = frozenset()
         self._model = model
 
@@ -47,36 +47,40 @@ class StreamMetrics:
                 f"mlctl_stream_{name}", text, ("model", *labels), registry=registry, buckets=bounds
             )
 
-        messages = counter("messages", "Messages that were committed.", "outcome")
+        messages = counter("messages", "Committed messages.", "outcome")
         self._answers = messages.labels(model, "answer")
         self._dead = messages.labels(model, "dead")
         self._reasons = counter("dead_letters", "Dead letters by the error's code.", "reason")
-        self._rows = counter("rows", "Rows that were scored.").labels(model)
-        self._rebalances = counter("rebalances", "How often partitions came or went.").labels(model)
+        self._rows = counter("rows", "Scored rows.").labels(model)
+        self._rebalances = counter("rebalances", "Times that partitions moved.").labels(model)
         self._size = histogram("batch_messages", "Messages of each batch.", _MESSAGES).labels(model)
         self._wait = histogram(
-            "wait_seconds", "How long a batch's oldest message waited here.", _SECONDS
+            "wait_seconds",
+            "Seconds that a batch's oldest message waited in this process.",
+            _SECONDS,
         ).labels(model)
         self._stages = histogram(
             "stage_seconds", "Seconds of each batch in each stage.", _SECONDS, "stage"
         )
-        self._lag = gauge("lag_messages", "Messages behind the last commit.", "partition")
-        self._paused = gauge("paused", "1 while it waits for a broker or a model.").labels(model)
-        self._last = gauge(
-            "last_commit_timestamp_seconds", "When the newest batch was committed."
-        ).labels(model)
+        self._lag = gauge("lag_messages", "Messages after the last commit.", "partition")
+        self._paused = gauge("paused", "1 while the run waits for a broker or a model.").labels(
+            model
+        )
+        self._last = gauge("last_commit_timestamp_seconds", "Time of the newest commit.").labels(
+            model
+        )
 
-    def watch(self, event: StreamEvent) -> None:
-        """Count `event`."""
+    def on_event(self, event: StreamEvent) -> None:
+        """Update the metrics."""
         if event.lag is not None:
-            self._tell_lag(event.lag)
-        self._rebalances.inc(max(0, event.rebalances - self._rebalanced))
-        self._rebalanced = event.rebalances
+            self._update_lag(event.lag)
+        self._rebalances.inc(max(0, event.rebalances - self._seen_rebalances))
+        self._seen_rebalances = event.rebalances
         self._paused.set(event.phase is StreamPhase.PAUSED)
         if event.batch is not None:
-            self._tell_batch(event.batch)
+            self._update_batch(event.batch)
 
-    def _tell_batch(self, batch: Batch) -> None:
+    def _update_batch(self, batch: CommittedBatch) -> None:
         self._answers.inc(batch.answers)
         self._dead.inc(batch.dead)
         self._rows.inc(batch.rows)
@@ -93,8 +97,8 @@ class StreamMetrics:
             self._stages.labels(self._model, stage).observe(seconds)
         self._last.set(self._clock.wall())
 
-    def _tell_lag(self, lag: Mapping[str, int]) -> None:
-        """Partitions that went to another consumer are its own to tell."""
+    def _update_lag(self, lag: Mapping[str, int]) -> None:
+        """Another consumer reports the partitions that moved to it."""
         for partition in self._partitions - lag.keys():
             self._lag.remove(self._model, partition)
         for partition, behind in lag.items():
@@ -103,37 +107,38 @@ class StreamMetrics:
 
 
 @contextmanager
-def counting(
-    model: str, port: int | None, watch: Watch, served: Callable[[int], None]
-) -> Iterator[Watch]:
-    """`watch`, which also counts if there is a `port`; `served` is told the one it got."""
+def counted_events(
+    model: str, port: int | None, on_event: OnEvent, on_port: Callable[[int], None]
+) -> Iterator[OnEvent]:
+    """Yield an `on_event` that also updates metrics, if there is a `port`."""
     if port is None:
-        yield watch
+        yield on_event
         return
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     metrics = StreamMetrics(model, registry)
 
     def both(event: StreamEvent) -> None:
-        metrics.watch(event)
-        watch(event)
+        metrics.on_event(event)
+        on_event(event)
 
     with serving(registry, port) as actual:
-        served(actual)
+        on_port(actual)
         yield both
 
 
 @contextmanager
 def serving(registry: CollectorRegistry, port: int) -> Iterator[int]:
-    """Serve the metrics on `port` of this machine alone, 0 for any; gives the port.
+    """Serve the metrics on 127.0.0.1; yield the port, any free one for 0.
 
-    INVALID_INPUT if another process has it.
+    INVALID_INPUT if the port is in use.
     """
     try:
         server, thread = start_http_server(port, _HOST, registry)
     except OSError as error:
         raise MlctlError(
-            ErrorCode.INVALID_INPUT, f"--metrics-port: port {port} cannot be had: {error.strerror}"
+            ErrorCode.INVALID_INPUT,
+            f"--metrics-port: port {port} is not available: {error.strerror}",
         ) from error
     try:
         yield int(server.server_port)

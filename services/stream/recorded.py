@@ -1,4 +1,4 @@
-"""What a run wrote, by the position of its sources: for a comparison of two of them."""
+"""Answers of a run by the position of their messages, to compare two runs."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ import orjson
 from bundle.errors import ErrorCode, MlctlError
 from services.stream.answer_headers import DIGEST, SOURCE
 from services.stream.base import Message, StreamUrl
-from services.stream.tools import browsable
+from services.stream.transports import transport_of
 
 Answer = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """`answers` by `mlctl-source`, None for a dead letter; `digests` are of who wrote them."""
+class RecordedAnswers:
+    """`answers` by `mlctl-source`, None for a dead letter; `digests` are of their models."""
 
     answers: dict[str, Answer | None] = field(default_factory=dict)
     digests: set[str] = field(default_factory=set)
 
 
-def read_answered(answers: StreamUrl, dead: StreamUrl | None, last: int) -> Answered:
-    """The `last` answers at a place, and the dead letters beside them if there are any.
+def read_answers(answers: StreamUrl, dead: StreamUrl | None, last: int) -> RecordedAnswers:
+    """Return the `last` answers of a stream, and the dead letters at `dead` if there are any.
 
-    INVALID_INPUT for answers that are no JSON objects, or that no run of a stream has written.
+    INVALID_INPUT for answers that are not JSON objects, or not written by a run.
     """
-    found = Answered()
-    for message in browsable(answers).browse(answers, last=last):
+    found = RecordedAnswers()
+    for message in transport_of(answers).browse(answers, last=last):
         source, digest = _header(message, SOURCE), _header(message, DIGEST)
         found.answers[source] = _outputs(message.value)
         found.digests.add(digest)
@@ -41,11 +41,11 @@ def read_answered(answers: StreamUrl, dead: StreamUrl | None, last: int) -> Answ
 
 def _letters(dead: StreamUrl, last: int) -> list[Message]:
     try:
-        return [*browsable(dead).browse(dead, last=last)]
+        return [*transport_of(dead).browse(dead, last=last)]
     except MlctlError as error:
         if error.code is not ErrorCode.NOT_FOUND:
             raise
-        return []  # There was none yet.
+        return []  # The stream is created by the first dead letter.
 
 
 def _header(message: Message, name: str) -> str:
@@ -53,7 +53,8 @@ def _header(message: Message, name: str) -> str:
         if key == name:
             return value.decode(errors="replace")
     raise MlctlError(
-        ErrorCode.INVALID_INPUT, f"a message has no header {name}: no run of a stream wrote it"
+        ErrorCode.INVALID_INPUT,
+        f"a message has no header {name}: it was not written by `mlctl stream run`",
     )
 
 
@@ -64,6 +65,6 @@ def _outputs(value: bytes) -> Answer:
     except (orjson.JSONDecodeError, AttributeError, ValueError) as error:
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
-            "an answer is no JSON object of outputs",
+            "an answer is not a JSON object of outputs",
             "Only streams with --payload json can be compared.",
         ) from error

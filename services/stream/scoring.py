@@ -1,4 +1,4 @@
-"""Messages to answers: decoded, scored and encoded as one, and the faulty ones found."""
+"""Answers to messages: decode, score and encode them together, and find the faulty ones."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from services.runtime.faults import lacks_memory
 from services.stream.base import Decoded, Payload
 
 Arrays = Mapping[str, np.ndarray]
-# Worth another try: a message is never a dead letter because of them.
-PASSING = frozenset(
+# Errors that pass: a message never becomes a dead letter because of them.
+TRANSIENT = frozenset(
     {
         ErrorCode.BROKER_UNAVAILABLE,
         ErrorCode.DEADLINE_EXCEEDED,
@@ -31,7 +31,7 @@ PASSING = frozenset(
 
 
 class StreamScorer(Protocol):
-    """What is asked of services.runtime.scorer.Scorer."""
+    """The part of services.runtime.scorer.Scorer that streams use."""
 
     joinable: bool
     max_rows: int
@@ -41,23 +41,23 @@ class StreamScorer(Protocol):
     def run(self, inputs: Arrays) -> dict[str, np.ndarray]: ...
 
 
-class NoMemoryError(MlctlError):
-    """The runtime had not enough memory for a batch: a smaller one may do."""
+class OutOfMemoryError(MlctlError):
+    """The runtime had not enough memory for a batch; a smaller one may fit."""
 
     def __init__(self) -> None:
-        super().__init__(ErrorCode.UNAVAILABLE, "the model has not enough memory for a batch")
+        super().__init__(ErrorCode.UNAVAILABLE, "the model does not have enough memory for a batch")
 
 
 class Fault(NamedTuple):
-    """Why a message has no answer."""
+    """Why a message cannot be answered."""
 
     code: ErrorCode
-    sentence: str
+    reason: str
 
 
 @dataclass(slots=True)
 class Answers:
-    """What became of a batch: by index a value or None, faults by index, and seconds."""
+    """The result of a batch: a value or None by index, faults by index, and seconds."""
 
     values: list[bytes | None]
     faults: dict[int, Fault] = field(default_factory=dict)
@@ -68,18 +68,19 @@ class Answers:
 
 
 class MessageScorer:
-    """Answers messages of one payload with one model; for one thread at a time."""
+    """Scores messages of one payload format with one model; for one thread at a time."""
 
     def __init__(self, model: StreamScorer, payload: Payload, clock: Clock | None = None) -> None:
         self._model = model
         self._payload = payload
         self._clock = clock or SystemClock()
 
-    def answer(self, values: Sequence[bytes], most: int | None = None) -> Answers:
-        """An answer or a fault for each of `values`.
+    def answer(self, values: Sequence[bytes], max_faults: int | None = None) -> Answers:
+        """Return an answer or a fault for each of `values`.
 
-        TooManyError as soon as the model fails on more than `most` of them. An MlctlError
-        whose code is in PASSING is worth another try; any other is not of the messages.
+        TooManyError as soon as the model fails on more than `max_faults` of them. After an
+        MlctlError whose code is in TRANSIENT the call may be repeated; other errors are not
+        caused by the messages.
         """
         found = Answers([None] * len(values))
         began = self._clock.monotonic()
@@ -90,22 +91,22 @@ class MessageScorer:
             for index, why in group.rejected.items():
                 found.faults[index] = Fault(ErrorCode.INVALID_INPUT, why)
             if group.kept:
-                self._answer_group(group, found, most)
+                self._answer_group(group, found, max_faults)
         found.encode_s = self._clock.monotonic() - decoded - found.score_s
         return found
 
     def shrink(self) -> bool:
-        """After a lack of memory: smaller calls from now on, if they can be smaller."""
+        """Halve the rows of a call; return False if they cannot be fewer."""
         smaller = self._model.max_rows // 2
         if not self._model.joinable or not smaller:
             return False
         self._model.max_rows = smaller
         return True
 
-    def _answer_group(self, group: Decoded, found: Answers, most: int | None) -> None:
+    def _answer_group(self, group: Decoded, found: Answers, max_faults: int | None) -> None:
         began = self._clock.monotonic()
         run = _Run(self._model, group)
-        scored = score_rows(run, {"message": np.arange(len(group.kept))}, most)
+        scored = score_rows(run, {"message": np.arange(len(group.kept))}, max_faults)
         found.score_s += self._clock.monotonic() - began
         for (place, why), code in zip(scored.reasons.items(), run.codes, strict=True):
             found.faults[group.kept[place]] = Fault(code, why)
@@ -118,7 +119,7 @@ class MessageScorer:
     def _encoded(
         self, group: Decoded, scored: Scored, faults: dict[int, Fault]
     ) -> Iterator[tuple[int, bytes]]:
-        """The values of the messages that were scored, by their index in the batch."""
+        """Yield the values of the messages that were scored, with their index in the batch."""
         assert scored.outputs is not None
         kept, rows, carried = group.kept, group.rows, group.carried
         if scored.reasons:
@@ -128,7 +129,7 @@ class MessageScorer:
         try:
             yield from zip(kept, self._payload.encode(scored.outputs, rows, carried), strict=True)
         except MlctlError as error:
-            if error.code in PASSING:
+            if error.code in TRANSIENT:
                 raise
             yield from self._encoded_alone(scored.outputs, kept, rows, carried, faults)
 
@@ -149,13 +150,13 @@ class MessageScorer:
                 (value,) = self._payload.encode(part, [count], about)
                 yield index, value
             except MlctlError as error:
-                if error.code in PASSING:
+                if error.code in TRANSIENT:
                     raise
                 faults[index] = Fault(error.code, error.message)
 
 
 class _Run:
-    """Calls the model for consecutive messages of a group; `codes` of those that failed alone."""
+    """Runs the model on consecutive messages of a group; `codes` are of single failed messages."""
 
     def __init__(self, model: StreamScorer, group: Decoded) -> None:
         self.codes: list[ErrorCode] = []
@@ -168,12 +169,12 @@ class _Run:
         try:
             if self._model.joinable:
                 return self._call(first, first + count)
-            # Rows of such a model answer for each other: each message is asked alone.
+            # The rows of such a model depend on each other: one call for each message.
             parts = [self._call(each, each + 1) for each in range(first, first + count)]
             return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         except MlctlError as error:
             if error.code is ErrorCode.INTERNAL and lacks_memory(error):
-                raise NoMemoryError from error
+                raise OutOfMemoryError from error
             if count == 1:
                 self.codes.append(error.code)
             raise

@@ -1,4 +1,4 @@
-"""What people do with a stream by hand: send lines, look, and send dead letters again."""
+"""Streams by hand: send lines, show messages, send dead letters again."""
 
 from __future__ import annotations
 
@@ -15,64 +15,51 @@ from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
 from services.stream.answer_headers import ATTEMPTS, OURS
 from services.stream.base import (
-    Browsable,
     Commit,
-    Forgetting,
+    ConnectionRequest,
     Headers,
-    LinkRequest,
     Message,
     Outgoing,
     StreamUrl,
 )
 from services.stream.transports import transport_of
 from services.stream.transports.bridge import connect
-from services.stream.transports.jsonl import LineReader
-from services.stream.transports.lines import from_line
+from services.stream.transports.lines import LineReader, from_line
 
 REDRIVE_GROUP = "mlctl-redrive"
 _BATCH = 1000
 _WAIT_SECONDS = 0.2
-# With a rate, so many batches in a second.
+# Batches per second with a rate.
 _STEPS = 20
 _SHOWN_BYTES = 2000
 
-Told = Callable[[int], None]
-
-
-def browsable(place: StreamUrl) -> Browsable:
-    """The transport of `place`; INVALID_INPUT if its streams cannot be looked at."""
-    transport = transport_of(place)
-    if not isinstance(transport, Browsable):
-        raise MlctlError(
-            ErrorCode.INVALID_INPUT, f"streams of {place.scheme} cannot be looked at from outside"
-        )
-    return transport
+OnProgress = Callable[[int], None]
 
 
 def send(
-    place: StreamUrl,
+    url: StreamUrl,
     source: Path | None,
     stop: threading.Event,
     *,
     key: str | None = None,
     rate: float | None = None,
-    told: Told = lambda _sent: None,
+    on_progress: OnProgress = lambda _sent: None,
     clock: Clock | None = None,
 ) -> int:
-    """Send each line of `source`, or of the standard input, as a message; how many were sent.
+    """Send each line of `source`, or of standard input, as a message; return their number.
 
-    With `key`, lines are JSON objects, and that field of theirs is their key. At most `rate`
-    messages a second. INVALID_INPUT for a line without the key; what came before it was sent.
+    With `key`, lines are JSON objects, and that field is the message's key. At most `rate`
+    messages per second. INVALID_INPUT for a line without the key; the lines before it were sent.
     """
     clock = clock or SystemClock()
     sent, began = 0, clock.monotonic()
-    most = _BATCH if rate is None else max(1, min(_BATCH, int(rate / _STEPS)))
+    page = _BATCH if rate is None else max(1, min(_BATCH, int(rate / _STEPS)))
     file = 0 if source is None else _opened(source)
     try:
-        lines = LineReader(StreamUrl("-"), file)
-        with transport_of(place).open_producer(place) as producer:
+        lines = LineReader(file)
+        with transport_of(url).open_producer(url) as producer:
             while not lines.ended and not stop.is_set():
-                found = lines.lines(most, _WAIT_SECONDS)
+                found = lines.read(page, _WAIT_SECONDS)
                 batch: list[Outgoing] = []
                 try:
                     for _offset, line in found:
@@ -80,7 +67,7 @@ def send(
                 finally:
                     producer.publish(batch)
                     sent += len(batch)
-                    told(sent)
+                    on_progress(sent)
                 if rate is not None and batch:
                     stop.wait(max(0.0, began + sent / rate - clock.monotonic()))
     finally:
@@ -89,44 +76,31 @@ def send(
     return sent
 
 
-def redrive(letters: StreamUrl, target: StreamUrl, stop: threading.Event, told: Told) -> int:
-    """Send the dead letters that are there to `target`, each once where the brokers can.
+def redrive(
+    letters: StreamUrl, target: StreamUrl, stop: threading.Event, on_progress: OnProgress
+) -> int:
+    """Send the stored dead letters to `target`, each once where the brokers can.
 
-    Their own key, value and headers; of ours only the count of attempts. What dies again
-    meanwhile is left for the next time.
+    They keep their own key, value and headers, and the count of attempts. Messages that become
+    dead letters again meanwhile are left for the next call.
     """
-    request, sent = LinkRequest(letters, REDRIVE_GROUP, target), 0
-    with connect(request) as link:
-        left = link.group_lag()
+    request, sent = ConnectionRequest(letters, REDRIVE_GROUP, target), 0
+    with connect(request) as connection:
+        left = connection.group_lag()
         while left > 0 and not stop.is_set():
-            if found := link.poll(min(_BATCH, left), _WAIT_SECONDS):
-                link.commit(Commit(found, [*map(_again, found)]))
+            if found := connection.poll(min(_BATCH, left), _WAIT_SECONDS):
+                connection.commit(Commit(found, [*map(_redriven, found)]))
                 left -= len(found)
                 sent += len(found)
-                told(sent)
+                on_progress(sent)
             else:
-                # Another process may have sent some.
-                left = min(left, link.group_lag())
+                # Another process may redrive, too.
+                left = min(left, connection.group_lag())
     return sent
 
 
-def forget(place: StreamUrl, group: str) -> None:
-    """Delete the position of `group`, so that retention no longer keeps messages for it.
-
-    INVALID_INPUT where the broker keeps nothing for a group, as Kafka.
-    """
-    transport = transport_of(place)
-    if not isinstance(transport, Forgetting):
-        raise MlctlError(
-            ErrorCode.INVALID_INPUT,
-            f"retention of {place.scheme} does not wait for groups",
-            "Nothing has to be forgotten.",
-        )
-    transport.forget(place, group)
-
-
 def as_document(message: Message) -> dict[str, Any]:
-    """A message for scripts; bytes that are not UTF-8 are hexadecimal."""
+    """Return a message for scripts; bytes that are not UTF-8 are hexadecimal."""
     sent = datetime.fromtimestamp(message.time_ms / 1000, UTC) if message.time_ms else None
     return {
         "partition": message.partition,
@@ -139,7 +113,7 @@ def as_document(message: Message) -> dict[str, Any]:
 
 
 def as_lines(message: Message) -> Iterator[str]:
-    """A message for people: where it is and its key, its headers, its value."""
+    """Yield the lines of a message for people: position and key, headers, value."""
     document = as_document(message)
     parts = [f"{message.partition}/{message.offset}"]
     if document["time"]:
@@ -164,9 +138,8 @@ def _opened(source: Path) -> int:
 
 
 def _outgoing(line: bytes, key: str | None) -> Outgoing:
-    said = from_line(line)
-    found = said.key if key is None else _key(said.value, key)
-    return Outgoing(said.value, found, said.headers)
+    message = from_line(line)
+    return message if key is None else message._replace(key=_key(message.value, key))
 
 
 def _key(value: bytes, field: str) -> bytes:
@@ -175,12 +148,12 @@ def _key(value: bytes, field: str) -> bytes:
     except (orjson.JSONDecodeError, KeyError, TypeError) as error:
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
-            f"--key {field}: a line is no JSON object with that field: {value[:80]!r}",
+            f"--key {field}: a line is not a JSON object with that field: {value[:80]!r}",
         ) from error
     return found.encode() if isinstance(found, str) else orjson.dumps(found)
 
 
-def _again(letter: Message) -> Outgoing:
+def _redriven(letter: Message) -> Outgoing:
     kept: Headers = tuple(
         header for header in letter.headers if not header[0].startswith(OURS)
     ) + tuple(header for header in letter.headers if header[0] == ATTEMPTS)

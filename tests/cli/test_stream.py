@@ -104,12 +104,12 @@ def test_a_polite_end_commits_and_exits_with_0(home: Path) -> None:
         [sys.executable, "-m", "cli.main", *arguments(home)], stderr=subprocess.PIPE
     )
     try:
-        wait_until(lambda: transport.examine(place(home, "in"), "mlctl").lag == {"0": 0})
+        wait_until(lambda: transport.status(place(home, "in"), "mlctl").lag == {"0": 0})
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 0, said
     assert len(read(place(home, "out"))) == 50
-    remarks = transport.examine(place(home, "in"), "mlctl").remarks
-    assert any(remark.endswith("0 members of group 'mlctl'") for remark in remarks), "it left"
+    groups = transport.status(place(home, "in"), "mlctl").groups or ()
+    assert [(each.name, each.members) for each in groups] == [("mlctl", 0)], "it left"

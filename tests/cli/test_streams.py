@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from cli.output import CommandOutput
-from cli.streams import watching
+from cli.streams import event_display
 from services.stream.events import StreamEvent, StreamPhase, StreamTotals
 
 
 def test_an_idle_run_says_so_once(capsys: pytest.CaptureFixture[str]) -> None:
     idle = StreamEvent(StreamPhase.IDLE, StreamTotals(3, 1), 1.0, {"0": 0})
-    with watching(CommandOutput(as_json=False)) as shown:
+    with event_display(CommandOutput(as_json=False)) as shown:
         for minute in range(5):
             shown(replace(idle, seconds=60.0 * minute + 1))
         shown(replace(idle, seconds=400.0, lag={"0": 7}))
@@ -21,8 +21,8 @@ def test_an_idle_run_says_so_once(capsys: pytest.CaptureFixture[str]) -> None:
         shown(StreamEvent(StreamPhase.FINISHED, StreamTotals(3, 1), 600.0, {"0": 0}))
     told = capsys.readouterr().err.splitlines()
     assert [line.split(", ")[2] for line in told] == [
-        "0 behind",
-        "7 behind",
-        "0 behind",
-        "0 behind",
+        "lag 0",
+        "lag 7",
+        "lag 0",
+        "lag 0",
     ]

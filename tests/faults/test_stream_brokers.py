@@ -15,7 +15,7 @@ import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from rollout.drivers.local.launcher import free_ports
-from services.stream.base import LinkRequest, LostPartitionsError, StreamUrl
+from services.stream.base import ConnectionRequest, LostPartitionsError, StreamUrl
 from services.stream.transports import transport_of
 from tests.services.precomputed.servers import redis_server
 from tests.services.stream.contract import numbered, numbers, read, send
@@ -29,11 +29,11 @@ _ROUNDS = 3
 _SENT = 60
 
 
-def request_of(place: Callable[[str], StreamUrl]) -> LinkRequest:
-    return LinkRequest(place("in"), "g", place("out"), place("dead"))
+def request_of(place: Callable[[str], StreamUrl]) -> ConnectionRequest:
+    return ConnectionRequest(place("in"), "g", place("out"), place("dead"))
 
 
-def check(request: LinkRequest, sent: int) -> None:
+def check(request: ConnectionRequest, sent: int) -> None:
     """Nothing is lost and nothing came twice."""
     assert request.answers is not None
     assert request.dead is not None
@@ -41,7 +41,7 @@ def check(request: LinkRequest, sent: int) -> None:
     assert numbers(read(request.dead)) == [n for n in range(sent) if n % 10 == 3]
 
 
-def harass(request: LinkRequest, install: Install, steps: tuple[str, ...]) -> int:
+def harass(request: ConnectionRequest, install: Install, steps: tuple[str, ...]) -> int:
     """Two members at a time, of which one dies at each step in turn; how many died."""
     chance = random.Random(7)
     kills = sent = 0
@@ -94,7 +94,7 @@ def start_redis(folder: Path, port: int) -> ExitStack:
 
 
 @pytest.fixture
-def restarted(tmp_path: Path) -> Iterator[tuple[Restarted, LinkRequest]]:
+def restarted(tmp_path: Path) -> Iterator[tuple[Restarted, ConnectionRequest]]:
     (port,) = free_ports(1)
     broker = Restarted(lambda: start_redis(tmp_path, port))
     address = f"redis://127.0.0.1:{port}/0?idle_s=1"
@@ -119,7 +119,9 @@ class Patient:
                 assert error.code is ErrorCode.BROKER_UNAVAILABLE
 
 
-def test_a_broker_may_be_restarted_under_load(restarted: tuple[Restarted, LinkRequest]) -> None:
+def test_a_broker_may_be_restarted_under_load(
+    restarted: tuple[Restarted, ConnectionRequest],
+) -> None:
     broker, request = restarted
     send(request.source, numbered(0, 4000))
     for place in (request.answers, request.dead):
@@ -134,7 +136,7 @@ def test_a_broker_may_be_restarted_under_load(restarted: tuple[Restarted, LinkRe
 
     thread = threading.Thread(target=restarts)
     patient = Patient()
-    with transport_of(request.source).open_link(request) as link:
+    with transport_of(request.source).open_connection(request) as link:
         thread.start()
         while sum(patient(link.lag).values()):
             found = patient(lambda: link.poll(20, 0.1))

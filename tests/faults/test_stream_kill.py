@@ -20,11 +20,11 @@ import numpy as np
 import pytest
 
 from services.stream.answer_headers import AnswerHeaders
-from services.stream.base import Guarantee, LinkRequest, Outgoing, StreamUrl
-from services.stream.engine import Pump, RunSettings
+from services.stream.base import ConnectionRequest, Guarantee, Outgoing, StreamUrl
+from services.stream.batching import BatchGoals
+from services.stream.engine import RunSettings, StreamEngine
 from services.stream.scoring import MessageScorer
-from services.stream.transports.sqlite import SqliteLink, SqliteTransport, transport
-from services.stream.window import BatchGoals
+from services.stream.transports.sqlite import SqliteConnection, SqliteTransport, transport
 from tests.services.stream.test_scoring import Doubling, Numbers
 
 MESSAGES = 40
@@ -54,7 +54,7 @@ class Points:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-class EndingLink(SqliteLink):
+class EndingConnection(SqliteConnection):
     """Of a stream to which nothing is added: a run ends at its end, without a wait."""
 
     @property
@@ -70,13 +70,15 @@ def place_of(folder: Path) -> StreamUrl:
 
 def run(folder: Path, points: Points) -> None:
     source = place_of(folder)
-    link = EndingLink(LinkRequest(source, "g", source.named("out"), source.named("dead")))
+    link = EndingConnection(
+        ConnectionRequest(source, "g", source.with_topic("out"), source.with_topic("dead"))
+    )
     stamp = AnswerHeaders(source, "tiny", "d" * 64)
     settings = RunSettings(BatchGoals(messages=BATCH), dead_share=1.0)
     with link:
         link._log.db.set_trace_callback(points)
         scorer = MessageScorer(Doubling(), Numbers())
-        Pump(link, scorer, stamp, settings, lambda _event: None, threading.Event()).run()
+        StreamEngine(link, scorer, stamp, settings, lambda _event: None, threading.Event()).run()
         link._log.db.set_trace_callback(None)
 
 
@@ -102,8 +104,8 @@ def killed(status: int) -> bool:
 def check_history(folder: Path, *, complete: bool) -> None:
     """Answers and dead letters are those of the messages before the position, each once."""
     source = place_of(folder)
-    answers = [*transport.browse(source.named("out"))]
-    dead = [*transport.browse(source.named("dead"))]
+    answers = [*transport.browse(source.with_topic("out"))]
+    dead = [*transport.browse(source.with_topic("dead"))]
     done = [int(dict(m.headers)["mlctl-source"].rpartition(b"/")[2]) for m in answers + dead]
     with sqlite3.connect(source.address) as db:
         rows = db.execute("SELECT committed FROM positions").fetchall()
@@ -130,15 +132,13 @@ def begin(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_killed_at_every_statement_of_its_commits(tmp_path: Path) -> None:
-    assert SqliteLink.guarantee is Guarantee.EXACTLY_ONCE
+    assert SqliteConnection.guarantee is Guarantee.EXACTLY_ONCE
     begin(tmp_path / "begun")
     shutil.copytree(tmp_path / "begun", tmp_path / "unharmed")
     unharmed = Points()
     run(tmp_path / "unharmed", unharmed)
     check_history(tmp_path / "unharmed", complete=True)
-    assert {"UPDATE positions SET", "INSERT INTO log_2_0", "INSERT INTO log_3_0", "COMMIT"} <= {
-        *unharmed.passed
-    }
+    assert {"UPDATE positions SET", "INSERT INTO messages", "COMMIT"} <= {*unharmed.passed}
     assert len(unharmed.passed) >= POINTS
     kills = 0
     for point in range(1, POINTS + 1):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
-from services.stream.base import Commit, LinkRequest, LostPartitionsError, Message, Outgoing
+from services.stream.base import Commit, ConnectionRequest, LostPartitionsError, Message, Outgoing
 from services.stream.transports import transport_of
 from tests.support.wait import PATIENCE_SECONDS
 
@@ -56,9 +56,9 @@ def answers_to(messages: Sequence[Message]) -> Commit:
     return Commit(messages, alive, dead)
 
 
-def drain(request: LinkRequest, steps: Steps) -> None:
+def drain(request: ConnectionRequest, steps: Steps) -> None:
     """A member: until the group has committed all that is there."""
-    with transport_of(request.source).open_link(request) as link:
+    with transport_of(request.source).open_connection(request) as link:
         while sum(link.lag().values()):
             found = link.poll(_BATCH, 0.05)
             if found:
@@ -69,7 +69,7 @@ def drain(request: LinkRequest, steps: Steps) -> None:
                     continue
 
 
-def _live(request: LinkRequest, install: Install, steps: Steps, ready: Connection) -> None:
+def _live(request: ConnectionRequest, install: Install, steps: Steps, ready: Connection) -> None:
     install(steps)
     ready.send("begun")
     drain(request, steps)
@@ -78,7 +78,7 @@ def _live(request: LinkRequest, install: Install, steps: Steps, ready: Connectio
 class Member:
     """A member in a process of its own, told where to die."""
 
-    def __init__(self, request: LinkRequest, install: Install, steps: Steps) -> None:
+    def __init__(self, request: ConnectionRequest, install: Install, steps: Steps) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_PRELOADED)
         here, there = context.Pipe(duplex=False)

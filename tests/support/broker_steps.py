@@ -6,7 +6,7 @@ from typing import Any
 
 import redis.connection
 
-from services.stream.transports.redis_link import RedisLink
+from services.stream.transports.redis import RedisConnection
 from tests.support.broker_kill import Steps
 
 REDIS_STEPS = (
@@ -22,7 +22,7 @@ REDIS_STEPS = (
 def install_redis(steps: Steps) -> None:
     """Around the one command that commits, and the bytes of it."""
     connection: Any = redis.connection.AbstractConnection
-    link: Any = RedisLink
+    link: Any = RedisConnection
     send, run = connection.send_packed_command, link._run
     committing = False
 

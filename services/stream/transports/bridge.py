@@ -1,4 +1,4 @@
-"""A link between two brokers: answers are durable in one before the other forgets the source."""
+"""A connection between two brokers: answers are durable in one before the other is acknowledged."""
 
 from __future__ import annotations
 
@@ -10,41 +10,35 @@ from typing import Self
 from bundle.errors import ErrorCode, MlctlError
 from services.stream.base import (
     Commit,
-    Consumer,
-    Ending,
+    ConnectionRequest,
     Guarantee,
-    LinkRequest,
     Message,
-    Pausable,
     Producer,
     RebalanceListener,
-    Rebalancing,
     StreamConnection,
     StreamUrl,
-    TakingOver,
 )
 from services.stream.transports import transport_of
 
 # Transports that cannot commit answers and position in one step.
-LINES = frozenset({"file", "-"})
+_LINES = frozenset({"file", "-"})
 
 
-class Bridge:
-    """Publishes, then acknowledges: what was killed in between is published once more."""
+class Bridge(StreamConnection):
+    """Publishes, then acknowledges: a kill in between causes a second answer."""
 
     guarantee = Guarantee.AT_LEAST_ONCE
 
     def __init__(
-        self, consumer: Consumer, answers: Producer | None, dead: Producer | None = None
+        self, source: StreamConnection, answers: Producer | None, dead: Producer | None = None
     ) -> None:
-        self._consumer = consumer
+        self._source = source
         self._answers = answers
         self._dead = dead
-        self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            for part in (self._answers, self._dead, self._consumer):
+            for part in (self._answers, self._dead, self._source):
                 if part is not None:
                     stack.enter_context(part)
             self._stack = stack.pop_all()
@@ -53,86 +47,82 @@ class Bridge:
     def __exit__(self, *exc_info: object) -> None:
         self._stack.close()
 
-    @property
-    def ended(self) -> bool:
-        """As the consumer's source."""
-        return isinstance(self._consumer, Ending) and self._consumer.ended
-
-    @property
-    def takeover_s(self) -> float:
-        """As the consumer's broker."""
-        return self._consumer.takeover_s if isinstance(self._consumer, TakingOver) else 0.0
-
-    def listen(self, listener: RebalanceListener) -> None:
-        if isinstance(self._consumer, Rebalancing):
-            self._consumer.listen(listener)
-
-    def pause(self) -> None:
-        if isinstance(self._consumer, Pausable):
-            self._consumer.pause()
-
-    def resume(self) -> None:
-        if isinstance(self._consumer, Pausable):
-            self._consumer.resume()
-
     def poll(self, limit: int, wait_s: float) -> Sequence[Message]:
-        return self._consumer.poll(limit, wait_s)
+        return self._source.poll(limit, wait_s)
 
     def commit(self, batch: Commit) -> None:
         if self._answers is not None and batch.answers:
             self._answers.publish(batch.answers)
         if self._dead is not None and batch.dead:
             self._dead.publish(batch.dead)
-        self._consumer.acknowledge(batch.done)
+        self._source.commit(Commit(batch.done))
 
     def lag(self) -> Mapping[str, int]:
-        return self._consumer.lag()
+        return self._source.lag()
 
     def group_lag(self) -> int:
-        return self._consumer.group_lag()
+        return self._source.group_lag()
+
+    def listen(self, listener: RebalanceListener) -> None:
+        self._source.listen(listener)
+
+    def pause(self) -> None:
+        self._source.pause()
+
+    def resume(self) -> None:
+        self._source.resume()
+
+    @property
+    def ended(self) -> bool:
+        return self._source.ended
+
+    @property
+    def takeover_s(self) -> float:
+        return self._source.takeover_s
 
 
-def connect(request: LinkRequest) -> StreamConnection:
-    """The link of `request`, whose places may be at different brokers.
+def connect(request: ConnectionRequest) -> StreamConnection:
+    """Return the connection of `request`, whose streams may be at different brokers.
 
-    INVALID_INPUT if `exactly_once` is asked of brokers that are not one, or if the source is also
-    where messages go: a run would never come to an end.
+    INVALID_INPUT if `exactly_once` is asked of two brokers, or if the source is also a
+    destination: the run would never end.
     """
     transport = transport_of(request.source)
-    if request.source.scheme != "-" and request.source in (request.answers, request.dead):
+    urls = [url for url in (request.answers, request.dead) if url is not None]
+    if request.source.scheme != "-" and request.source in urls:
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
-            f"{request.source.shown()} cannot be both --in and where messages go",
-            "Give answers and dead letters places of their own.",
+            f"{request.source.redacted()} cannot be both --in and a destination",
+            "Use another stream for answers and dead letters.",
         )
-    places = [place for place in (request.answers, request.dead) if place is not None]
-    if request.source.scheme not in LINES and all(
-        same_broker(request.source, place) for place in places
+    if request.source.scheme not in _LINES and all(
+        same_broker(request.source, url) for url in urls
     ):
-        return transport.open_link(request)
+        return transport.open_connection(request)
     if request.exactly_once:
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
-            "exactly once needs all places at one broker; files and pipes are none",
-            "Leave --exactly-once out: readers drop a second answer by its mlctl-source header.",
+            "exactly once needs all streams at one broker; files and pipes cannot provide it",
+            "Remove --exactly-once: readers can drop a second answer by its mlctl-source header.",
         )
-    half = replace(request, answers=None, dead=None)
     return Bridge(
-        transport.open_consumer(half), _producer(request.answers), _producer(_whole(request.dead))
+        transport.open_connection(replace(request, answers=None, dead=None)),
+        _producer(request.answers),
+        _producer(_with_headers(request.dead)),
     )
 
 
 def same_broker(one: StreamUrl, other: StreamUrl) -> bool:
-    """Whether a commit at both places can be one step."""
+    """Whether one commit can cover both streams."""
     return one.scheme == other.scheme and one.address == other.address
 
 
-def _whole(dead: StreamUrl | None) -> StreamUrl | None:
-    """A place where dead letters keep their headers, which lines of text do not by themselves."""
-    if dead is None or dead.scheme not in LINES:
+def _with_headers(dead: StreamUrl | None) -> StreamUrl | None:
+    """Make lines keep the headers of dead letters, which say what is wrong."""
+    if dead is None or dead.scheme not in _LINES:
         return dead
     return replace(dead, options={**dead.options, "headers": "yes"})
 
 
-def _producer(place: StreamUrl | None) -> Producer | None:
-    return None if place is None else transport_of(place).open_producer(place)
+def _producer(url: StreamUrl | None) -> Producer | None:
+    return None if url is None else transport_of(url).open_producer(url)

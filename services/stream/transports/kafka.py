@@ -1,106 +1,218 @@
-"""Kafka, by librdkafka: groups, idempotent or transactional answers, a look at topics."""
+"""Kafka through librdkafka: `kafka://HOST:9092#TOPIC`, idempotent or transactional."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from typing import Self
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing
+from typing import Any, Self
 
+from bundle.errors import ErrorCode, MlctlError
 from services.stream.base import (
     Commit,
-    Examined,
+    ConnectionRequest,
     Guarantee,
-    LinkRequest,
     Message,
-    RebalanceListener,
     StreamConnection,
+    StreamStatus,
     StreamUrl,
     Transport,
 )
-from services.stream.transports import kafka_browse
-from services.stream.transports.kafka_reader import GroupReader
-from services.stream.transports.kafka_sender import KafkaSender, TransactionalSender
+from services.stream.transports.kafka_client import (
+    TIMEOUT_S,
+    ClientHealth,
+    load_driver,
+    make_client,
+    partitions_of,
+    properties,
+    translate_errors,
+    translated,
+)
+from services.stream.transports.kafka_consumer import GroupConsumer, PartitionNames, converted
+from services.stream.transports.kafka_producer import KafkaProducer, TransactionalProducer
+
+_PAGE = 1000
 
 
-class KafkaLink:
-    """A Link, Rebalancing and Pausable: a member of a group, and a producer beside it."""
+class KafkaConnection(GroupConsumer):
+    """A member of a group with a producer in the same cluster."""
 
-    def __init__(self, request: LinkRequest) -> None:
+    def __init__(self, request: ConnectionRequest) -> None:
+        super().__init__(request)
         self._answers = request.answers.topic if request.answers else ""
         self._dead = request.dead.topic if request.dead else ""
-        self._reader = GroupReader(request)
         topics = [topic for topic in (self._answers, self._dead) if topic]
-        place = request.answers or request.source
-        self._sender: KafkaSender
-        self._transactions: TransactionalSender | None = None
+        url = request.answers or request.source
+        self._sender: KafkaProducer = KafkaProducer(url, topics)
         if request.exactly_once:
             self.guarantee = Guarantee.EXACTLY_ONCE
-            self._transactions = TransactionalSender(place, topics, request.group)
-            self._sender = self._transactions
-        else:
-            self.guarantee = Guarantee.AT_LEAST_ONCE
-            self._sender = KafkaSender(place, topics)
-        # What waits for nothing but its acknowledgement: it is not sent again.
-        self._delivered: Sequence[Message] | None = None
-        # Called for each batch, and nothing to add.
-        self.poll = self._reader.poll
-        self.lag = self._reader.lag
-        self.group_lag = self._reader.group_lag
-        self.pause = self._reader.pause
-        self.resume = self._reader.resume
-
-    def listen(self, listener: RebalanceListener) -> None:
-        self._reader.listen(listener)
-
-    @property
-    def takeover_s(self) -> float:
-        """As the reader's."""
-        return self._reader.takeover_s
+            self._sender = TransactionalProducer(url, topics, request.group)
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             stack.enter_context(self._sender)
-            stack.enter_context(self._reader)
+            super().__enter__()
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        super().__exit__(*exc_info)
         self._stack.close()
 
     def commit(self, batch: Commit) -> None:
         if not batch.done:
             return
-        if self._transactions is not None:
-            self._transactions.transact(batch, self._reader, self._answers, self._dead, batch.done)
+        if isinstance(self._sender, TransactionalProducer):
+            self._sender.transact(batch, self, self._answers, self._dead)
             return
-        self._reader.after(batch.done)  # Nothing is sent for what is another's.
-        if self._delivered is None or self._delivered != batch.done:
-            self._sender.deliver(batch, self._answers, self._dead, batch.done)
-        self._delivered = batch.done
-        self._reader.acknowledge(batch.done)
-        self._delivered = None
+        self.positions_after(batch.done)  # Nothing is sent for messages of lost partitions.
+        self._sender.deliver(batch, self._answers, self._dead, batch_id=batch.done)
+        super().commit(batch)
+        self._sender.acknowledged()
 
 
-class KafkaTransport:
-    """A Transport, Browsable."""
+class KafkaTransport(Transport):
+    """The transport of `kafka://`."""
 
-    def open_link(self, request: LinkRequest) -> StreamConnection:
-        return KafkaLink(request)
+    def open_connection(self, request: ConnectionRequest) -> StreamConnection:
+        if request.answers or request.dead:
+            return KafkaConnection(request)
+        return GroupConsumer(request)
 
-    def open_consumer(self, request: LinkRequest) -> GroupReader:
-        return GroupReader(request)
+    def open_producer(self, url: StreamUrl) -> KafkaProducer:
+        return KafkaProducer(url, [url.topic])
 
-    def open_producer(self, place: StreamUrl) -> KafkaSender:
-        return KafkaSender(place, [place.topic])
+    def browse(self, url: StreamUrl, *, last: int | None = None) -> Iterator[Message]:
+        """Yield by partition in order, or the `last` messages by the time they were sent."""
+        with closing(_Browser(url)) as browser:
+            marks = browser.watermarks()
+            if last is None:
+                for at, (low, high) in marks.items():
+                    yield from browser.read(at, low, high)
+                return
+            found: list[Message] = []
+            for at, (low, high) in marks.items():
+                found += browser.read(at, max(low, high - last), high)
+            found.sort(key=lambda message: message.time_ms)
+            yield from found[-last:] if last else ()
 
-    def browse(self, place: StreamUrl, *, last: int | None = None) -> Iterator[Message]:
-        return kafka_browse.browse(place, last)
+    def follow(self, url: StreamUrl, wait_s: float) -> Iterator[Message | None]:
+        with closing(_Browser(url)) as browser:
+            browser.assign({at: high for at, (_low, high) in browser.watermarks().items()})
+            deadline = time.monotonic() + wait_s
+            while True:
+                first = browser.consumer.poll(max(deadline - time.monotonic(), 0.0))
+                raw = [] if first is None else [first, *browser.consumer.consume(_PAGE, 0)]
+                browser.check(raw)
+                messages = converted(raw, browser.names)
+                yield from messages
+                if messages or time.monotonic() >= deadline:
+                    if not messages:
+                        yield None
+                    deadline = time.monotonic() + wait_s
 
-    def follow(self, place: StreamUrl, wait_s: float) -> Iterator[Message | None]:
-        return kafka_browse.follow(place, wait_s)
+    def status(self, url: StreamUrl, group: str) -> StreamStatus:
+        """Return the state; a group that never committed has all messages as its lag."""
+        with closing(_Browser(url, group)) as browser:
+            marks = browser.watermarks()
+            with translate_errors(url):
+                cluster = browser.consumer.list_topics(url.topic, timeout=TIMEOUT_S)
+                committed = browser.consumer.committed(browser.partitions(), timeout=TIMEOUT_S)
+        lag = {
+            str(at.partition): max(
+                marks[at.partition][1] - max(at.offset, marks[at.partition][0]), 0
+            )
+            for at in committed
+        }
+        return StreamStatus(
+            Guarantee.AT_LEAST_ONCE,
+            f"Kafka, brokers: {len(cluster.brokers)}",
+            sum(high - low for low, high in marks.values()),
+            lag,
+            remarks=(
+                f"partitions: {len(marks)}; at most as many processes share the work",
+                "exactly once with --exactly-once, if answers are in the same cluster",
+                "messages and lag are counted by offsets, also those of transaction markers",
+            ),
+        )
 
-    def examine(self, place: StreamUrl, group: str) -> Examined:
-        return kafka_browse.examine(place, group)
+
+transport = KafkaTransport()
 
 
-transport: Transport = KafkaTransport()
+class _Browser:
+    """Reads all partitions of a topic without joining a group."""
+
+    def __init__(self, url: StreamUrl, group: str = "mlctl-browse") -> None:
+        settings = {
+            **properties(url),
+            "group.id": group,
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "allow.auto.create.topics": False,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
+        }
+        self._url, self._health = url, ClientHealth()
+        self._partition = load_driver().TopicPartition
+        self.names = PartitionNames()
+        self.consumer = make_client("Consumer", settings, self._health)
+
+    def close(self) -> None:
+        self.consumer.close()
+
+    def partitions(self) -> list[Any]:
+        numbers = partitions_of(self.consumer, self._url, self._health)
+        return [self._partition(self._url.topic, number) for number in sorted(numbers)]
+
+    def watermarks(self) -> Mapping[int, tuple[int, int]]:
+        """Return the first stored and the next offset by partition."""
+        with translate_errors(self._url):
+            return {
+                each.partition: self.consumer.get_watermark_offsets(each, timeout=TIMEOUT_S)
+                for each in self.partitions()
+            }
+
+    def assign(self, offsets: Mapping[int, int]) -> None:
+        self.consumer.assign(
+            [self._partition(self._url.topic, at, offset) for at, offset in offsets.items()]
+        )
+
+    def read(self, partition: int, first: int, end: int) -> Iterator[Message]:
+        """Yield the messages of a partition with offsets from `first` to before `end`."""
+        if first >= end:
+            return
+        self.assign({partition: first})
+        deadline = time.monotonic() + TIMEOUT_S
+        while True:
+            # One call for both would wait for a full page.
+            raw = self.consumer.consume(1, 0.5)
+            raw += self.consumer.consume(_PAGE, 0) if raw else []
+            if raw:
+                deadline = time.monotonic() + TIMEOUT_S
+            elif time.monotonic() > deadline:
+                self._health.check()
+                raise MlctlError(
+                    ErrorCode.BROKER_UNAVAILABLE, f"{self._url.redacted()} does not answer"
+                )
+            at_end = self.check(raw)
+            for message in converted(raw, self.names):
+                if int(message.offset) < end:
+                    yield message
+            # The last offset may be a transaction marker or a compacted message.
+            if at_end or any(each.offset() >= end - 1 for each in raw if each.error() is None):
+                return
+
+    def check(self, raw: list[Any]) -> bool:
+        """Raise a permanent error; return whether a partition's end was reached."""
+        at_end = False
+        for each in raw:
+            if (error := each.error()) is None:
+                continue
+            if error.name() == "_PARTITION_EOF":
+                at_end = True
+                continue
+            problem = translated(error, self._url.redacted())
+            if problem.code is not ErrorCode.BROKER_UNAVAILABLE:
+                raise problem
+        return at_end

@@ -1,4 +1,4 @@
-"""How Kafka's client is set up, and what its errors mean here."""
+"""Settings of librdkafka's clients, and the translation of their errors."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 # MLCTL_KAFKA_SASL_PASSWORD is the property sasl.password.
 ENVIRONMENT = "MLCTL_KAFKA_"
-# What a user must not choose: the guarantee stands on it.
-RESERVED = frozenset(
+# Properties that the guarantee depends on.
+_RESERVED = frozenset(
     {
         "acks",
         "auto.offset.reset",
@@ -34,18 +34,50 @@ RESERVED = frozenset(
     }
 )
 _DEFAULTS = {"client.id": "mlctl", "log_level": 2, "reconnect.backoff.max.ms": 2000}
-# A request to the brokers that takes longer is given up, in seconds, and may be repeated.
-PATIENCE_S = 20.0
+# Seconds after which a request is given up; it may be repeated.
+TIMEOUT_S = 20.0
 
-# Quiet: whatever matters is also an error of ours. It is for log_level and debug of the user's.
+# Without a handler: errors that matter are raised. For users who set log_level or debug.
 _LOG = logging.getLogger("mlctl.kafka")
 _LOG.addHandler(logging.NullHandler())
 
 _AUTHENTICATION = frozenset({"_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "_SSL"})
+# Codes and hints by the names of librdkafka's errors.
+_PERMANENT = {
+    **dict.fromkeys(
+        _AUTHENTICATION,
+        (ErrorCode.UNAUTHENTICATED, "Check security.protocol and the sasl and ssl properties."),
+    ),
+    **dict.fromkeys(
+        ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"),
+        (
+            ErrorCode.NOT_FOUND,
+            "Create the topic: kafka-topics --create --topic NAME --partitions N.",
+        ),
+    ),
+    **dict.fromkeys(
+        ("MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"),
+        (
+            ErrorCode.PAYLOAD_TOO_LARGE,
+            "Set the URL's option message.max.bytes to the topic's max.message.bytes.",
+        ),
+    ),
+    **dict.fromkeys(
+        ("_FENCED", "PRODUCER_FENCED", "FENCED_INSTANCE_ID"),
+        (
+            ErrorCode.JOB_RUNNING,
+            "Give each process its own transactional.id and group.instance.id, or none.",
+        ),
+    ),
+    **dict.fromkeys(
+        ("_INVALID_ARG", "_CONFLICT"),
+        (ErrorCode.INVALID_INPUT, "See librdkafka's CONFIGURATION.md for its properties."),
+    ),
+}
 
 
 def load_driver() -> Any:
-    """The package confluent_kafka; RUNTIME_MISSING says which extra has it."""
+    """Return the package confluent_kafka; RUNTIME_MISSING if it is not installed."""
     try:
         import confluent_kafka
     except ImportError as error:
@@ -57,108 +89,101 @@ def load_driver() -> Any:
     return confluent_kafka
 
 
-def properties(place: StreamUrl, environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """What the user set of librdkafka's properties; the place's options go first.
+def properties(url: StreamUrl, environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Return the user's librdkafka properties: options of the URL, then environment variables.
 
-    INVALID_INPUT if the place has no broker, no topic or a password, or sets what is reserved.
+    INVALID_INPUT if the URL has no broker, no topic or a password, or sets a reserved property.
     """
-    if not place.address or not place.topic:
-        _refuse(f"{place.shown()} names no broker or no topic", "kafka://HOST:9092#TOPIC")
-    if "@" in place.address:
-        _refuse(
-            "a place of Kafka has no user and password",
+    if not url.address or not url.topic:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"{url.redacted()} names no broker or no topic",
+            "Write the URL as kafka://HOST:9092#TOPIC.",
+        )
+    if "@" in url.address:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            "a kafka:// URL has no user name and password",
             "Set MLCTL_KAFKA_SASL_USERNAME and MLCTL_KAFKA_SASL_PASSWORD.",
         )
     chosen = {
         name.removeprefix(ENVIRONMENT).lower().replace("_", "."): value
         for name, value in environment.items()
         if name.startswith(ENVIRONMENT)
-    } | dict(place.options)
-    if taken := RESERVED & chosen.keys():
-        _refuse(f"mlctl itself sets {', '.join(sorted(taken))}", "Leave it out.")
-    return {**_DEFAULTS, **chosen, "bootstrap.servers": place.address}
-
-
-def _refuse(message: str, hint: str) -> None:
-    raise MlctlError(ErrorCode.INVALID_INPUT, message, hint)
+    } | dict(url.options)
+    if reserved := _RESERVED & chosen.keys():
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"{', '.join(sorted(reserved))} cannot be set: the guarantee depends on it",
+            "Remove the option.",
+        )
+    return {**_DEFAULTS, **chosen, "bootstrap.servers": url.address}
 
 
 class ClientHealth:
-    """What the client's own threads met last: the calls themselves only time out."""
+    """The last error of a client's own threads; the calls themselves only time out."""
 
     def __init__(self) -> None:
         self._last: KafkaError | None = None
 
-    def heard(self, error: KafkaError) -> None:
-        """The client's `error_cb`; called from inside its poll, also for what mends itself."""
+    def on_error(self, error: KafkaError) -> None:
+        """Record an error; the client's `error_cb`, called from inside its poll()."""
         if error.name() in _AUTHENTICATION or (
             error.name() == "_ALL_BROKERS_DOWN" and self._last is None
         ):
             self._last = error
 
     def check(self) -> None:
-        """BROKER_UNAVAILABLE if all brokers went away since the last call, or as translated()."""
+        """Raise the error since the last call, such as BROKER_UNAVAILABLE."""
         error, self._last = self._last, None
         if error is not None:
             raise translated(error)
 
 
-def make(kind: str, settings: Mapping[str, Any], health: ClientHealth) -> Any:
-    """A client, `kind` is Consumer or Producer; INVALID_INPUT for a property that is none."""
+def make_client(kind: str, settings: Mapping[str, Any], health: ClientHealth) -> Any:
+    """Return a client; `kind` is Consumer or Producer. INVALID_INPUT for an unknown property."""
     driver = load_driver()
     try:
-        return getattr(driver, kind)({**settings, "error_cb": health.heard}, logger=_LOG)
+        return getattr(driver, kind)({**settings, "error_cb": health.on_error}, logger=_LOG)
     except driver.KafkaException as error:
         raise translated(error.args[0]) from error
 
 
-def translated(error: KafkaError, place: str = "") -> MlctlError:
-    """The error as mlctl tells it; BROKER_UNAVAILABLE is the one that is worth another try."""
-    name, what = error.name(), f"{place}: {error.str()}" if place else error.str()
-    if name in _AUTHENTICATION:
-        hint = "Look at security.protocol, and at the sasl and ssl properties."
-        return MlctlError(ErrorCode.UNAUTHENTICATED, what, hint)
+def translated(error: KafkaError, url: str = "") -> MlctlError:
+    """Return the error as an MlctlError; BROKER_UNAVAILABLE is the only one to try again after."""
+    name, text = error.name(), f"{url}: {error.str()}" if url else error.str()
+    if name in _PERMANENT:
+        code, hint = _PERMANENT[name]
+        return MlctlError(code, text, hint)
     if name.endswith("AUTHORIZATION_FAILED"):
-        hint = "Allow this user the topics, the group, and idempotent or transactional writes."
-        return MlctlError(ErrorCode.NOT_PERMITTED, what, hint)
-    if name in {"UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"}:
-        hint = "Make the topic first: kafka-topics --create --topic NAME --partitions N."
-        return MlctlError(ErrorCode.NOT_FOUND, what, hint)
-    if name in {"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"}:
-        hint = "Give the topic's max.message.bytes as the place's option message.max.bytes."
-        return MlctlError(ErrorCode.PAYLOAD_TOO_LARGE, what, hint)
-    if name in {"_FENCED", "PRODUCER_FENCED", "FENCED_INSTANCE_ID"}:
-        hint = "Give each process its own transactional.id and group.instance.id, or none."
-        return MlctlError(ErrorCode.JOB_RUNNING, what, hint)
-    if name in {"_INVALID_ARG", "_CONFLICT"}:
-        hint = "See librdkafka's CONFIGURATION.md for its properties."
-        return MlctlError(ErrorCode.INVALID_INPUT, what, hint)
+        hint = "Permit the user the topics, the group, and idempotent or transactional writes."
+        return MlctlError(ErrorCode.NOT_PERMITTED, text, hint)
     if error.fatal():
-        return MlctlError(ErrorCode.UNAVAILABLE, what, "Start it again: nothing is lost.")
-    return MlctlError(ErrorCode.BROKER_UNAVAILABLE, what)
+        return MlctlError(ErrorCode.UNAVAILABLE, text, "Run the same command again.")
+    return MlctlError(ErrorCode.BROKER_UNAVAILABLE, text)
 
 
 @contextmanager
-def translate_errors(place: str) -> Iterator[None]:
-    """Kafka's errors come out as mlctl's."""
+def translate_errors(url: StreamUrl) -> Iterator[None]:
+    """Translate the client's errors."""
     driver = load_driver()
     try:
         yield
     except driver.KafkaException as error:
-        raise translated(error.args[0], place) from error
+        raise translated(error.args[0], url.redacted()) from error
 
 
-def partitions_of(client: Any, place: StreamUrl, health: ClientHealth) -> Mapping[int, Any]:
-    """The partitions of the topic; NOT_FOUND, or as translated()."""
+def partitions_of(client: Any, url: StreamUrl, health: ClientHealth) -> Mapping[int, Any]:
+    """Return the partitions of the topic by number; NOT_FOUND, or as translated()."""
     try:
-        with translate_errors(place.shown()):
-            found = client.list_topics(place.topic, timeout=PATIENCE_S).topics[place.topic]
+        with translate_errors(url):
+            found = client.list_topics(url.topic, timeout=TIMEOUT_S).topics[url.topic]
     except MlctlError as error:
         if error.code is ErrorCode.BROKER_UNAVAILABLE:
-            client.poll(0)  # Why it did not answer, if the client knows.
+            client.poll(0)  # The client may know why the broker did not answer.
             health.check()
         raise
     if found.error is not None:
-        raise translated(found.error, place.shown())
+        raise translated(found.error, url.redacted())
     partitions: Mapping[int, Any] = found.partitions
     return partitions

@@ -1,7 +1,7 @@
-"""Answers that join the precomputed ones: `precomputed://NAME`, or `precomputed://NAME?key=FIELD`.
+"""Answers that update precomputed ones: `precomputed://NAME` or `precomputed://NAME?key=FIELD`.
 
-The entity key is a field of the message, or else its own key. A row replaces the one of its key
-in the live generation of the model, so that to write an answer again changes nothing.
+The entity key is a field of the message, or the message's own key. A row replaces the row of its
+key in the model's live generation, so writing an answer again changes nothing.
 """
 
 from __future__ import annotations
@@ -16,11 +16,17 @@ from services.precomputed.settings import load_place
 from services.precomputed.store_urls import open_store
 from services.protocol.keys import is_key
 from services.stream.answer_headers import DIGEST, SOURCE
-from services.stream.base import Consumer, LinkRequest, Outgoing, StreamConnection, StreamUrl
+from services.stream.base import (
+    ConnectionRequest,
+    Outgoing,
+    StreamConnection,
+    StreamUrl,
+    Transport,
+)
 from services.stream.payloads.precomputed import split_value
 
-# So many keys' newest positions are remembered.
-_REMEMBERED = 500_000
+# The newest offsets of so many keys are remembered.
+_MAX_KEYS = 500_000
 Position = tuple[str, tuple[int, ...]]
 
 
@@ -33,10 +39,10 @@ class PrecomputedProducer:
         self._newest: dict[str, Position] = {}
 
     def publish(self, messages: Sequence[Outgoing]) -> None:
-        """SINK_UNAVAILABLE while the store is away; INVALID_INPUT for one without a key."""
+        """SINK_UNAVAILABLE if the store does not answer; INVALID_INPUT for a missing key."""
         now = self._clock.wall()
         rows: dict[str, dict[str, PrecomputedRow]] = {}
-        seen: dict[str, Position] = {}
+        newest: dict[str, Position] = {}
         for message in messages:
             headers = dict(message.headers)
             if DIGEST not in headers or SOURCE not in headers:
@@ -44,10 +50,10 @@ class PrecomputedProducer:
                     ErrorCode.INVALID_INPUT, "only answers of a run can go to precomputed://"
                 )
             key, payload = _key_and_row(message)
-            position = _position(headers.get(SOURCE, b"").decode())
-            if self._is_older(position, seen.get(key) or self._newest.get(key)):
+            position = _position(headers[SOURCE].decode())
+            if _is_older(position, newest.get(key) or self._newest.get(key)):
                 continue
-            seen[key] = position
+            newest[key] = position
             rows.setdefault(headers[DIGEST].decode(), {})[key] = PrecomputedRow(key, now, payload)
         try:
             for digest, found in rows.items():
@@ -56,9 +62,9 @@ class PrecomputedProducer:
             raise MlctlError(
                 ErrorCode.SINK_UNAVAILABLE, f"precomputed answers cannot be stored: {error}"
             ) from error
-        if len(self._newest) + len(seen) > _REMEMBERED:
+        if len(self._newest) + len(newest) > _MAX_KEYS:
             self._newest.clear()
-        self._newest |= seen
+        self._newest |= newest
 
     def __enter__(self) -> Self:
         return self
@@ -66,29 +72,19 @@ class PrecomputedProducer:
     def __exit__(self, *_exc_info: object) -> None:
         self._store.close()
 
-    @staticmethod
-    def _is_older(position: Position, newest: Position | None) -> bool:
-        """Whether a message came again that a newer one of its key and partition followed."""
-        return newest is not None and position[0] == newest[0] and position[1] < newest[1]
 
+class PrecomputedTransport(Transport):
+    """A destination only."""
 
-class PrecomputedTransport:
-    """A place to write to only."""
+    def open_connection(self, request: ConnectionRequest) -> StreamConnection:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"{request.source.redacted()} is not a source of messages: it can only be written to",
+        )
 
-    def open_link(self, request: LinkRequest) -> StreamConnection:
-        raise _not_read(request.source)
-
-    def open_consumer(self, request: LinkRequest) -> Consumer:
-        raise _not_read(request.source)
-
-    def open_producer(self, place: StreamUrl) -> PrecomputedProducer:
-        if unknown := sorted(set(place.options) - {"key"}):
-            raise MlctlError(
-                ErrorCode.INVALID_INPUT,
-                f"{place.shown()} has no option {unknown[0]!r}",
-                "Known is: key.",
-            )
-        return PrecomputedProducer(open_store(check_name(place.address.rstrip("/")), load_place()))
+    def open_producer(self, url: StreamUrl) -> PrecomputedProducer:
+        url.check_options({"key"})
+        return PrecomputedProducer(open_store(check_name(url.address.rstrip("/")), load_place()))
 
 
 transport = PrecomputedTransport()
@@ -113,12 +109,11 @@ def _key_and_row(message: Outgoing) -> tuple[str, bytes]:
 
 
 def _position(source: str) -> Position:
-    """Partition and offset; the offsets of some brokers are several numbers in one text."""
+    """Return partition and offset; the offsets of Redis are two numbers in one text."""
     partition, _, offset = source.rpartition("/")
     return partition, tuple(int(part) for part in offset.split("-") if part.isdigit())
 
 
-def _not_read(place: StreamUrl) -> MlctlError:
-    return MlctlError(
-        ErrorCode.INVALID_INPUT, f"{place.shown()} can be written to, but is no source of messages"
-    )
+def _is_older(position: Position, newest: Position | None) -> bool:
+    """Whether a newer message of the same key and partition was already written."""
+    return newest is not None and position[0] == newest[0] and position[1] < newest[1]

@@ -1,53 +1,480 @@
-"""Redis Streams: exactly once inside one server, since answers and acknowledgement are one script.
+"""Redis Streams, exactly once inside one server: one script adds answers and acknowledges messages.
 
-A place is `redis://HOST:PORT/DATABASE#STREAM` (`rediss` over TLS). Source, answers and dead letters
-must be of one server: not spread over a cluster. How durable it all is, the server's settings say.
+`redis://HOST:PORT/DATABASE#STREAM`, or `rediss://` over TLS. Source, answers and dead letters are
+in one server, not spread over a cluster. How durable they are depends on the server's settings.
+
+An entry's field `value` is the message, `key` its key, and the others are headers, so that
+`XADD orders * value '{"x": 1}' trace abc` is a message with a header.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+import secrets
+import socket
+import ssl
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Self
+from urllib.parse import urlencode
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from bundle.errors import ErrorCode, MlctlError
+from services.stream.answer_headers import ERROR, OURS
 from services.stream.base import (
-    Consumer,
-    Examined,
+    Commit,
+    ConnectionRequest,
+    GroupStatus,
     Guarantee,
-    LinkRequest,
+    Headers,
+    LostPartitionsError,
     Message,
     Outgoing,
-    Producer,
     StreamConnection,
+    StreamStatus,
     StreamUrl,
+    Transport,
     group_in_use,
     no_group,
 )
 from services.stream.transports import redis_scripts as scripts
-from services.stream.transports.redis_client import connect, translate_errors
-from services.stream.transports.redis_entries import VALUE, FieldWriter, read_entries
-from services.stream.transports.redis_link import RedisLink, idle_ms, lease_key
 
+_TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_check_hostname")
+_OPTIONS = (*_TLS_OPTIONS, "idle_s", "field", "trim")
+_TIMEOUT_SECONDS = 10.0
+_IDLE_SECONDS = 15.0
+_TRIM_SECONDS = 10.0
+# Trimming does not wait for a group that had no consumer for 7 days.
+_ABANDONED_SECONDS = 7 * 86_400
 _PAGE = 1000
+# The server's limits: arguments of a command, and headers that a script can pass to XADD.
+_MAX_ARGUMENTS = 1_000_000
+MAX_HEADERS = 2000
+# An id after every entry, but not the largest, which would mean new entries: reading the pending
+# entries after it only shows the server that this consumer is alive.
+_END = b"18446744073709551615-18446744073709551614"
+# Errors that pass, also when they happened inside a script.
+_TRANSIENT = (
+    "OOM", "LOADING", "READONLY", "NOREPLICAS", "MASTERDOWN", "MISCONF", "BUSY", "TRYAGAIN",
+    "OutOfMemory", "ReadOnly",
+)  # fmt: skip
+_VALUE, _KEY = b"value", b"key"
+# Prefix of a header whose name is that of a message's own field.
+_ESCAPE = b"header."
+
+
+# ---- clients and errors
+
+
+def connect(url: StreamUrl) -> Any:
+    """Return a client of the server of `url`, which connects when it is first used.
+
+    It has one connection and never repeats a command by itself: whether a step that was
+    interrupted may be repeated is decided here.
+    """
+    url.check_options(_OPTIONS)
+    if not url.topic:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            "the URL names no stream",
+            "Name the stream after a #, as in redis://localhost:6379/0#orders.",
+        )
+    credentials = {
+        name: os.environ[variable]
+        for name, variable in (
+            ("username", "MLCTL_REDIS_USERNAME"),
+            ("password", "MLCTL_REDIS_PASSWORD"),
+        )
+        if os.environ.get(variable)
+    }
+    query = urlencode(_tls_options(url))
+    try:
+        client: Any = redis.Redis.from_url(
+            f"{url.scheme}://{url.address}{'?' if query else ''}{query}",
+            single_connection_client=False,
+            max_connections=1,
+            protocol=2,
+            retry=Retry(NoBackoff(), 0),
+            socket_timeout=_TIMEOUT_SECONDS,
+            socket_connect_timeout=_TIMEOUT_SECONDS,
+            socket_keepalive=True,
+            **credentials,
+        )
+    except ValueError:
+        # The library's message may contain the password.
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"{url.redacted()} is not the address of a Redis server",
+            "Write it as redis://localhost:6379/0#orders.",
+        ) from None
+    # Raw entries: the library's dictionaries drop fields that occur twice.
+    for command in ("XREADGROUP", "XREAD", "XRANGE", "XREVRANGE"):
+        client.set_response_callback(command, lambda reply, **_: reply)
+    return client
+
+
+def _tls_options(url: StreamUrl) -> dict[str, str]:
+    """Return the TLS options of `url`; INVALID_INPUT if they or their files cannot be used."""
+    options = {name: url.options[name] for name in _TLS_OPTIONS if name in url.options}
+    if options and url.scheme != "rediss":
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"{url.redacted()} does not use TLS, so {next(iter(options))} has no effect",
+            "Write it as rediss://HOST:PORT/DATABASE#STREAM.",
+        )
+    if "ssl_keyfile" in options and "ssl_certfile" not in options:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT, "ssl_keyfile needs a certificate", "Add ssl_certfile."
+        )
+    for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
+        if name in options and not os.access(options[name], os.R_OK):
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT,
+                f"{name} names a file that cannot be read: {options[name]}",
+                "Correct the path or the file's permissions.",
+            )
+    try:
+        # The library would report an invalid file later, and for each connection.
+        context = ssl.create_default_context(cafile=options.get("ssl_ca_certs"))
+        if "ssl_certfile" in options:
+            key = options.get("ssl_keyfile")
+            context.load_cert_chain(options["ssl_certfile"], key, lambda: "")
+    except ssl.SSLError as error:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"the TLS files of {url.redacted()} cannot be used: {error.reason or error}",
+            "PEM is needed: the authority's certificate, your own, and its key without a password.",
+        ) from error
+    return options
+
+
+@contextmanager
+def translate_errors(url: StreamUrl) -> Iterator[None]:
+    """Translate the library's errors; BROKER_UNAVAILABLE is the only one to try again after."""
+    try:
+        yield
+    except redis.AuthenticationError as error:
+        raise MlctlError(
+            ErrorCode.UNAUTHENTICATED,
+            f"{url.redacted()} does not accept the user name or the password",
+            "Set them in the URL, or as MLCTL_REDIS_USERNAME and MLCTL_REDIS_PASSWORD.",
+        ) from error
+    except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
+        raise _unavailable(url, error) from error
+    except redis.RedisError as error:
+        raise _translated(url, f"{type(error).__name__} {error}") from error
+
+
+def _unavailable(url: StreamUrl, error: BaseException) -> MlctlError:
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ssl.SSLError):
+        cause = cause.__cause__ or cause.__context__
+    message, hint = f"{url.redacted()} does not answer", ""
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        message = f"the certificate of {url.redacted()} is not accepted: {cause.verify_message}"
+        hint = "Check the host name, and set ssl_ca_certs (docs/brokers.md)."
+    elif isinstance(cause, ssl.SSLError):
+        message = f"{url.redacted()} does not answer over TLS: {cause.reason or cause.strerror}"
+        hint = "It may require a client certificate (docs/brokers.md)."
+    return MlctlError(ErrorCode.BROKER_UNAVAILABLE, message, hint)
+
+
+def _translated(url: StreamUrl, text: str) -> MlctlError:
+    if any(word in text for word in _TRANSIENT):
+        return MlctlError(
+            ErrorCode.BROKER_UNAVAILABLE, f"{url.redacted()} accepts no writes: {text}"
+        )
+    if "NOGROUP" in text or "no such key" in text:
+        return _missing(url)
+    if "NoPermission" in text or "NOPERM" in text:
+        return MlctlError(ErrorCode.NOT_PERMITTED, f"{url.redacted()}: {text}")
+    if "WRONGTYPE" in text:
+        return MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"{url.redacted()}: one of the keys is not a stream",
+            "Name a stream, or a key that does not exist.",
+        )
+    return MlctlError(ErrorCode.INTERNAL, f"{url.redacted()}: {text}")
+
+
+def _missing(url: StreamUrl) -> MlctlError:
+    return MlctlError(
+        ErrorCode.NOT_FOUND,
+        f"{url.redacted()} or its group does not exist",
+        "If it was deleted while a stream ran, start that run again: it begins as a new group.",
+    )
+
+
+# ---- messages and entries
+
+
+def read_entries(topic: str, entries: Iterable[Any], field: bytes = _VALUE) -> list[Message]:
+    """Return the messages of [id, [name, value, ...]]; deleted entries are left out."""
+    found = []
+    for entry_id, fields in entries:
+        if fields is None:
+            continue
+        text = entry_id.decode()
+        time_ms = int(text[: text.index("-")])
+        if len(fields) == 2 and fields[0] == field:
+            found.append(Message(topic, text, fields[1], None, (), time_ms))
+            continue
+        value: bytes | None = None
+        key: bytes | None = None
+        headers = []
+        pairs = iter(fields)
+        for name, content in zip(pairs, pairs, strict=True):
+            if value is None and name == field:
+                value = content
+            elif key is None and name == _KEY:
+                key = content
+            else:
+                header = name.removeprefix(_ESCAPE).decode(errors="surrogateescape")
+                headers.append((header, content))
+        found.append(Message(topic, text, value or b"", key, tuple(headers), time_ms))
+    return found
+
+
+class FieldWriter:
+    """Writes messages as arguments of the scripts; remembers the bytes of header names."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, bytes] = {}
+
+    def arguments(self, messages: Sequence[Outgoing]) -> list[Any]:
+        """Return the number of messages, then each as [count, name, content, name, ...].
+
+        PAYLOAD_TOO_LARGE for too many headers; a dead letter is sent without its source's.
+        """
+        flat: list[Any] = [len(messages)]
+        last: Headers = ()
+        fields: list[bytes] = []
+        for value, key, all_headers in messages:
+            wide = len(all_headers) > MAX_HEADERS
+            headers = _shortened(all_headers) if wide else all_headers
+            if headers is not last:
+                last, fields = headers, self._fields(headers)
+            if key is None:
+                flat += (2 + len(fields), _VALUE, value)
+            else:
+                flat += (4 + len(fields), _VALUE, value, _KEY, key)
+            flat += fields
+        return flat
+
+    def _fields(self, headers: Headers) -> list[bytes]:
+        names = self._names
+        flat: list[bytes] = []
+        for name, content in headers:
+            raw = names.get(name)
+            if raw is None:
+                raw = name.encode(errors="surrogateescape")
+                if raw in {_VALUE, _KEY} or raw.startswith(_ESCAPE):
+                    raw = _ESCAPE + raw
+                names[name] = raw
+            flat += (raw, content)
+        return flat
+
+
+def _shortened(headers: Headers) -> Headers:
+    """Return a dead letter's own headers, without its source's.
+
+    PAYLOAD_TOO_LARGE for other messages, before anything is sent: Redis does not undo the
+    first half of a script.
+    """
+    own = tuple(header for header in headers if header[0].startswith(OURS))
+    if not any(name == ERROR for name, _ in own) or len(own) > MAX_HEADERS:
+        raise MlctlError(
+            ErrorCode.PAYLOAD_TOO_LARGE,
+            f"a message has {len(headers):,} headers (limit of Redis {MAX_HEADERS:,})",
+            "Send it with fewer headers.",
+        )
+    return (*own, ("mlctl-left-out", f"{len(headers) - len(own)} headers".encode()))
+
+
+# ---- connection and producer
+
+
+class RedisConnection(StreamConnection):
+    """A consumer with a name of its own, under which its uncommitted entries are pending.
+
+    Other consumers claim the entries when the server got no command from this one for `idle_s`
+    seconds. The script that commits checks that the entries still belong to this consumer.
+    """
+
+    guarantee = Guarantee.EXACTLY_ONCE
+
+    def __init__(self, request: ConnectionRequest) -> None:
+        source = request.source
+        self._request = request
+        self._topic = source.topic
+        self._db = connect(source)
+        self._name = f"{scripts.PREFIX}{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self._idle_ms = _idle_ms(source)
+        self._field = _field(source)
+        self._trims = source.options.get("trim") == "acknowledged"
+        self._writer = FieldWriter()
+        # Entries that poll() returned and no commit acknowledged.
+        self._held: set[int | str] = set()
+        # Where to continue reading this consumer's pending entries; None if all were read.
+        self._cursor: bytes | None = None
+        self._next_claim = self._next_trim = 0.0
+        # The entries of a commit whose reply was lost, which may have happened.
+        self._unconfirmed: Sequence[int | str] = ()
+        self._scripts = {
+            name: self._db.register_script(getattr(scripts, name))
+            for name in ("COMMIT", "CLAIM", "LEAVE", "LAG", "TRIM")
+        }
+
+    def __enter__(self) -> Self:
+        start = "0" if self._request.start == "earliest" else "$"
+        with translate_errors(self._request.source):
+            try:
+                self._db.xgroup_create(self._topic, self._request.group, start, mkstream=True)
+            except redis.ResponseError as error:
+                if "BUSYGROUP" not in str(error):
+                    raise
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        try:
+            self._run("LEAVE", (self._topic,), (self._request.group, self._name))
+        except MlctlError:
+            pass  # The entries are claimed once this consumer's idle time has passed.
+        finally:
+            self._db.close()
+
+    @property
+    def takeover_s(self) -> float:
+        """The option `idle_s`."""
+        return self._idle_ms / 1000
+
+    def poll(self, limit: int, wait_s: float) -> Sequence[Message]:
+        try:
+            with translate_errors(self._request.source):
+                found = self._poll(limit, wait_s)
+        except MlctlError:
+            # The reply may have been lost: then the entries are pending under this name.
+            self._cursor = b"0"
+            raise
+        self._held.update([message.offset for message in found])
+        return found
+
+    def commit(self, batch: Commit) -> None:
+        if not batch.done:
+            return
+        request, offsets = self._request, [message.offset for message in batch.done]
+        keys = (
+            self._topic,
+            request.answers.topic if request.answers else self._topic,
+            request.dead.topic if request.dead else self._topic,
+        )
+        arguments: list[Any] = [request.group, self._name, len(offsets), *offsets]
+        arguments += self._writer.arguments(batch.answers if request.answers else ())
+        arguments += self._writer.arguments(batch.dead if request.dead else ())
+        if len(arguments) > _MAX_ARGUMENTS:
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT,
+                f"{len(batch.done):,} messages are too many for one step in Redis",
+                "Set a smaller --max-batch.",
+            )
+        try:
+            reply = self._run("COMMIT", keys, arguments)
+        except MlctlError:
+            self._unconfirmed = offsets
+            raise
+        unconfirmed, self._unconfirmed = self._unconfirmed, ()
+        self._held.difference_update(offsets)
+        repeated = unconfirmed == offsets and reply[1:] == [0, 0]
+        if reply[0] == 0 and not repeated:
+            # Later batches are discarded as well; entries that are still owned are read again.
+            self._held.clear()
+            self._cursor = b"0"
+            raise LostPartitionsError
+
+    def lag(self) -> Mapping[str, int]:
+        return {self._topic: self.group_lag()}
+
+    def group_lag(self) -> int:
+        reply = self._run("LAG", (self._topic,), (self._request.group,))
+        if not reply:
+            raise _missing(self._request.source)
+        return int(reply[0])
+
+    def _poll(self, limit: int, wait_s: float) -> list[Message]:
+        if self._trims and time.monotonic() >= self._next_trim:
+            keys = (self._topic, _activity_key(self._topic))
+            self._scripts["TRIM"](keys, (_ABANDONED_SECONDS,))
+            self._next_trim = time.monotonic() + _TRIM_SECONDS
+        if limit <= 0:
+            self._read(1, None, _END)
+            return []
+        found = self._pending(limit) or self._claimed(limit)
+        return found or self._messages(self._read(limit, wait_s, b">"))
+
+    def _pending(self, limit: int) -> list[Message]:
+        """Return entries that were read under this name and not returned since."""
+        while self._cursor is not None:
+            entries = self._read(limit, None, self._cursor)
+            self._cursor = entries[-1][0] if entries else None
+            if deleted := [entry_id for entry_id, fields in entries if fields is None]:
+                self._db.xack(self._topic, self._request.group, *deleted)
+            found = self._messages(entries)
+            if fresh := [message for message in found if message.offset not in self._held]:
+                return fresh
+        return []
+
+    def _claimed(self, limit: int) -> list[Message]:
+        """Return entries of consumers that are gone."""
+        now = time.monotonic()
+        if now < self._next_claim:
+            return []
+        arguments = (self._request.group, self._name, self._idle_ms, limit)
+        found = self._messages(self._scripts["CLAIM"]((self._topic,), arguments))
+        if not found:
+            self._next_claim = now + self._idle_ms / 3000
+            # A restarted server may have lost a commit: then its entries are pending again.
+            self._cursor = b"0"
+        return found
+
+    def _read(self, limit: int, wait_s: float | None, after: bytes) -> list[Any]:
+        # BLOCK 0 would wait for ever.
+        block = ("BLOCK", max(1, int(wait_s * 1000))) if wait_s else ()
+        reader = ("GROUP", self._request.group, self._name, "COUNT", limit, *block)
+        reply = self._db.execute_command("XREADGROUP", *reader, "STREAMS", self._topic, after)
+        return reply[0][1] if reply else []
+
+    def _messages(self, entries: list[Any]) -> list[Message]:
+        return read_entries(self._topic, entries, self._field)
+
+    def _run(self, name: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
+        try:
+            with translate_errors(self._request.source):
+                return self._scripts[name](keys, arguments)
+        except MlctlError:
+            self._cursor = b"0"  # as in poll()
+            raise
 
 
 class RedisProducer:
-    """Writes to one stream, in pieces that do not hold up the server for long."""
+    """Writes to one stream, in pages that do not block the server for long."""
 
-    def __init__(self, place: StreamUrl) -> None:
-        self._place = place
-        self._db = connect(place)
+    def __init__(self, url: StreamUrl) -> None:
+        self._url = url
+        self._db = connect(url)
         self._add = self._db.register_script(scripts.ADD)
         self._writer = FieldWriter()
 
     def publish(self, messages: Sequence[Outgoing]) -> None:
-        with translate_errors(self._place):
+        with translate_errors(self._url):
             for at in range(0, len(messages), _PAGE):
-                arguments = self._writer.arguments(messages[at : at + _PAGE])
-                self._add((self._place.topic,), arguments)
+                self._add((self._url.topic,), self._writer.arguments(messages[at : at + _PAGE]))
 
     def __enter__(self) -> Self:
-        with translate_errors(self._place):
+        with translate_errors(self._url):
             self._db.ping()
         return self
 
@@ -55,117 +482,117 @@ class RedisProducer:
         self._db.close()
 
 
-class RedisTransport:
+class RedisTransport(Transport):
     """The transport of `redis://` and `rediss://`."""
 
-    def open_link(self, request: LinkRequest) -> StreamConnection:
-        for place in (request.answers, request.dead):
-            if place is not None and place.address != request.source.address:
+    def open_connection(self, request: ConnectionRequest) -> RedisConnection:
+        for url in (request.answers, request.dead):
+            if url is not None and url.address != request.source.address:
                 raise MlctlError(
                     ErrorCode.INVALID_INPUT,
-                    f"{place.shown()} is not in the server and database of the source",
+                    f"{url.redacted()} is not in the server and database of the source",
                     "One step commits to one server only.",
                 )
-        return RedisLink(request)
+        return RedisConnection(request)
 
-    def open_consumer(self, request: LinkRequest) -> Consumer:
-        return RedisLink(request)
+    def open_producer(self, url: StreamUrl) -> RedisProducer:
+        return RedisProducer(url)
 
-    def open_producer(self, place: StreamUrl) -> Producer:
-        return RedisProducer(place)
-
-    def browse(self, place: StreamUrl, *, last: int | None = None) -> Iterator[Message]:
-        """The entries that are there now, oldest first: all, or only the `last` ones."""
-        field = _field(place)
-        with connect(place) as db:
+    def browse(self, url: StreamUrl, *, last: int | None = None) -> Iterator[Message]:
+        field = _field(url)
+        with connect(url) as db:
             if last is not None:
-                with translate_errors(place):
-                    rows = db.execute_command("XREVRANGE", place.topic, "+", "-", "COUNT", last)
-                yield from read_entries(place.topic, reversed(rows), field)
+                with translate_errors(url):
+                    rows = db.execute_command("XREVRANGE", url.topic, "+", "-", "COUNT", last)
+                yield from read_entries(url.topic, reversed(rows), field)
                 return
-            end, after = _newest(db, place), b"-"
+            end, after = _last_id(db, url), b"-"
             while True:
-                with translate_errors(place):
-                    rows = db.execute_command("XRANGE", place.topic, after, end, "COUNT", _PAGE)
-                yield from read_entries(place.topic, rows, field)
+                with translate_errors(url):
+                    rows = db.execute_command("XRANGE", url.topic, after, end, "COUNT", _PAGE)
+                yield from read_entries(url.topic, rows, field)
                 if len(rows) < _PAGE:
                     return
                 after = b"(" + rows[-1][0]
 
-    def follow(self, place: StreamUrl, wait_s: float) -> Iterator[Message | None]:
-        """Entries from now on, and None whenever `wait_s` seconds brought none."""
-        with connect(place) as db:
-            after = _newest(db, place)
+    def follow(self, url: StreamUrl, wait_s: float) -> Iterator[Message | None]:
+        with connect(url) as db:
+            after = _last_id(db, url)
             block = ("COUNT", _PAGE, "BLOCK", max(1, int(wait_s * 1000)))
             while True:
-                with translate_errors(place):
-                    reply = db.execute_command("XREAD", *block, "STREAMS", place.topic, after)
+                with translate_errors(url):
+                    reply = db.execute_command("XREAD", *block, "STREAMS", url.topic, after)
                 if not reply:
                     yield None
                     continue
                 rows = reply[0][1]
                 after = rows[-1][0]
-                yield from read_entries(place.topic, rows, _field(place))
+                yield from read_entries(url.topic, rows, _field(url))
 
-    def examine(self, place: StreamUrl, group: str) -> Examined:
-        """What the server says of `place`; BROKER_UNAVAILABLE, NOT_FOUND."""
-        with translate_errors(place), connect(place) as db:
-            server, kept = db.info("server"), db.info("persistence")
-            if not db.exists(place.topic):
+    def status(self, url: StreamUrl, group: str) -> StreamStatus:
+        with translate_errors(url), connect(url) as db:
+            server, persistence = db.info("server"), db.info("persistence")
+            if not db.exists(url.topic):
                 raise MlctlError(
                     ErrorCode.NOT_FOUND,
-                    f"there is no stream {place.topic!r} in {place.shown()}",
+                    f"there is no stream {url.topic!r} in {url.redacted()}",
                     "Send it a message, or start a consumer.",
                 )
-            lag = db.register_script(scripts.LAG)((place.topic,), (group,))
-            remarks = [_durability(kept), *_waited_for(db, place, group)]
-            if lag and not lag[1]:
-                remarks.append("the lag is more than what is shown: it was not counted to its end")
-            return Examined(
+            count_lag = db.register_script(scripts.LAG)
+            groups, remarks = [], [_durability(persistence)]
+            for each in db.xinfo_groups(url.topic):
+                name = each["name"].decode()
+                lag, exact = count_lag((url.topic,), (name,))
+                idle = [one["idle"] for one in db.xinfo_consumers(url.topic, name)]
+                members = sum(each < _idle_ms(url) for each in idle)
+                idle_s = min(idle) / 1000 if idle else None
+                groups.append(GroupStatus(name, int(lag), members, idle_s))
+                if not exact:
+                    remarks.append(f"group {name!r}: at least {lag:,} messages, not all counted")
+            lags = [each.lag or 0 for each in groups if each.name == group]
+            return StreamStatus(
                 Guarantee.EXACTLY_ONCE,
                 f"Redis {server['redis_version']}",
-                int(db.xlen(place.topic)),
-                {place.topic: int(lag[0])} if lag else None,
+                int(db.xlen(url.topic)),
+                {url.topic: lags[0]} if lags else None,
+                tuple(groups),
                 tuple(remarks),
             )
 
-    def forget(self, place: StreamUrl, group: str) -> None:
-        """Delete `group`; NOT_FOUND, or JOB_RUNNING if one of its consumers is not idle."""
-        with translate_errors(place), connect(place) as db:
-            keys = (place.topic, lease_key(place.topic, group))
-            found = db.register_script(scripts.FORGET)(keys, (group, idle_ms(place)))
+    def forget_group(self, url: StreamUrl, group: str) -> None:
+        with translate_errors(url), connect(url) as db:
+            keys = (url.topic, _activity_key(url.topic))
+            found = db.register_script(scripts.FORGET)(keys, (group, _idle_ms(url)))
         if found == 0:
             raise no_group(group)
         if found < 0:
             raise group_in_use(group)
 
 
-def _field(place: StreamUrl) -> bytes:
-    return place.options.get("field", "").encode() or VALUE
+transport = RedisTransport()
 
 
-def _newest(db: Any, place: StreamUrl) -> bytes:
-    """The id of the newest entry that is there."""
-    with translate_errors(place):
-        rows = db.execute_command("XREVRANGE", place.topic, "+", "-", "COUNT", 1)
+def _activity_key(topic: str) -> str:
+    """Return the key of the hash that says when each group was last active."""
+    return f"{topic}:mlctl:active"
+
+
+def _idle_ms(url: StreamUrl) -> int:
+    """Return the milliseconds without a command after which a consumer is replaced."""
+    return max(1, int(url.number("idle_s", _IDLE_SECONDS) * 1000))
+
+
+def _field(url: StreamUrl) -> bytes:
+    return url.options.get("field", "").encode() or _VALUE
+
+
+def _last_id(db: Any, url: StreamUrl) -> bytes:
+    with translate_errors(url):
+        rows = db.execute_command("XREVRANGE", url.topic, "+", "-", "COUNT", 1)
     return bytes(rows[0][0]) if rows else b"0-0"
 
 
-def _waited_for(db: Any, place: StreamUrl, group: str) -> list[str]:
-    """Say which other groups have not committed all: `trim=acknowledged` keeps that for them."""
-    found = []
-    newest = _newest(db, place)
-    for each in db.xinfo_groups(place.topic):
-        name = each["name"].decode()
-        if name != group and (each["pending"] or each["last-delivered-id"] != newest):
-            found.append(f"group {name!r} has not committed all: trimming waits for it")
-    return found
-
-
-def _durability(kept: dict[str, Any]) -> str:
-    if kept.get("aof_enabled"):
-        return "an append-only file is kept: what the server's appendfsync allows may be lost"
-    return "no append-only file is kept: what came after the last snapshot dies with the server"
-
-
-transport = RedisTransport()
+def _durability(persistence: dict[str, Any]) -> str:
+    if persistence.get("aof_enabled"):
+        return "append-only file: a crash loses what the server's appendfsync setting allows"
+    return "no append-only file: a crash loses everything after the last snapshot"

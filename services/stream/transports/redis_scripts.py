@@ -1,14 +1,14 @@
-"""The steps of a Redis link that must not come apart: scripts, which the server runs whole.
+"""Lua scripts of the Redis transport: steps that the server must run as a whole.
 
-Every script begins with KEYS[1] = the source's stream, ARGV[1] = group, ARGV[2] = this consumer.
+KEYS[1] is the source's stream, unless a comment says otherwise.
 """
 
 from __future__ import annotations
 
-# Consumers that left hand what they had not committed to this name, which nobody has.
+# A consumer that leaves hands its uncommitted entries to this name, which no consumer has.
 LEFT = "mlctl:left"
-# How the names begin that we make up; such a consumer is removed once it is gone.
-OURS = "mlctl:"
+# Prefix of generated consumer names; such consumers are removed once they are gone.
+PREFIX = "mlctl:"
 
 _ADD = """
 local function add(key, at)
@@ -22,61 +22,65 @@ local function add(key, at)
   return at
 end
 """
+_FIELDS = """
+local function fields(flat)
+  local found = {}
+  for at = 1, #flat, 2 do found[flat[at]] = flat[at + 1] end
+  return found
+end
+"""
 
-# KEYS: where to; ARGV: the messages.
+# KEYS[1]: the stream to write to. ARGV: the messages.
 ADD = _ADD + "add(KEYS[1], 1)"
 
-# KEYS: source, answers, dead letters, the lease. ARGV: group, consumer, 1 if the lease counts, the
-# number of entries, their ids, the answers, the dead letters. Whoever does not hold all of the
-# entries any more changes nothing: {0, how many others hold, how many are still held}.
+# KEYS: source, answers, dead letters. ARGV: group, consumer, number of entries, their ids, the
+# answers, the dead letters. If the consumer does not own every entry, nothing is changed and the
+# reply is {0, entries of other consumers, entries that it owns}.
 COMMIT = (
     _ADD
     + """
-local group, me, total = ARGV[1], ARGV[2], tonumber(ARGV[4])
-local held, own, missing, foreign = {}, 0, 0, 0
+local group, me, total = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local owned, own, missing, foreign = {}, 0, 0, 0
 if total > 0 then
-  local first, last = ARGV[5], ARGV[4 + total]
+  local first, last = ARGV[4], ARGV[3 + total]
   for _, each in ipairs(redis.call('XPENDING', KEYS[1], group, first, last, total, me)) do
-    held[each[1]] = true
+    owned[each[1]] = true
   end
 end
-for at = 5, 4 + total do
+for at = 4, 3 + total do
   local id = ARGV[at]
-  if not held[id] then
+  if not owned[id] then
     local now = redis.call('XPENDING', KEYS[1], group, id, id, 1)[1]
     if now and now[2] == me then
-      held[id] = true
+      owned[id] = true
     else
       missing = missing + 1
       if now then foreign = foreign + 1 end
     end
   end
-  if held[id] then own = own + 1 end
+  if owned[id] then own = own + 1 end
 end
-local leased = ARGV[3] == '0' or redis.call('GET', KEYS[4]) == me
-if missing > 0 or not leased then
-  if not leased then foreign = foreign + 1 end
-  return {0, foreign, own}
-end
+if missing > 0 then return {0, foreign, own} end
 for at = 2, 3 do
   local kind = redis.call('TYPE', KEYS[at]).ok
   if kind ~= 'stream' and kind ~= 'none' then return redis.error_reply('WRONGTYPE of a target') end
 end
-add(KEYS[3], add(KEYS[2], 5 + total))
-for at = 5, 4 + total, 1000 do
-  redis.call('XACK', KEYS[1], group, unpack(ARGV, at, math.min(at + 999, 4 + total)))
+add(KEYS[3], add(KEYS[2], 4 + total))
+for at = 4, 3 + total, 1000 do
+  redis.call('XACK', KEYS[1], group, unpack(ARGV, at, math.min(at + 999, 3 + total)))
 end
 return {1}
 """
 )
 
-# What dead consumers and those that left had not committed. A consumer is dead when the server has
-# not heard of it for ARGV[3] milliseconds, so one that works long on its messages keeps them.
-CLAIM = f"""
+# ARGV: group, consumer, idle milliseconds, limit. Returns uncommitted entries of consumers that
+# left, or from which the server got no command for the idle time.
+CLAIM = (
+    _FIELDS
+    + f"""
 local group, me, room, found = ARGV[1], ARGV[2], tonumber(ARGV[4]), {{}}
 for _, flat in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], group)) do
-  local one = {{}}
-  for at = 1, #flat, 2 do one[flat[at]] = flat[at + 1] end
+  local one = fields(flat)
   local gone = one.name == '{LEFT}' or one.idle >= tonumber(ARGV[3])
   if one.name ~= me and gone and room > 0 then
     if one.pending > 0 then
@@ -96,43 +100,16 @@ for _, flat in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], group)) do
         end
       end
       room = room - #ids
-    elseif string.sub(one.name, 1, {len(OURS)}) == '{OURS}' then
+    elseif string.sub(one.name, 1, {len(PREFIX)}) == '{PREFIX}' then
       redis.call('XGROUP', 'DELCONSUMER', KEYS[1], group, one.name)
     end
   end
 end
 return found
 """
+)
 
-# With a lease (KEYS[2], ARGV[3] milliseconds) one consumer of the group reads and the others stand
-# by. Who takes it takes first what the others had not committed. {0}: standing by; {1, entries}: it
-# is ours; {2}: it is ours from now on, and so is what the others had.
-READ_ALONE = """
-local group, me = ARGV[1], ARGV[2]
-local holder = redis.call('GET', KEYS[2])
-if holder and holder ~= me then return {0} end
-redis.call('SET', KEYS[2], me, 'PX', ARGV[3])
-if not holder then
-  for _, flat in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], group)) do
-    local one = {}
-    for at = 1, #flat, 2 do one[flat[at]] = flat[at + 1] end
-    while one.name ~= me and one.pending > 0 do
-      local ids = {}
-      for _, each in ipairs(redis.call('XPENDING', KEYS[1], group, '-', '+', 1000, one.name)) do
-        ids[#ids + 1] = each[1]
-      end
-      if #ids == 0 then break end
-      redis.call('XCLAIM', KEYS[1], group, me, 0, unpack(ids))
-    end
-  end
-  return {2}
-end
-if ARGV[4] == '0' then return {1} end
-local got = redis.call('XREADGROUP', 'GROUP', group, me, 'COUNT', ARGV[4], 'STREAMS', KEYS[1], '>')
-return {1, got and got[1][2]}
-"""
-
-# Hands what this consumer did not commit to whoever asks next, and leaves the group.
+# ARGV: group, consumer. Hands the consumer's uncommitted entries over, and leaves the group.
 LEAVE = f"""
 while true do
   local ids = {{}}
@@ -143,14 +120,15 @@ while true do
   redis.call('XCLAIM', KEYS[1], ARGV[1], '{LEFT}', 0, unpack(ids))
 end
 redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], ARGV[2])
-if redis.call('GET', KEYS[2]) == ARGV[2] then redis.call('DEL', KEYS[2]) end
 """
 
-# {not committed by ARGV[1], whether all were counted}; servers before 7.0 do not count for us.
-LAG = """
+# ARGV: group. Returns {uncommitted entries, whether all were counted}, or {} for no such group.
+# Servers before 7.0 do not report the lag, nor do newer ones after XDEL.
+LAG = (
+    _FIELDS
+    + """
 for _, flat in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
-  local one = {}
-  for at = 1, #flat, 2 do one[flat[at]] = flat[at + 1] end
+  local one = fields(flat)
   if one.name == ARGV[1] then
     if one.lag then return {one.pending + one.lag, 1} end
     local last, waiting = one['last-delivered-id'], 0
@@ -165,10 +143,14 @@ for _, flat in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
 end
 return {}
 """
+)
 
-# Removes what every group of the stream has committed.
-TRIM = """
-local least
+# KEYS[2]: a hash of groups and when each was last active, in seconds. ARGV: seconds without a
+# consumer after which a group is abandoned. Removes the entries that all other groups committed.
+TRIM = (
+    _FIELDS
+    + """
+local now, limit, least = tonumber(redis.call('TIME')[1]), tonumber(ARGV[1]), nil
 local function before(a, b)
   local am, as = string.match(a, '(%d+)-(%d+)')
   local bm, bs = string.match(b, '(%d+)-(%d+)')
@@ -176,32 +158,41 @@ local function before(a, b)
   return #as < #bs or (#as == #bs and as < bs)
 end
 for _, flat in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
-  local one = {}
-  for at = 1, #flat, 2 do one[flat[at]] = flat[at + 1] end
-  local floor = one['last-delivered-id']
-  local pending = redis.call('XPENDING', KEYS[1], one.name)
-  if pending[1] > 0 and before(pending[2], floor) then floor = pending[2] end
-  if not least or before(floor, least) then least = floor end
+  local one = fields(flat)
+  local active = tonumber(redis.call('HGET', KEYS[2], one.name) or now)
+  for _, other in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], one.name)) do
+    active = math.max(active, now - math.floor(fields(other).idle / 1000))
+  end
+  redis.call('HSET', KEYS[2], one.name, active)
+  if now - active < limit then
+    local floor = one['last-delivered-id']
+    local pending = redis.call('XPENDING', KEYS[1], one.name)
+    if pending[1] > 0 and before(pending[2], floor) then floor = pending[2] end
+    if not least or before(floor, least) then least = floor end
+  end
 end
 if least then return redis.call('XTRIM', KEYS[1], 'MINID', least) end
 return 0
 """
+)
 
-# Deletes a group that no consumer has used for ARGV[2] milliseconds: 1; 0 if there is none, -1 if
-# it is in use. KEYS[2] is the lease.
-FORGET = f"""
+# KEYS[2]: the hash of TRIM. ARGV: group, idle milliseconds. Deletes a group: 1; 0 if it does not
+# exist, -1 if a consumer used it within the idle time.
+FORGET = (
+    _FIELDS
+    + f"""
 if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
 local found = 0
 for _, flat in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
-  if flat[2] == ARGV[1] then found = 1 end
+  if fields(flat).name == ARGV[1] then found = 1 end
 end
 if found == 0 then return 0 end
 for _, flat in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
-  local one = {{}}
-  for at = 1, #flat, 2 do one[flat[at]] = flat[at + 1] end
+  local one = fields(flat)
   if one.name ~= '{LEFT}' and one.idle < tonumber(ARGV[2]) then return -1 end
 end
 redis.call('XGROUP', 'DESTROY', KEYS[1], ARGV[1])
-redis.call('DEL', KEYS[2])
+redis.call('HDEL', KEYS[2], ARGV[1])
 return 1
 """
+)

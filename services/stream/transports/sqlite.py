@@ -1,200 +1,389 @@
-"""Streams in an SQLite file: answers, dead letters and the position in one transaction.
+"""Streams in an SQLite file, exactly once: answers, dead letters and position in one transaction.
 
 `sqlite://events.db#orders`, with an absolute path `sqlite:///var/lib/events.db#orders`. Options:
-`partitions` of a topic that is made, `retention` in seconds, `lease` in seconds.
+`retention` in seconds, `lease` in seconds.
+
+All messages of a file are rows of one table. A rowid is a topic's number and an offset, so a topic
+is a range of rowids.
+
+One consumer of a group reads at a time, and the others stand by. A lease, measured by the
+machine's monotonic clock, decides which one reads. Ownership is checked again in the transaction
+of each commit, so a consumer whose lease expired cannot commit.
 """
 
 from __future__ import annotations
 
 import sqlite3
 import time
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
+from uuid import uuid4
+
+import orjson
 
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
 from services.stream.base import (
     Commit,
-    Examined,
+    ConnectionRequest,
+    GroupStatus,
     Guarantee,
-    LinkRequest,
+    Headers,
     LostPartitionsError,
     Message,
     Outgoing,
-    RebalanceListener,
+    StreamConnection,
+    StreamStatus,
     StreamUrl,
+    Transport,
+    group_in_use,
+    no_group,
 )
-from services.stream.transports.sqlite_group import Membership
-from services.stream.transports.sqlite_log import Log, Topic, translate_errors
 
+_VERSION = 2
+_OPTIONS = frozenset({"retention", "lease"})
+_PARTITION = "0"
 _LEASE_SECONDS = 10.0
-_SHORTEST_NAP, _LONGEST_NAP = 0.0005, 0.016
-_FORGET_SECONDS = 5.0
+_RENEWALS_PER_LEASE = 5
+_BUSY_SECONDS = 10.0
+_MIN_SLEEP, _MAX_SLEEP = 0.0005, 0.016
 _PAGE = 4096
-_OPTIONS = frozenset({"partitions", "retention", "lease"})
+# How often retention runs, how long it may take, and how many messages one transaction deletes.
+_RETENTION_SECONDS, _RETENTION_BUDGET, _RETENTION_MESSAGES = 5.0, 0.25, 10_000
+# Retention does not wait for a group that had no consumer for 7 days, Kafka's default.
+_ABANDONED_SECONDS = 7 * 86_400.0
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_OFFSET_BITS = 40
+_TRANSIENT = frozenset(
+    {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_PROTOCOL}
+)
+_SCHEMA = """
+CREATE TABLE topics (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
+CREATE TABLE messages (
+    id INTEGER PRIMARY KEY, time_ms INTEGER NOT NULL, value BLOB NOT NULL, key BLOB, headers TEXT
+);
+CREATE TABLE positions (
+    topic TEXT NOT NULL, consumers TEXT NOT NULL, committed INTEGER NOT NULL,
+    owner TEXT, boot TEXT, renewed REAL, lease REAL, active REAL NOT NULL,
+    PRIMARY KEY (topic, consumers)
+) WITHOUT ROWID;
+"""
+_OF_GROUP = "topic = :topic AND consumers = :group"
+_EXPIRED = "(owner IS NULL OR boot <> :boot OR abs(renewed - :now) > lease)"
 
 
-class SqliteLink:
-    """A consumer of one topic, and a producer of answers and dead letters in the same file."""
+class Topic(NamedTuple):
+    """A topic of a file; `base` is the rowid of its offset 0."""
+
+    name: str
+    base: int
+
+
+class Log:
+    """The file at `path`, for one thread; it is created unless `create` is false."""
+
+    def __init__(self, path: Path, *, create: bool = True) -> None:
+        if not create and not path.is_file():
+            raise MlctlError(ErrorCode.NOT_FOUND, f"there is no file {path}")
+        if create and not path.parent.is_dir():
+            raise MlctlError(ErrorCode.INVALID_INPUT, f"there is no folder {path.parent}")
+        with translate_errors():
+            self.db = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)
+            try:
+                self._prepare()
+            except BaseException:
+                self.db.close()
+                raise
+
+    def close(self) -> None:
+        self.db.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Make everything that is written inside durable at the end, or nothing of it."""
+        with translate_errors():
+            self.db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self.db
+                self.db.execute("COMMIT")
+            except BaseException:
+                if self.db.in_transaction:
+                    self.db.execute("ROLLBACK")
+                raise
+
+    def topic(self, name: str, *, create: bool = True) -> Topic:
+        """Return the topic of that name; NOT_FOUND if it does not exist and `create` is false."""
+        if not name:
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT,
+                "the URL names no topic",
+                "Write it as sqlite://events.db#orders.",
+            )
+        with self.transaction() as db:
+            query = "SELECT id FROM topics WHERE name = ?"
+            row = db.execute(query, (name,)).fetchone()
+            if row is None and create:
+                insert = "INSERT INTO topics (name) VALUES (?) RETURNING id"
+                row = db.execute(insert, (name,)).fetchone()
+        if row is None:
+            raise MlctlError(ErrorCode.NOT_FOUND, f"the file has no topic {name!r}")
+        return Topic(name, row[0] << _OFFSET_BITS)
+
+    def first_offset(self, topic: Topic) -> int:
+        """Return the first offset that is still stored, 0 if there is none."""
+        return self._edge(topic, "ASC", 0)
+
+    def last_offset(self, topic: Topic) -> int:
+        """Return the last offset, -1 if there is none."""
+        return self._edge(topic, "DESC", -1)
+
+    def count_after(self, topic: Topic, committed: int) -> int:
+        """Return the number of messages after the offset `committed`."""
+        # Retention may have removed messages that an abandoned group had not committed.
+        first = max(committed + 1, self.first_offset(topic))
+        return max(self.last_offset(topic) + 1 - first, 0)
+
+    def append(self, topic: Topic, messages: Sequence[Outgoing]) -> None:
+        """Add messages; call it inside a transaction."""
+        now = int(time.time() * 1000)
+        first = topic.base + self.last_offset(topic) + 1
+        self.db.executemany(
+            "INSERT INTO messages VALUES (?, ?, ?, ?, ?)",
+            [
+                (at, now, value, key, _packed(headers) if headers else None)
+                for at, (value, key, headers) in enumerate(messages, first)
+            ],
+        )
+
+    def read(self, topic: Topic, after: int, limit: int) -> list[Message]:
+        """Return up to `limit` messages after the offset `after`."""
+        base = topic.base
+        query = (
+            "SELECT id, value, key, headers, time_ms FROM messages "
+            "WHERE id > ? AND id < ? ORDER BY id LIMIT ?"
+        )
+        with translate_errors():
+            rows = self.db.execute(query, (base + after, base + (1 << _OFFSET_BITS), limit))
+            return [
+                Message(_PARTITION, at - base, value, key, _unpacked(text) if text else (), sent)
+                for at, value, key, text, sent in rows
+            ]
+
+    def pages(self, topic: Topic, after: int) -> Iterator[Message]:
+        """Yield the messages after the offset `after` that exist now."""
+        last = self.last_offset(topic)
+        while after < last and (page := self.read(topic, after, _PAGE)):
+            after = int(page[-1].offset)
+            yield from page
+
+    def remove_old(self, topic: Topic, older_ms: int) -> None:
+        """Remove messages sent before `older_ms`, unless an active group has not committed them.
+
+        The last message stays: it says which offset comes next.
+        """
+        committed = "SELECT min(committed) FROM positions WHERE topic = ? AND active > ?"
+        statement = (
+            "DELETE FROM messages WHERE id IN (SELECT id FROM (SELECT id, time_ms FROM messages "
+            "WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?) WHERE time_ms < ?)"
+        )
+        removed, stop = _RETENTION_MESSAGES, time.monotonic() + _RETENTION_BUDGET
+        while removed == _RETENTION_MESSAGES and time.monotonic() < stop:
+            with self.transaction() as db:
+                active = time.time() - _ABANDONED_SECONDS
+                (needed,) = db.execute(committed, (topic.name, active)).fetchone()
+                last = self.last_offset(topic) - 1
+                last = last if needed is None else min(last, needed)
+                bounds = (topic.base, topic.base + last, _RETENTION_MESSAGES, older_ms)
+                removed = db.execute(statement, bounds).rowcount
+
+    def _edge(self, topic: Topic, order: str, default: int) -> int:
+        query = f"SELECT id FROM messages WHERE id >= ? AND id < ? ORDER BY id {order} LIMIT 1"
+        bounds = (topic.base, topic.base + (1 << _OFFSET_BITS))
+        row = self.db.execute(query, bounds).fetchone()
+        return default if row is None else int(row[0]) - topic.base
+
+    def _prepare(self) -> None:
+        if self._version() != _VERSION:
+            with self.transaction() as db:
+                # Another process may have created the tables meanwhile.
+                if self._version() != _VERSION:
+                    if self._version() or db.execute("SELECT 1 FROM sqlite_master").fetchone():
+                        raise MlctlError(
+                            ErrorCode.INVALID_INPUT,
+                            "the file is not a log of messages, or has another version",
+                        )
+                    for statement in _SCHEMA.split(";"):
+                        db.execute(statement)
+                    db.execute(f"PRAGMA user_version = {_VERSION}")
+        self.db.execute("PRAGMA journal_mode = WAL")
+        self.db.execute("PRAGMA synchronous = FULL")
+        self.db.execute("PRAGMA wal_autocheckpoint = 8000")
+
+    def _version(self) -> int:
+        return int(self.db.execute("PRAGMA user_version").fetchone()[0])
+
+
+@contextmanager
+def translate_errors() -> Iterator[None]:
+    """Translate SQLite's errors: BROKER_UNAVAILABLE if transient, DISK_FULL, INVALID_INPUT."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code == sqlite3.SQLITE_FULL:
+            raise MlctlError(ErrorCode.DISK_FULL, "no space is left for messages") from error
+        if code in _TRANSIENT:
+            raise MlctlError(
+                ErrorCode.BROKER_UNAVAILABLE, f"the log's file cannot be used: {error}"
+            ) from error
+        if code in {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY}:
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT, f"the file cannot be a log of messages: {error}"
+            ) from error
+        raise
+
+
+class SqliteConnection(StreamConnection):
+    """A consumer of a topic, and the producer of answers and dead letters in the same file."""
 
     guarantee = Guarantee.EXACTLY_ONCE
 
-    def __init__(self, request: LinkRequest, clock: Clock | None = None) -> None:
+    def __init__(self, request: ConnectionRequest, clock: Clock | None = None) -> None:
         self._request = request
         self._clock = clock or SystemClock()
-        self._listener: RebalanceListener | None = None
-        self._positions: dict[int, int] = {}
-        self._ahead: dict[int, list[Message]] = {}
-        self._turn = 0
+        self._lease = request.source.number("lease", _LEASE_SECONDS)
+        self._key = {"topic": request.source.topic, "group": request.group, "me": uuid4().hex}
+        self._next_renewal = float("-inf")
+        # The offset of the last message that poll() returned; None while another member owns it.
+        self._position: int | None = None
 
     def __enter__(self) -> Self:
         request = self._request
-        lease = request.source.number("lease", _LEASE_SECONDS)
         self._log = Log(_path(request.source))
         try:
-            self._topic = _topic(self._log, request.source)
-            self._answers = request.answers and _topic(self._log, request.answers)
-            self._dead = request.dead and _topic(self._log, request.dead)
+            self._topic = self._log.topic(request.source.topic)
+            self._answers = request.answers and self._log.topic(request.answers.topic)
+            self._dead = request.dead and self._log.topic(request.dead.topic)
+            urls = (request.source, request.answers, request.dead)
+            self._retention = [_Retention(self._log, url, self._clock) for url in urls if url]
         except BaseException:
             self._log.close()
             raise
-        self._group = Membership(
-            self._log, self._topic, request.group, request.start, lease, self._clock
-        )
-        places = (request.source, request.answers, request.dead)
-        self._retention = [_Retention(self._log, place) for place in places if place]
         return self
 
     def __exit__(self, *_exc_info: object) -> None:
         try:
-            self._group.leave()
+            with self._log.transaction() as db:
+                statement = f"UPDATE positions SET owner = NULL WHERE {_OF_GROUP} AND owner = :me"
+                db.execute(statement, self._key)
         except (MlctlError, sqlite3.Error):
-            # The lease runs out by itself.
-            pass
+            pass  # The lease expires.
         finally:
             self._log.close()
-
-    def listen(self, listener: RebalanceListener) -> None:
-        self._listener = listener
 
     @property
     def takeover_s(self) -> float:
         """The option `lease`."""
-        return self._request.source.number("lease", _LEASE_SECONDS)
+        return self._lease
 
     def poll(self, limit: int, wait_s: float) -> Sequence[Message]:
         deadline = time.monotonic() + wait_s
-        nap = _SHORTEST_NAP
+        sleep = _MIN_SLEEP
         while True:
-            if self._group.due:
-                self._beat()
+            now = self._clock.monotonic()
+            if not self._next_renewal - self._lease <= now < self._next_renewal:
+                self._renew(now)
                 for retention in self._retention:
-                    retention.keep(self._clock)
-            found = self._read(limit) if limit else []
+                    retention.apply()
+            found = []
+            if limit and self._position is not None:
+                found = self._log.read(self._topic, self._position, limit)
             left = deadline - time.monotonic()
+            if found:
+                self._position = int(found[-1].offset)
             if found or not limit or left <= 0:
                 return found
-            time.sleep(min(nap, left))
-            nap = min(2 * nap, _LONGEST_NAP)
+            time.sleep(min(sleep, left))
+            sleep = min(2 * sleep, _MAX_SLEEP)
 
     def commit(self, batch: Commit) -> None:
-        last = {int(each.partition): int(each.offset) for each in batch.done}
-        try:
-            with self._log.transaction():
-                self._group.advance(last)
-                if self._answers:
-                    self._log.append(self._answers, batch.answers)
-                if self._dead:
-                    self._log.append(self._dead, batch.dead)
-        except LostPartitionsError:
-            self._rewind()
-            raise
-
-    def acknowledge(self, done: Sequence[Message]) -> None:
-        self.commit(Commit(done))
+        with self._log.transaction() as db:
+            if batch.done:
+                done = db.execute(
+                    f"UPDATE positions SET committed = :offset WHERE {_OF_GROUP} AND owner = :me",
+                    {**self._key, "offset": int(batch.done[-1].offset)},
+                )
+                if done.rowcount != 1:
+                    self._position = None
+                    raise LostPartitionsError
+            if self._answers and batch.answers:
+                self._log.append(self._answers, batch.answers)
+            if self._dead and batch.dead:
+                self._log.append(self._dead, batch.dead)
 
     def lag(self) -> Mapping[str, int]:
-        with translate_errors():
-            return {
-                str(part): self._log.end(self._topic, part) - committed
-                for part, committed in self._group.committed().items()
-            }
+        return {} if self._position is None else {_PARTITION: self.group_lag()}
 
     def group_lag(self) -> int:
+        query = f"SELECT committed FROM positions WHERE {_OF_GROUP}"
         with translate_errors():
-            committed = self._group.committed_by_all()
-            return sum(
-                self._log.end(self._topic, part) - committed.get(part, self._begin(part))
-                for part in range(self._topic.partitions)
+            row = self._log.db.execute(query, self._key).fetchone()
+            return self._log.count_after(self._topic, row[0] if row else self._start())
+
+    def _start(self) -> int:
+        """Return the position of a new group."""
+        if self._request.start == "latest":
+            return self._log.last_offset(self._topic)
+        return self._log.first_offset(self._topic) - 1
+
+    def _renew(self, now: float) -> None:
+        """Renew the lease, or take it if it is free or expired."""
+        self._next_renewal = now + self._lease / _RENEWALS_PER_LEASE
+        with self._log.transaction() as db:
+            values = {
+                **self._key,
+                "start": self._start(),
+                "boot": _boot(),
+                "now": now,
+                "lease": self._lease,
+                "active": time.time(),
+            }
+            db.execute(
+                "INSERT OR IGNORE INTO positions (topic, consumers, committed, active) "
+                "VALUES (:topic, :group, :start, :active)",
+                values,
             )
-
-    def _begin(self, part: int) -> int:
-        """Return where a new group starts in a partition that no member took yet."""
-        latest = self._request.start == "latest"
-        return (self._log.end if latest else self._log.begin)(self._topic, part)
-
-    def _beat(self) -> None:
-        changes = self._group.beat()
-        self._drop(changes.lost)
-        if changes.lost and self._listener:
-            self._listener.lost([str(part) for part in changes.lost])
-        self._positions |= changes.gained
-        if changes.wanted_elsewhere:
-            if self._listener:
-                self._listener.revoked([str(part) for part in changes.wanted_elsewhere])
-            self._group.release(changes.wanted_elsewhere)
-            self._drop(changes.wanted_elsewhere)
-
-    def _rewind(self) -> None:
-        """Go back to the last commit; what is not ours any more is found at the next beat."""
-        with translate_errors():
-            self._positions = self._group.committed()
-        self._ahead = {}
-
-    def _drop(self, parts: Collection[int]) -> None:
-        for part in parts:
-            self._positions.pop(part, None)
-            self._ahead.pop(part, None)
-
-    def _read(self, limit: int) -> list[Message]:
-        """At most `limit` messages; the partitions take turns at being the first."""
-        found: list[Message] = []
-        parts = [*self._positions]
-        self._turn += 1
-        for index in range(len(parts)):
-            part = parts[(self._turn + index) % len(parts)]
-            ahead = self._ahead.pop(part, None)
-            if ahead is None:
-                room = limit - len(found)
-                ahead = self._log.read(self._topic, part, self._positions[part], room)
-            taken = ahead[: limit - len(found)]
-            if len(taken) < len(ahead):
-                self._ahead[part] = ahead[len(taken) :]
-            if taken:
-                self._positions[part] = int(taken[-1].offset)
-                found += taken
-            if len(found) == limit:
-                break
-        return found
+            query = f"SELECT owner = :me, committed FROM positions WHERE {_OF_GROUP}"
+            owned, committed = db.execute(query, values).fetchone()
+            taken = db.execute(
+                "UPDATE positions SET owner = :me, boot = :boot, renewed = :now, lease = :lease, "
+                f"active = :active WHERE {_OF_GROUP} AND (owner = :me OR {_EXPIRED})",
+                values,
+            ).rowcount
+        if self._position is not None and not owned:
+            self._position = None
+            if self.listener:
+                self.listener.lost([_PARTITION])
+        if taken and self._position is None:
+            self._position = committed
 
 
 class SqliteProducer:
     """Appends messages to one topic."""
 
-    def __init__(self, place: StreamUrl) -> None:
-        self._place = place
+    def __init__(self, url: StreamUrl) -> None:
+        self._url = url
 
     def __enter__(self) -> Self:
-        self._log = Log(_path(self._place))
+        self._log = Log(_path(self._url))
         try:
-            self._topic = _topic(self._log, self._place)
+            self._topic = self._log.topic(self._url.topic)
+            self._retention = _Retention(self._log, self._url, SystemClock())
         except BaseException:
             self._log.close()
             raise
-        self._retention = _Retention(self._log, self._place)
         return self
 
     def __exit__(self, *_exc_info: object) -> None:
@@ -203,155 +392,119 @@ class SqliteProducer:
     def publish(self, messages: Sequence[Outgoing]) -> None:
         with self._log.transaction():
             self._log.append(self._topic, messages)
-        self._retention.keep(SystemClock())
+        self._retention.apply()
 
 
-class SqliteTransport:
+class SqliteTransport(Transport):
     """Streams in files of this machine."""
 
-    def open_link(self, request: LinkRequest) -> SqliteLink:
-        return SqliteLink(request)
+    def open_connection(self, request: ConnectionRequest) -> SqliteConnection:
+        return SqliteConnection(request)
 
-    def open_consumer(self, request: LinkRequest) -> SqliteLink:
-        return SqliteLink(request)
+    def open_producer(self, url: StreamUrl) -> SqliteProducer:
+        return SqliteProducer(url)
 
-    def open_producer(self, place: StreamUrl) -> SqliteProducer:
-        return SqliteProducer(place)
+    def browse(self, url: StreamUrl, *, last: int | None = None) -> Iterator[Message]:
+        with _existing(url) as (log, topic):
+            yield from log.pages(topic, -1 if last is None else log.last_offset(topic) - last)
 
-    def browse(self, place: StreamUrl, *, last: int | None = None) -> Iterator[Message]:
-        log = Log(_path(place), create=False)
-        try:
-            topic = log.topic(place.topic, create=False)
-            parts = range(topic.partitions)
-            if last is None:
-                for part in parts:
-                    yield from _pages(log, topic, part, log.begin(topic, part))
-                return
-            ends = [
-                each
-                for part in parts
-                for each in _pages(log, topic, part, log.end(topic, part) - last)
-            ]
-            ends.sort(key=lambda message: message.time_ms)
-            yield from ends[max(0, len(ends) - last) :]
-        finally:
-            log.close()
-
-    def follow(self, place: StreamUrl, wait_s: float) -> Iterator[Message | None]:
-        log = Log(_path(place), create=False)
-        try:
-            topic = log.topic(place.topic, create=False)
-            positions = {part: log.end(topic, part) for part in range(topic.partitions)}
-            quiet_since = time.monotonic()
+    def follow(self, url: StreamUrl, wait_s: float) -> Iterator[Message | None]:
+        with _existing(url) as (log, topic):
+            after = log.last_offset(topic)
+            deadline = time.monotonic() + wait_s
             while True:
-                found = [
-                    each
-                    for part, after in positions.items()
-                    for each in log.read(topic, part, after, _PAGE)
-                ]
-                if found:
-                    positions |= {int(each.partition): int(each.offset) for each in found}
+                if found := log.read(topic, after, _PAGE):
+                    after = int(found[-1].offset)
                     yield from found
-                elif time.monotonic() - quiet_since < wait_s:
-                    time.sleep(min(wait_s, _LONGEST_NAP))
+                elif time.monotonic() < deadline:
+                    time.sleep(min(wait_s, _MAX_SLEEP))
                     continue
                 else:
                     yield None
-                quiet_since = time.monotonic()
-        finally:
-            log.close()
+                deadline = time.monotonic() + wait_s
 
-    def examine(self, place: StreamUrl, group: str) -> Examined:
-        log = Log(_path(place), create=False)
-        try:
-            with translate_errors():
-                return _examined(log, log.topic(place.topic, create=False), group)
-        finally:
-            log.close()
+    def status(self, url: StreamUrl, group: str) -> StreamStatus:
+        with _existing(url) as (log, topic), translate_errors():
+            rows = log.db.execute(
+                f"SELECT consumers, committed, NOT {_EXPIRED}, active FROM positions "
+                "WHERE topic = :topic ORDER BY consumers",
+                {"topic": topic.name, "boot": _boot(), "now": SystemClock().monotonic()},
+            ).fetchall()
+            now = time.time()
+            groups = [
+                GroupStatus(name, log.count_after(topic, committed), members, now - active)
+                for name, committed, members, active in rows
+            ]
+            return StreamStatus(
+                Guarantee.EXACTLY_ONCE,
+                f"SQLite {sqlite3.sqlite_version}",
+                log.count_after(topic, -1),
+                next(({_PARTITION: each.lag or 0} for each in groups if each.name == group), None),
+                tuple(groups),
+            )
 
-    def forget(self, place: StreamUrl, group: str) -> None:
-        log = Log(_path(place), create=False)
-        try:
-            topic = log.topic(place.topic, create=False)
-            lease = place.number("lease", _LEASE_SECONDS)
-            Membership(log, topic, group, "earliest", lease, SystemClock()).forget()
-        finally:
-            log.close()
-
-
-class _Retention:
-    """Removes what is older than a place's option `retention` says, now and then."""
-
-    def __init__(self, log: Log, place: StreamUrl) -> None:
-        self._log = log
-        self._topic = log.topic(place.topic)
-        self._seconds = place.number("retention", 0.0)
-        self._next = float("-inf")
-
-    def keep(self, clock: Clock) -> None:
-        now = clock.monotonic()
-        if self._seconds and now >= self._next:
-            self._next = now + _FORGET_SECONDS
-            self._log.forget(self._topic, int((time.time() - self._seconds) * 1000))
-
-
-def _examined(log: Log, topic: Topic, group: str) -> Examined:
-    ends = {part: log.end(topic, part) for part in range(topic.partitions)}
-    query = "SELECT part, committed FROM positions WHERE topic = ? AND team = ?"
-    committed = dict(log.db.execute(query, (topic.id, group)))
-    query = "SELECT count(*) FROM members WHERE topic = ? AND team = ?"
-    (members,) = log.db.execute(query, (topic.id, group)).fetchone()
-    remarks = [f"{topic.partitions} partitions, {members} members of group {group!r}"]
-    if not committed:
-        remarks.append(f"group {group!r} has not begun")
-    query = "SELECT team, part, committed FROM positions WHERE topic = ? AND team <> ?"
-    behind: Counter[str] = Counter()
-    for other, part, offset in log.db.execute(query, (topic.id, group)):
-        behind[other] += ends[part] - offset
-    remarks += [
-        f"retention waits for group {other!r} ({count:,} behind)"
-        for other, count in sorted(behind.items())
-        if count
-    ]
-    return Examined(
-        Guarantee.EXACTLY_ONCE,
-        f"SQLite {sqlite3.sqlite_version}",
-        sum(ends[part] - log.begin(topic, part) for part in ends),
-        {str(part): ends[part] - committed[part] for part in ends} if committed else None,
-        tuple(remarks),
-    )
-
-
-def _pages(log: Log, topic: Topic, part: int, after: int) -> Iterator[Message]:
-    """What is there now after offset `after`."""
-    end = log.end(topic, part)
-    while after < end:
-        page = log.read(topic, part, after, _PAGE)
-        if not page:
-            return
-        after = int(page[-1].offset)
-        yield from islice(page, len(page))
-
-
-def _path(place: StreamUrl) -> Path:
-    if not place.address:
-        raise MlctlError(
-            ErrorCode.INVALID_INPUT,
-            "the place names no file",
-            "Write it as sqlite://events.db#orders.",
-        )
-    if unknown := place.options.keys() - _OPTIONS:
-        raise MlctlError(
-            ErrorCode.INVALID_INPUT,
-            f"a log has no option {min(unknown)!r}",
-            f"Known are: {', '.join(sorted(_OPTIONS))}.",
-        )
-    return Path(place.address)
-
-
-def _topic(log: Log, place: StreamUrl) -> Topic:
-    partitions = place.number("partitions", 0.0)
-    return log.topic(place.topic, int(partitions) or None)
+    def forget_group(self, url: StreamUrl, group: str) -> None:
+        with _existing(url) as (log, topic), log.transaction() as db:
+            values = {
+                "topic": topic.name,
+                "group": group,
+                "boot": _boot(),
+                "now": SystemClock().monotonic(),
+            }
+            statement = f"DELETE FROM positions WHERE {_OF_GROUP} AND {_EXPIRED}"
+            if db.execute(statement, values).rowcount:
+                return
+            query = f"SELECT 1 FROM positions WHERE {_OF_GROUP}"
+            raise group_in_use(group) if db.execute(query, values).fetchone() else no_group(group)
 
 
 transport = SqliteTransport()
+
+
+class _Retention:
+    """Removes messages older than the URL's option `retention`, every few seconds."""
+
+    def __init__(self, log: Log, url: StreamUrl, clock: Clock) -> None:
+        self._log = log
+        self._topic = log.topic(url.topic)
+        self._seconds = url.number("retention", 0.0)
+        self._clock = clock
+        self._next = float("-inf")
+
+    def apply(self) -> None:
+        now = self._clock.monotonic()
+        if self._seconds and now >= self._next:
+            self._next = now + _RETENTION_SECONDS
+            self._log.remove_old(self._topic, int((time.time() - self._seconds) * 1000))
+
+
+def _boot() -> str:
+    """Return an identifier of the machine's boot: the monotonic clock begins anew with it."""
+    return _BOOT.read_text().strip() if _BOOT.exists() else ""
+
+
+def _packed(headers: Headers) -> str:
+    """Return headers as JSON; each byte of a value is one character."""
+    return orjson.dumps([(name, value.decode("latin-1")) for name, value in headers]).decode()
+
+
+def _unpacked(text: str) -> Headers:
+    return tuple((name, value.encode("latin-1")) for name, value in orjson.loads(text))
+
+
+@contextmanager
+def _existing(url: StreamUrl) -> Iterator[tuple[Log, Topic]]:
+    """Open a file and a topic that exist; NOT_FOUND otherwise."""
+    with closing(Log(_path(url), create=False)) as log:
+        yield log, log.topic(url.topic, create=False)
+
+
+def _path(url: StreamUrl) -> Path:
+    if not url.address:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            "the URL names no file",
+            "Write it as sqlite://events.db#orders.",
+        )
+    url.check_options(_OPTIONS)
+    return Path(url.address)

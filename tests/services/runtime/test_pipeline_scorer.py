@@ -31,11 +31,11 @@ from services.runtime.bento_layout import BentoContents, pack
 from services.runtime.faults import ModelRunError, lacks_memory
 from services.runtime.pipeline_scorer import PipelineScorer, WholePipeline
 from services.runtime.scorable import find_model, find_scorable, open_scorable, unit_rows
-from services.stream.base import LinkRequest, StreamUrl
+from services.stream.base import ConnectionRequest, StreamUrl
 from services.stream.engine import RunSettings
 from services.stream.payloads import PayloadRequest
 from services.stream.run import StreamConfig as StreamWanted
-from services.stream.run import dead_place, run_stream
+from services.stream.run import default_dead, run_stream
 from tests.services.runtime.test_bento_layout import lay_out
 from tests.support import tables
 from tests.support.bundles import expected, make_bundle
@@ -197,8 +197,8 @@ def test_a_stream_answers_each_message(whole: WholePipeline, tmp_path: Path) -> 
     lines = (json.dumps({"x": row.tolist()}) for row in rows)
     (tmp_path / "in.jsonl").write_text("".join(f"{line}\n" for line in lines))
     source = StreamUrl.parse(f"file://{tmp_path}/in.jsonl")
-    link = LinkRequest(
-        source, "g", StreamUrl.parse(f"file://{tmp_path}/out.jsonl"), dead_place(source)
+    link = ConnectionRequest(
+        source, "g", StreamUrl.parse(f"file://{tmp_path}/out.jsonl"), default_dead(source)
     )
     asked = StreamWanted(link, PayloadRequest(), RunSettings(until_empty=True))
     report = run_stream(whole, asked, lambda _event: None, threading.Event())

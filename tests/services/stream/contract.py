@@ -16,10 +16,9 @@ from dataclasses import dataclass
 import pytest
 
 from services.stream.base import (
-    Browsable,
     Commit,
+    ConnectionRequest,
     Guarantee,
-    LinkRequest,
     LostPartitionsError,
     Message,
     Outgoing,
@@ -27,6 +26,7 @@ from services.stream.base import (
     StreamUrl,
 )
 from services.stream.transports import transport_of
+from services.stream.transports.bridge import connect
 from tests.support.wait import PATIENCE_SECONDS, wait_until
 
 _NUMBER = itertools.count()
@@ -61,8 +61,8 @@ class Places:
 
 def request(
     places: Places, broker: Broker, group: str = "g", start: str = "earliest"
-) -> LinkRequest:
-    return LinkRequest(
+) -> ConnectionRequest:
+    return ConnectionRequest(
         places.source, group, places.answers, places.dead, start, broker.exactly_once
     )
 
@@ -70,7 +70,7 @@ def request(
 def open_link(
     places: Places, broker: Broker, group: str = "g", start: str = "earliest"
 ) -> StreamConnection:
-    return transport_of(places.source).open_link(request(places, broker, group, start))
+    return connect(request(places, broker, group, start))
 
 
 def send(place: StreamUrl, messages: Sequence[Outgoing]) -> None:
@@ -85,9 +85,7 @@ def numbered(first: int, last: int) -> list[Outgoing]:
 
 def read(place: StreamUrl, last: int | None = None) -> list[Message]:
     """What is there."""
-    transport = transport_of(place)
-    assert isinstance(transport, Browsable)
-    return [*transport.browse(place, last=last)]
+    return [*transport_of(place).browse(place, last=last)]
 
 
 def values(messages: Sequence[Message]) -> list[bytes]:
@@ -294,15 +292,15 @@ class TransportContract:
     def test_halves_are_for_other_brokers(self, places: Places) -> None:
         send(places.source, numbered(0, 12))
         transport = transport_of(places.source)
-        with transport.open_consumer(LinkRequest(places.source, "g")) as consumer:
+        with transport.open_connection(ConnectionRequest(places.source, "g")) as consumer:
             found: list[Message] = []
             deadline = time.monotonic() + PATIENCE_SECONDS
             while len(found) < 12:
                 assert time.monotonic() < deadline
                 found += consumer.poll(12, 0.2)
-            consumer.acknowledge(found)
+            consumer.commit(Commit(found))
         send(places.source, numbered(12, 14))
-        with transport.open_consumer(LinkRequest(places.source, "g")) as consumer:
+        with transport.open_connection(ConnectionRequest(places.source, "g")) as consumer:
             found = []
             while len(found) < 2:
                 assert time.monotonic() < deadline
@@ -311,15 +309,13 @@ class TransportContract:
 
     def test_what_is_there_can_be_looked_at(self, broker: Broker, places: Places) -> None:
         transport = transport_of(places.source)
-        if not isinstance(transport, Browsable):
-            return
         send(places.source, numbered(0, 30))
         assert numbers(read(places.source)) == [*range(30)]
         assert len(read(places.source, last=4)) == 4
         with open_link(places, broker) as link:
             answer(link, take(link, 30))
         send(places.source, numbered(30, 35))
-        examined = transport.examine(places.source, "g")
+        examined = transport.status(places.source, "g")
         assert examined.server
         assert examined.messages in {None, 35}
         assert examined.lag is None or sum(examined.lag.values()) == 5
@@ -327,8 +323,6 @@ class TransportContract:
 
     def test_new_messages_can_be_followed(self, places: Places) -> None:
         transport = transport_of(places.source)
-        if not isinstance(transport, Browsable):
-            return
         send(places.source, numbered(0, 3))
         followed = transport.follow(places.source, 0.05)
         deadline = time.monotonic() + PATIENCE_SECONDS

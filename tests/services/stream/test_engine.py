@@ -18,14 +18,14 @@ from services.stream.base import (
     Guarantee,
     LostPartitionsError,
     Message,
-    RebalanceListener,
-    RefusedAnswersError,
+    RejectedAnswersError,
+    StreamConnection,
     StreamUrl,
 )
-from services.stream.engine import Pump, RunSettings, StreamReport
+from services.stream.batching import BatchGoals
+from services.stream.engine import RunSettings, StreamEngine, StreamReport
 from services.stream.events import StreamEvent, StreamPhase
 from services.stream.scoring import MessageScorer
-from services.stream.window import BatchGoals
 from tests.services.stream.test_scoring import Doubling, Numbers
 from tests.support.wait import PATIENCE_SECONDS
 
@@ -33,15 +33,14 @@ AWAY = MlctlError(ErrorCode.BROKER_UNAVAILABLE, "the broker is away")
 
 
 @dataclass
-class MemoryLink:
+class MemoryConnection(StreamConnection):
     """A stream in memory; `before_poll` and `before_commit` are called once each, in turn."""
 
     source: deque[Message]
     guarantee: Guarantee = Guarantee.EXACTLY_ONCE
     committed: list[Commit] = field(default_factory=list)
-    before_poll: deque[Callable[[MemoryLink], None] | None] = field(default_factory=deque)
-    before_commit: deque[Callable[[MemoryLink], None] | None] = field(default_factory=deque)
-    listener: RebalanceListener | None = None
+    before_poll: deque[Callable[[MemoryConnection], None] | None] = field(default_factory=deque)
+    before_commit: deque[Callable[[MemoryConnection], None] | None] = field(default_factory=deque)
     polls: list[int] = field(default_factory=list)
     pauses: list[str] = field(default_factory=list)
     taken: int = 0
@@ -50,9 +49,6 @@ class MemoryLink:
         return self
 
     def __exit__(self, *_exc_info: object) -> None: ...
-
-    def listen(self, listener: RebalanceListener) -> None:
-        self.listener = listener
 
     def pause(self) -> None:
         self.pauses.append("pause")
@@ -92,8 +88,8 @@ def stream_of(values: Sequence[bytes], partitions: int = 1) -> deque[Message]:
     return deque(Message(str(i % partitions), i, each) for i, each in enumerate(values))
 
 
-def fail(error: Exception) -> Callable[[MemoryLink], None]:
-    def act(_link: MemoryLink) -> None:
+def fail(error: Exception) -> Callable[[MemoryConnection], None]:
+    def act(_link: MemoryConnection) -> None:
         raise error
 
     return act
@@ -110,16 +106,16 @@ class Ran:
 
 
 def pump_of(
-    link: MemoryLink, model: Doubling | None = None, **settings: object
-) -> tuple[Pump, list[StreamEvent]]:
+    link: MemoryConnection, model: Doubling | None = None, **settings: object
+) -> tuple[StreamEngine, list[StreamEvent]]:
     events: list[StreamEvent] = []
     scorer = MessageScorer(model or Doubling(), Numbers())
     stamp = AnswerHeaders(StreamUrl.parse("sqlite://e.db#in"), "tiny", "d" * 64)
     chosen = {"goals": BatchGoals(messages=16), "until_empty": True, **settings}
-    return Pump(link, scorer, stamp, RunSettings(**chosen), events.append), events  # type: ignore[arg-type]
+    return StreamEngine(link, scorer, stamp, RunSettings(**chosen), events.append), events  # type: ignore[arg-type]
 
 
-def ran(link: MemoryLink, model: Doubling | None = None, **settings: object) -> Ran:
+def ran(link: MemoryConnection, model: Doubling | None = None, **settings: object) -> Ran:
     pump, events = pump_of(link, model, **settings)
     try:
         return Ran(pump.run(), events)
@@ -132,7 +128,7 @@ def plain(count: int) -> list[bytes]:
 
 
 def test_all_messages_are_answered_in_order() -> None:
-    link = MemoryLink(stream_of(plain(500)))
+    link = MemoryConnection(stream_of(plain(500)))
     found = ran(link)
     assert link.values() == [2 * (100 + n) for n in range(500)]
     assert link.offsets() == [*range(500)]
@@ -150,7 +146,7 @@ def test_a_few_poisoned_messages_are_dead_letters_with_their_reasons() -> None:
     for place in (5, 111, 399):
         values[place] = b"13"
     values[200] = b""
-    link = MemoryLink(stream_of(values))
+    link = MemoryConnection(stream_of(values))
     found = ran(link)
     dead = [each for batch in link.committed for each in batch.dead]
     assert [each.value for each in dead] == [b"13", b"13", b"", b"13"]
@@ -165,7 +161,7 @@ def test_a_few_poisoned_messages_are_dead_letters_with_their_reasons() -> None:
 
 @pytest.mark.parametrize("poison", [b"13", b""])
 def test_a_poisoned_stream_stops_before_the_batch_that_crosses_the_limit(poison: bytes) -> None:
-    link = MemoryLink(stream_of(plain(64) + [poison] * 500))
+    link = MemoryConnection(stream_of(plain(64) + [poison] * 500))
     found = ran(link)
     assert found.error is not None
     assert found.error.code is ErrorCode.TOO_MANY_DEAD_LETTERS
@@ -174,7 +170,7 @@ def test_a_poisoned_stream_stops_before_the_batch_that_crosses_the_limit(poison:
 
 
 def test_a_broker_that_is_away_is_waited_for() -> None:
-    link = MemoryLink(stream_of(plain(100)))
+    link = MemoryConnection(stream_of(plain(100)))
     link.before_poll.extend([fail(AWAY), None, fail(AWAY)])
     link.before_commit.extend([fail(AWAY), None, fail(AWAY)])
     pump, events = pump_of(link)
@@ -186,17 +182,17 @@ def test_a_broker_that_is_away_is_waited_for() -> None:
 
 
 def test_patience_has_an_end_and_other_errors_end_at_once() -> None:
-    link = MemoryLink(stream_of(plain(10)))
+    link = MemoryConnection(stream_of(plain(10)))
     link.before_commit.extend([fail(AWAY)] * 50)
-    found = ran(link, patience=0.0)
+    found = ran(link, patience_s=0.0)
     assert found.error is AWAY
     wrong = MlctlError(ErrorCode.INVALID_INPUT, "no such topic")
-    found = ran(MemoryLink(stream_of(plain(10)), before_poll=deque([fail(wrong)])))
+    found = ran(MemoryConnection(stream_of(plain(10)), before_poll=deque([fail(wrong)])))
     assert found.error is wrong
 
 
 def test_a_model_without_memory_gets_smaller_calls_and_nothing_is_a_dead_letter() -> None:
-    link = MemoryLink(stream_of([b"1"] * 60))
+    link = MemoryConnection(stream_of([b"1"] * 60))
     model = Doubling(memory=4, max_rows=16)
     pump, events = pump_of(link, model)
     pump.stop = Hasty()
@@ -210,10 +206,10 @@ def test_a_model_without_memory_gets_smaller_calls_and_nothing_is_a_dead_letter(
 def test_revoked_partitions_are_committed_first_and_the_rest_of_them_is_dropped(
     in_time: bool,
 ) -> None:
-    link = MemoryLink(stream_of(plain(100), partitions=2))
+    link = MemoryConnection(stream_of(plain(100), partitions=2))
     model = Held()
 
-    def revoke(each: MemoryLink) -> None:
+    def revoke(each: MemoryConnection) -> None:
         assert each.listener is not None
         if in_time:
             model.go_on.set()
@@ -233,9 +229,9 @@ def test_revoked_partitions_are_committed_first_and_the_rest_of_them_is_dropped(
 
 
 def test_a_poisoned_batch_is_not_committed_because_it_is_revoked() -> None:
-    link = MemoryLink(stream_of([b""] * 100))
+    link = MemoryConnection(stream_of([b""] * 100))
 
-    def revoke(each: MemoryLink) -> None:
+    def revoke(each: MemoryConnection) -> None:
         assert each.listener is not None
         each.listener.revoked(["0"])
         each.source.clear()
@@ -248,10 +244,10 @@ def test_a_poisoned_batch_is_not_committed_because_it_is_revoked() -> None:
 
 
 def test_lost_partitions_are_never_committed() -> None:
-    link = MemoryLink(stream_of(plain(100), partitions=2))
+    link = MemoryConnection(stream_of(plain(100), partitions=2))
     lost_at: list[int] = []
 
-    def lose(each: MemoryLink) -> None:
+    def lose(each: MemoryConnection) -> None:
         assert each.listener is not None
         each.listener.lost(["1"])
         lost_at.append(len(each.committed))
@@ -267,10 +263,10 @@ def test_lost_partitions_are_never_committed() -> None:
 
 
 def test_after_a_refused_commit_all_that_is_uncommitted_is_forgotten() -> None:
-    link = MemoryLink(stream_of(plain(100)))
+    link = MemoryConnection(stream_of(plain(100)))
     every = [*link.source]
 
-    def refuse(each: MemoryLink) -> None:
+    def refuse(each: MemoryConnection) -> None:
         done = len(each.offsets())
         each.source = deque(every[done:])
         each.taken = done
@@ -282,18 +278,18 @@ def test_after_a_refused_commit_all_that_is_uncommitted_is_forgotten() -> None:
     assert len(found.phases(StreamPhase.REBALANCED)) == 2
 
 
-def refusing(values: set[int]) -> Callable[[MemoryLink], None]:
+def refusing(values: set[int]) -> Callable[[MemoryConnection], None]:
     """A broker that never takes some answers, as the Kafka of a topic with small messages."""
 
     def commit(batch: Commit) -> None:
         large = [i for i, each in enumerate(batch.answers) if int(each.value) in values]
         if large:
-            raise RefusedAnswersError(dict.fromkeys(large, "the answer is too large"))
-        MemoryLink.commit(link, batch)
+            raise RejectedAnswersError(dict.fromkeys(large, "the answer is too large"))
+        MemoryConnection.commit(link, batch)
 
-    link: MemoryLink
+    link: MemoryConnection
 
-    def begin(each: MemoryLink) -> None:
+    def begin(each: MemoryConnection) -> None:
         nonlocal link
         link = each
         each.commit = commit  # type: ignore[method-assign]
@@ -304,7 +300,7 @@ def refusing(values: set[int]) -> Callable[[MemoryLink], None]:
 def test_answers_that_the_broker_never_takes_are_dead_letters() -> None:
     values = plain(60)
     values[1] = b"13"
-    link = MemoryLink(stream_of(values), before_poll=deque([refusing({200, 206, 318})]))
+    link = MemoryConnection(stream_of(values), before_poll=deque([refusing({200, 206, 318})]))
     found = ran(link)
     dead = [each for batch in link.committed for each in batch.dead]
     assert [each.value for each in dead] == [b"100", b"13", b"103", b"159"]
@@ -320,7 +316,7 @@ def test_answers_that_the_broker_never_takes_are_dead_letters() -> None:
 
 def test_refused_answers_count_towards_the_limit() -> None:
     every = {2 * (100 + n) for n in range(64, 564)}
-    link = MemoryLink(stream_of(plain(564)), before_poll=deque([refusing(every)]))
+    link = MemoryConnection(stream_of(plain(564)), before_poll=deque([refusing(every)]))
     found = ran(link)
     assert found.error is not None
     assert found.error.code is ErrorCode.TOO_MANY_DEAD_LETTERS
@@ -330,10 +326,10 @@ def test_refused_answers_count_towards_the_limit() -> None:
 
 
 def test_a_slow_model_bounds_what_waits_and_the_broker_is_polled_all_the_same() -> None:
-    link = MemoryLink(stream_of(plain(2000)))
+    link = MemoryConnection(stream_of(plain(2000)))
     model = Held()
 
-    def free(each: MemoryLink) -> None:
+    def free(each: MemoryConnection) -> None:
         if each.polls[-3:] == [0, 0, 0]:
             assert each.taken <= 16 + 4 * 16
             model.go_on.set()
@@ -347,10 +343,10 @@ def test_a_slow_model_bounds_what_waits_and_the_broker_is_polled_all_the_same() 
 
 
 def test_a_stop_commits_what_was_begun_and_forgets_the_rest() -> None:
-    link = MemoryLink(stream_of(plain(100_000)))
+    link = MemoryConnection(stream_of(plain(100_000)))
     pump, events = pump_of(link, until_empty=False)
 
-    def stop(_each: MemoryLink) -> None:
+    def stop(_each: MemoryConnection) -> None:
         pump.stop.set()
 
     link.before_commit.extend([None, None, stop])
@@ -364,7 +360,7 @@ def test_a_stop_commits_what_was_begun_and_forgets_the_rest() -> None:
 
 
 def test_a_number_of_messages_may_be_the_end() -> None:
-    link = MemoryLink(stream_of(plain(1000)))
+    link = MemoryConnection(stream_of(plain(1000)))
     found = ran(link, max_messages=70, until_empty=False)
     assert found.report is not None
     assert found.report.complete

@@ -19,18 +19,18 @@ import pytest
 from bundle.errors import ErrorCode, MlctlError
 from services.stream.base import (
     Commit,
+    ConnectionRequest,
     Guarantee,
-    LinkRequest,
     LostPartitionsError,
     Message,
     Outgoing,
-    RefusedAnswersError,
+    RejectedAnswersError,
     StreamConnection,
     StreamUrl,
 )
-from services.stream.transports import kafka_sender
-from services.stream.transports.kafka import KafkaLink, KafkaTransport, transport
-from services.stream.transports.kafka_reader import GroupReader
+from services.stream.transports import kafka_producer
+from services.stream.transports.kafka import KafkaConnection, KafkaTransport, transport
+from services.stream.transports.kafka_consumer import GroupConsumer
 from tests.services.stream.contract import (
     Broker,
     Places,
@@ -61,7 +61,7 @@ def kafka() -> Iterator[MockKafka]:
     cluster.close()
 
 
-class Sharing(kafka_sender.KafkaSender):
+class Sharing(kafka_producer.KafkaProducer):
     """What the tests send with: a client's first message waits half a second for its number."""
 
     clients: ClassVar[dict[str, Producer]] = {}
@@ -138,11 +138,11 @@ class TestRealTransactions(TransportContract):
 
     def test_a_replaced_member_is_fenced(self) -> None:
         places = Places(*(real_places("max.poll.interval.ms=6000")(name) for name in "abc"))
-        wanted = LinkRequest(places.source, "g", places.answers, exactly_once=True)
+        wanted = ConnectionRequest(places.source, "g", places.answers, exactly_once=True)
         send(places.source, numbered(0, 50))
-        with transport.open_link(wanted) as silent:
+        with transport.open_connection(wanted) as silent:
             held = take(silent, 50)
-            with transport.open_link(wanted) as heir:
+            with transport.open_connection(wanted) as heir:
                 answer(heir, take(heir, 50))
                 with pytest.raises(LostPartitionsError):
                     answer(silent, held)
@@ -167,16 +167,18 @@ def places(kafka: MockKafka) -> Places:
     return Places(*(places_of(kafka)(name) for name in ("in", "out", "dead")))
 
 
-def link_of(places: Places, *, exactly_once: bool = False) -> KafkaLink:
-    return KafkaLink(
-        LinkRequest(places.source, "g", places.answers, places.dead, exactly_once=exactly_once)
+def link_of(places: Places, *, exactly_once: bool = False) -> KafkaConnection:
+    return KafkaConnection(
+        ConnectionRequest(
+            places.source, "g", places.answers, places.dead, exactly_once=exactly_once
+        )
     )
 
 
 class InFlight:
     """A listener as the engine is one: it commits what is on its way."""
 
-    def __init__(self, link: KafkaLink) -> None:
+    def __init__(self, link: KafkaConnection) -> None:
         self.link = link
         self.flight: list[Message] = []
         self.revocations: list[list[str]] = []
@@ -291,12 +293,12 @@ def test_group_lag__transaction_marks_at_the_end__are_committed_for_the_other_me
 ) -> None:
     source = places_of(kafka, partitions=1)("in")
     send(source, numbered(0, 5))
-    with GroupReader(LinkRequest(source, "g")) as reader:
+    with GroupConsumer(ConnectionRequest(source, "g")) as reader:
         found = take(cast(StreamConnection, reader), 5)
         # The mock writes no marks: as if two of them followed the messages.
         reader._ends["0"] = (5, 7)
         assert reader.group_lag() == 5, "messages are left, and the marks are not committed"
-        reader.acknowledge(found)
+        reader.commit(Commit(found))
         assert reader.group_lag() == 0
         (committed,) = reader._consumer.committed([reader._topic_partition(0)], timeout=20)
         assert committed.offset == 7
@@ -305,14 +307,16 @@ def test_group_lag__transaction_marks_at_the_end__are_committed_for_the_other_me
 def test_what_is_too_large_is_no_obstacle(places: Places) -> None:
     send(places.source, numbered(0, 3))
     small = replace(places.source, options={**places.source.options, "message.max.bytes": "2000"})
-    narrow = Places(small, small.named(places.answers.topic), small.named(places.dead.topic))
+    narrow = Places(
+        small, small.with_topic(places.answers.topic), small.with_topic(places.dead.topic)
+    )
     with link_of(narrow) as link:
         found = take(link, 3)
         answers = [each._replace(value=b"x" * 1800) for each in answered(found)]
         answers[1] = answers[1]._replace(value=b"x" * 2001)
-        with pytest.raises(RefusedAnswersError) as refused:
+        with pytest.raises(RejectedAnswersError) as refused:
             link.commit(Commit(found, answers))
-        assert list(refused.value.refused) == [1]
+        assert list(refused.value.rejected) == [1]
         assert read(places.answers) == []
         letter = Outgoing(b"y" * 3000, b"key", (("why", b"large"),))
         link.commit(Commit(found, [answers[0], answers[2]], [letter]))
@@ -337,11 +341,11 @@ def test_brokers_that_come_back_cause_no_duplicates(
     send(places.source, numbered(0, 20))
     patient = {"session.timeout.ms": "60000", "reconnect.backoff.max.ms": "100"}
     source = replace(places.source, options={**places.source.options, **patient})
-    answers = source.named(places.answers.topic)
+    answers = source.with_topic(places.answers.topic)
     with link_of(replace(places, source=source, answers=answers)) as link:
         found = take(link, 20)
         answer(link, found[:1])
-        monkeypatch.setattr(kafka_sender, "PATIENCE_S", 0.2)
+        monkeypatch.setattr(kafka_producer, "TIMEOUT_S", 0.2)
         unsteady.down()
         try:
             for _ in range(2):
@@ -360,12 +364,12 @@ def test_brokers_that_come_back_cause_no_duplicates(
 
 _VICTIM = """
 import sys, time
-from services.stream.base import LinkRequest, StreamUrl
+from services.stream.base import ConnectionRequest, StreamUrl
 from services.stream.transports.kafka import transport
 from tests.services.stream.contract import answer, take
 
 source, answers = map(StreamUrl.parse, sys.argv[1:])
-with transport.open_link(LinkRequest(source, "g", answers)) as link:
+with transport.open_connection(ConnectionRequest(source, "g", answers)) as link:
     found = take(link, 20)
     answer(link, found[:5])
     print("ready", flush=True)
@@ -385,6 +389,6 @@ def test_another_goes_on_after_a_kill(kafka: MockKafka) -> None:
             assert victim.stdout.readline() == b"ready\n"
         finally:
             victim.kill()
-    with transport.open_link(LinkRequest(source, "g", answers)) as link:
+    with transport.open_connection(ConnectionRequest(source, "g", answers)) as link:
         answer(link, take(link, 25))
     assert numbers(read(answers)) == [*range(30)]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from services.stream.base import LinkRequest, Pausable, StreamUrl
+from services.stream.base import ConnectionRequest, StreamUrl
 from services.stream.transports.kafka import transport
 from services.stream.transports.kafka_client import properties
 from tests.services.stream.contract import numbered, numbers, send, take
@@ -33,7 +33,10 @@ def kafka() -> Iterator[MockKafka]:
 )
 def test_places_that_are_none(kafka: MockKafka, text: str, code: ErrorCode, word: str) -> None:
     place = StreamUrl.parse(text.format(address=kafka.address))
-    with pytest.raises(MlctlError) as refused, transport.open_consumer(LinkRequest(place, "g")):
+    with (
+        pytest.raises(MlctlError) as refused,
+        transport.open_connection(ConnectionRequest(place, "g")),
+    ):
         pass
     assert refused.value.code is code
     assert word in f"{refused.value.message} {refused.value.hint}"
@@ -45,15 +48,14 @@ def test_secrets_come_from_the_environment() -> None:
     found = properties(place, {"MLCTL_KAFKA_SASL_PASSWORD": "secret", "MLCTL_KAFKA": "other"})
     assert found["sasl.password"] == "secret"
     assert found["sasl.username"] == "me"
-    assert "secret" not in place.shown()
+    assert "secret" not in place.redacted()
 
 
 def test_a_paused_link_gives_nothing_and_forgets_nothing(kafka: MockKafka) -> None:
     source = StreamUrl.parse(f"kafka://{kafka.address}#in")
     kafka.create("in", 1)
     send(source, numbered(0, 20))
-    with transport.open_link(LinkRequest(source, "g")) as link:
-        assert isinstance(link, Pausable)
+    with transport.open_connection(ConnectionRequest(source, "g")) as link:
         found = [*link.poll(5, 5.0)]
         link.pause()
         for _ in range(5):

@@ -8,12 +8,12 @@ from prometheus_client import CollectorRegistry
 
 from bundle.clock import ManualClock
 from bundle.errors import MlctlError
-from services.stream.events import Batch, StreamEvent, StreamPhase, StreamTotals
+from services.stream.events import CommittedBatch, StreamEvent, StreamPhase, StreamTotals
 from services.stream.metrics import StreamMetrics, serving
 
 
 def _event(
-    phase: StreamPhase, lag: dict[str, int] | None, batch: Batch | None = None, n: int = 0
+    phase: StreamPhase, lag: dict[str, int] | None, batch: CommittedBatch | None = None, n: int = 0
 ) -> StreamEvent:
     return StreamEvent(phase, StreamTotals(), 1.0, lag, batch, n)
 
@@ -21,12 +21,12 @@ def _event(
 def test_a_scrape_tells_what_happened() -> None:
     registry = CollectorRegistry()
     metrics = StreamMetrics("tiny", registry, ManualClock(1000.0))
-    batch = Batch(10, 12, 8, 2, 0.003, 0.001, 0.002, 0.0, 0.02, {"invalid_input": 2})
-    metrics.watch(_event(StreamPhase.STARTED, {"0": 5, "1": 7}))
-    metrics.watch(_event(StreamPhase.COMMITTED, None, batch))
-    metrics.watch(_event(StreamPhase.REBALANCED, None, n=1))
-    metrics.watch(_event(StreamPhase.COMMITTED, {"1": 3}, batch, n=2))
-    metrics.watch(_event(StreamPhase.PAUSED, None, n=2))
+    batch = CommittedBatch(10, 12, 8, 2, 0.003, 0.001, 0.002, 0.0, 0.02, {"invalid_input": 2})
+    metrics.on_event(_event(StreamPhase.STARTED, {"0": 5, "1": 7}))
+    metrics.on_event(_event(StreamPhase.COMMITTED, None, batch))
+    metrics.on_event(_event(StreamPhase.REBALANCED, None, n=1))
+    metrics.on_event(_event(StreamPhase.COMMITTED, {"1": 3}, batch, n=2))
+    metrics.on_event(_event(StreamPhase.PAUSED, None, n=2))
     with serving(registry, 0) as port:
         text = httpx.get(f"http://127.0.0.1:{port}/metrics").text
         with pytest.raises(MlctlError, match=f"port {port}"), serving(registry, port):
@@ -46,5 +46,5 @@ def test_a_scrape_tells_what_happened() -> None:
     ):
         assert line in text.splitlines()
     assert 'partition="0"' not in text
-    metrics.watch(_event(StreamPhase.IDLE, None, n=2))
+    metrics.on_event(_event(StreamPhase.IDLE, None, n=2))
     assert registry.get_sample_value("mlctl_stream_paused", {"model": "tiny"}) == 0.0

@@ -12,7 +12,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
 from services.precomputed.rows import RowCodec
 from services.precomputed.store_urls import open_store
-from services.stream.base import LinkRequest, Outgoing, StreamUrl
+from services.stream.base import ConnectionRequest, Outgoing, StreamUrl
 from services.stream.engine import RunSettings
 from services.stream.payloads import PayloadRequest
 from services.stream.payloads.precomputed import PrecomputedPayload
@@ -46,7 +46,7 @@ def _stored(bundle: VerifiedBundle, tmp_path: Path, *keys: str) -> list[list[flo
 def _run(bundle: VerifiedBundle, tmp_path: Path, target: str) -> None:
     source = StreamUrl.parse(f"sqlite://{tmp_path}/events.db#in")
     wanted = StreamConfig(
-        LinkRequest(source, "g", StreamUrl.parse(target), source.named("dead")),
+        ConnectionRequest(source, "g", StreamUrl.parse(target), source.with_topic("dead")),
         PayloadRequest(),
         RunSettings(dead_share=1.0, until_empty=True),
     )
@@ -73,7 +73,7 @@ def test_answers_can_be_looked_up_by_a_field(bundle: VerifiedBundle, tmp_path: P
     ann, seven, other, bob = _stored(bundle, tmp_path, "ann", "7", "other", "bob")
     assert (ann, seven) == (_expected(5, 5, 5, 5), _expected(1, 1, 1, 1))
     assert (other, bob) == (None, None)
-    dead = {m.value: dict(m.headers)["mlctl-reason"] for m in read(source.named("dead"))}
+    dead = {m.value: dict(m.headers)["mlctl-reason"] for m in read(source.with_topic("dead"))}
     assert set(dead) == {values[2], values[4], values[5]}
     assert b"'user', the entity key, is missing" in dead[values[2]]
 
@@ -115,8 +115,8 @@ def test_what_comes_again_does_not_replace_what_is_newer(
 
 def test_a_store_is_no_source() -> None:
     place = StreamUrl.parse("precomputed://fresh")
-    with pytest.raises(MlctlError, match="no source of messages") as caught:
-        transport_of(place).open_link(LinkRequest(place, "g"))
+    with pytest.raises(MlctlError, match="not a source of messages") as caught:
+        transport_of(place).open_connection(ConnectionRequest(place, "g"))
     assert caught.value.code is ErrorCode.INVALID_INPUT
 
 

@@ -14,8 +14,8 @@ import redis.connection
 from bundle.errors import ErrorCode, MlctlError
 from services.stream.base import (
     Commit,
+    ConnectionRequest,
     Guarantee,
-    LinkRequest,
     LostPartitionsError,
     Outgoing,
     StreamUrl,
@@ -98,24 +98,6 @@ class TestRedis(TransportContract):
         assert numbers(again) == [*range(2, 9)]
         assert numbers(read(places.answers)) == [*range(2, 9)]
 
-    def test_what_was_read_under_a_lasting_name_is_read_again(
-        self, server: RedisServer, places: Places
-    ) -> None:
-        named = place(server, places.source.topic, "consumer=one&idle_s=3600")
-        wanted = LinkRequest(named, "g", places.answers, places.dead)
-        send(places.source, numbered(0, 9))
-        with transport.open_link(wanted) as link:
-            answer(link, take(link, 9)[:3])
-        with transport.open_link(wanted) as link:
-            assert numbers(take(link, 6)) == [3, 4, 5, 6, 7, 8]
-            # Deleted by someone: there is nothing left to answer.
-            with redis.Redis.from_url(server.url) as other:
-                (oldest, *_) = other.xpending_range(named.topic, "g", "-", "+", 1)
-                other.xdel(named.topic, oldest["message_id"])
-        with transport.open_link(wanted) as link:
-            assert numbers(take(link, 5)) == [4, 5, 6, 7, 8]
-            assert link.lag() == {named.topic: 5}
-
     def test_a_commit_whose_reply_is_lost_happens_once(
         self, broker: Broker, places: Places, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -160,37 +142,15 @@ class TestRedis(TransportContract):
         assert numbers(read(places.answers)) == [*range(10)]
 
 
-def test_one_member_at_a_time_keeps_the_order(server: RedisServer) -> None:
-    source, answers = place(server, "ordered-in"), place(server, "ordered-out")
-    wanted = LinkRequest(source, "g", answers, ordered=True)
-    send(source, numbered(0, 30))
-    with transport.open_link(wanted) as first:
-        held = take(first, 10)
-        with transport.open_link(wanted) as second:
-            assert [*second.poll(10, 0.05)] == []
-            answer(first, held)
-            held = take(first, 10)
-            found = take(second, 20)  # the first one says nothing, and loses the lease
-            with pytest.raises(LostPartitionsError):
-                answer(first, held)
-            assert [int(each.value) for each in found] == [*range(10, 30)]
-            answer(second, found)
-            send(source, numbered(30, 31))
-            answer(second, take(second, 1))
-        send(source, numbered(31, 33))
-        answer(first, take(first, 2))  # the second one left: at once
-    assert [int(each.value) for each in read(answers)] == [*range(33)]
-
-
 def test_only_what_all_groups_committed_is_trimmed(server: RedisServer) -> None:
     source = place(server, "trimmed", "trim=acknowledged")
     send(source, numbered(0, 20))
-    with transport.open_consumer(LinkRequest(source, "slow")) as slow:
+    with transport.open_connection(ConnectionRequest(source, "slow")) as slow:
         kept = [*slow.poll(20, 1.0)]
-        slow.acknowledge(kept[:5])
-        with transport.open_consumer(LinkRequest(source, "quick")) as quick:
-            quick.acknowledge(quick.poll(20, 1.0))
-        with transport.open_consumer(LinkRequest(source, "quick")) as quick:
+        slow.commit(Commit(kept[:5]))
+        with transport.open_connection(ConnectionRequest(source, "quick")) as quick:
+            quick.commit(Commit(quick.poll(20, 1.0)))
+        with transport.open_connection(ConnectionRequest(source, "quick")) as quick:
             assert [*quick.poll(20, 0.05)] == []
         assert numbers(read(source)) == [*range(5, 20)]
 
@@ -198,27 +158,42 @@ def test_only_what_all_groups_committed_is_trimmed(server: RedisServer) -> None:
 def test_trim__abandoned_group_is_forgotten__its_entries_are_removed(server: RedisServer) -> None:
     source = place(server, "abandoned", "trim=acknowledged&idle_s=600")
     send(source, numbered(0, 20))
-    with transport.open_consumer(LinkRequest(source, "once")) as once:
-        once.acknowledge(once.poll(5, 1.0))
+    with transport.open_connection(ConnectionRequest(source, "once")) as once:
+        once.commit(Commit(once.poll(5, 1.0)))
         with pytest.raises(MlctlError) as refused:
-            transport.forget(source, "once")
+            transport.forget_group(source, "once")
         assert refused.value.code is ErrorCode.JOB_RUNNING
-    with transport.open_consumer(LinkRequest(source, "g")) as link:
-        link.acknowledge(link.poll(20, 1.0))
+    with transport.open_connection(ConnectionRequest(source, "g")) as link:
+        link.commit(Commit(link.poll(20, 1.0)))
 
     def trimmed() -> list[int]:
-        with transport.open_consumer(LinkRequest(source, "g")) as link:
+        with transport.open_connection(ConnectionRequest(source, "g")) as link:
             link.poll(0, 0.0)
         return numbers(read(source))
 
     assert trimmed() == [*range(4, 20)], "the other group's are kept"
-    remark = "group 'once' has not committed all: trimming waits for it"
-    assert remark in transport.examine(source, "g").remarks
-    transport.forget(source, "once")
+    (abandoned,) = [
+        each for each in transport.status(source, "g").groups or () if each.name == "once"
+    ]
+    assert (abandoned.lag, abandoned.members) == (15, 0)
+    transport.forget_group(source, "once")
     assert trimmed() == [19]
     with pytest.raises(MlctlError) as refused:
-        transport.forget(source, "once")
+        transport.forget_group(source, "once")
     assert refused.value.code is ErrorCode.NOT_FOUND
+
+
+def test_trim__group_without_a_consumer_for_long__is_not_waited_for(server: RedisServer) -> None:
+    source = place(server, "silent", "trim=acknowledged")
+    send(source, numbered(0, 20))
+    for group, count in (("once", 5), ("g", 20)):
+        with transport.open_connection(ConnectionRequest(source, group)) as link:
+            link.commit(Commit(link.poll(count, 1.0)))
+    with redis.Redis.from_url(server.url) as other:
+        other.hset("silent:mlctl:active", "once", int(time.time()) - 8 * 86_400)
+        with transport.open_connection(ConnectionRequest(source, "g")) as link:
+            link.poll(0, 0.0)
+    assert numbers(read(source)) == [19]
 
 
 def test_entries_of_others_are_messages(server: RedisServer) -> None:
@@ -240,7 +215,7 @@ def test_more_headers_than_a_script_can_give_on_are_left_out(server: RedisServer
         other.xadd("wide-in", {"value": b"1", **{f"f{n}": b"x" for n in range(9000)}})
     send(source, numbered(2, 3))
     ours = (("mlctl-error", b"invalid_input"), ("mlctl-reason", b"why"))
-    with transport.open_link(LinkRequest(source, "g", answers, dead)) as link:
+    with transport.open_connection(ConnectionRequest(source, "g", answers, dead)) as link:
         wide, plain = take(link, 2)
         letter = Outgoing(wide.value, wide.key, (*wide.headers, *ours))
         link.commit(Commit([wide, plain], answered([plain]), [letter]))
@@ -248,7 +223,7 @@ def test_more_headers_than_a_script_can_give_on_are_left_out(server: RedisServer
     assert found.value == b"1"
     assert found.headers == (*ours, ("mlctl-left-out", b"9000 headers"))
     assert numbers(read(answers)) == [2]
-    with pytest.raises(MlctlError, match="9000 headers") as caught:
+    with pytest.raises(MlctlError, match="9,000 headers") as caught:
         send(answers, [*numbered(3, 4), Outgoing(b"4", None, wide.headers)])
     assert caught.value.code is ErrorCode.PAYLOAD_TOO_LARGE
     assert numbers(read(answers)) == [2]
@@ -257,7 +232,7 @@ def test_more_headers_than_a_script_can_give_on_are_left_out(server: RedisServer
 def test_troubles_are_told(server: RedisServer) -> None:
     def code_of(wanted: StreamUrl) -> ErrorCode:
         with pytest.raises(MlctlError) as caught:
-            transport.examine(wanted, "g")
+            transport.status(wanted, "g")
         assert "secret" not in caught.value.message
         return caught.value.code
 
@@ -269,13 +244,13 @@ def test_troubles_are_told(server: RedisServer) -> None:
         other.set("text", "no stream")
         other.xadd("mixed", {"value": b"1"})
     assert code_of(place(server, "text")) is ErrorCode.INVALID_INPUT
-    wanted = LinkRequest(place(server, "mixed"), "g", place(server, "text"))
-    with transport.open_link(wanted) as link, pytest.raises(MlctlError) as caught:
+    wanted = ConnectionRequest(place(server, "mixed"), "g", place(server, "text"))
+    with transport.open_connection(wanted) as link, pytest.raises(MlctlError) as caught:
         answer(link, take(link, 1))
     assert caught.value.code is ErrorCode.INVALID_INPUT
     other_server = StreamUrl.parse("redis://elsewhere/0#x")
     with pytest.raises(MlctlError, match="not in the server"):
-        transport.open_link(LinkRequest(place(server, "mixed"), "g", other_server))
+        transport.open_connection(ConnectionRequest(place(server, "mixed"), "g", other_server))
 
 
 def test_passwords_come_from_the_place_or_the_environment(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from services.stream.base import Guarantee, LinkRequest, StreamUrl
+from services.stream.base import ConnectionRequest, Guarantee, StreamUrl
 from services.stream.transports import transport_of
 from tests.services.precomputed.servers import redis_server
 from tests.services.stream.contract import answer, numbered, numbers, read, send, take
@@ -21,9 +21,9 @@ def test_a_stream_over_tls_with_certificates_of_both_sides(tmp_path: Path) -> No
         address = f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={made.ca}"
         cert, key = made.caller
         ours = StreamUrl.parse(f"{address}&ssl_certfile={cert}&ssl_keyfile={key}#in")
-        answers = ours.named("out")
+        answers = ours.with_topic("out")
         send(ours, numbered(0, 20))
-        with transport_of(ours).open_link(LinkRequest(ours, "g", answers)) as link:
+        with transport_of(ours).open_connection(ConnectionRequest(ours, "g", answers)) as link:
             assert link.guarantee is Guarantee.EXACTLY_ONCE
             answer(link, take(link, 20))
         assert numbers(read(answers)) == [*range(20)]
@@ -39,10 +39,13 @@ def test_a_stream_over_tls_with_certificates_of_both_sides(tmp_path: Path) -> No
 def test_options_that_are_no_use_are_named(tmp_path: Path) -> None:
     made = issue_certificates(tmp_path)
     for place, told in (
-        (f"redis://127.0.0.1:9/0?ssl_ca_certs={made.ca}#x", "has no TLS, and so no ssl_ca_certs"),
+        (f"redis://127.0.0.1:9/0?ssl_ca_certs={made.ca}#x", "does not use TLS, so ssl_ca_certs"),
         ("rediss://127.0.0.1:9/0?ssl_ca_certs=/nowhere#x", "ssl_ca_certs names a file that cannot"),
         (f"rediss://127.0.0.1:9/0?ssl_ca_certs={made.server[1]}#x", "cannot be used"),
-        (f"rediss://127.0.0.1:9/0?ssl_keyfile={made.caller[1]}#x", "a key without a certificate"),
+        (
+            f"rediss://127.0.0.1:9/0?ssl_keyfile={made.caller[1]}#x",
+            "ssl_keyfile needs a certificate",
+        ),
     ):
         with pytest.raises(MlctlError, match=told) as caught:
             send(StreamUrl.parse(place), [])

@@ -14,7 +14,7 @@ from services.runtime.bisect import TooManyError
 from services.runtime.faults import ModelRunError
 from services.stream.answer_headers import AnswerHeaders
 from services.stream.base import Decoded, Message, StreamUrl
-from services.stream.scoring import Fault, MessageScorer, NoMemoryError
+from services.stream.scoring import Fault, MessageScorer, OutOfMemoryError
 
 
 class Numbers:
@@ -88,7 +88,7 @@ def test_messages_whose_rows_answer_for_each_other_are_asked_alone() -> None:
 def test_an_answer_that_cannot_be_said_is_that_messages_fault() -> None:
     found = MessageScorer(Doubling(), Numbers()).answer([b"1", b"99", b"2 3"])
     assert found.values == [b"2", None, b"10"]
-    assert found.faults[1].sentence == "an answer is not finite"
+    assert found.faults[1].reason == "an answer is not finite"
 
 
 def test_all_messages_may_be_at_fault() -> None:
@@ -105,7 +105,7 @@ def test_a_defect_of_ours_is_no_messages_fault() -> None:
 def test_too_many_end_the_search() -> None:
     model = Doubling()
     with pytest.raises(TooManyError):
-        MessageScorer(model, Numbers()).answer([b"13"] * 1000, most=5)
+        MessageScorer(model, Numbers()).answer([b"13"] * 1000, max_faults=5)
     assert len(model.calls) < 50
 
 
@@ -113,7 +113,7 @@ def test_a_lack_of_memory_is_no_messages_fault_and_smaller_calls_help() -> None:
     model = Doubling(memory=20)
     scorer = MessageScorer(model, Numbers())
     for _ in range(2):
-        with pytest.raises(NoMemoryError) as caught:
+        with pytest.raises(OutOfMemoryError) as caught:
             scorer.answer([b"1"] * 100)
         assert caught.value.code is ErrorCode.UNAVAILABLE
         assert scorer.shrink()

@@ -13,14 +13,13 @@ from bundle.clock import ManualClock
 from bundle.errors import ErrorCode, MlctlError
 from services.stream.base import (
     Commit,
+    ConnectionRequest,
     Guarantee,
-    LinkRequest,
     LostPartitionsError,
     Outgoing,
     StreamUrl,
 )
-from services.stream.transports.sqlite import SqliteLink, transport
-from services.stream.transports.sqlite_log import Log
+from services.stream.transports.sqlite import Log, SqliteConnection, transport
 from tests.services.stream.contract import (
     Broker,
     TransportContract,
@@ -47,94 +46,80 @@ class TestSqlite(TransportContract):
         return Broker(places_in(tmp_path), Guarantee.EXACTLY_ONCE)
 
 
-class TestPartitions(TransportContract):
-    """Several of them."""
-
-    @pytest.fixture
-    def broker(self, tmp_path: Path) -> Broker:
-        return Broker(places_in(tmp_path, "&partitions=3"), Guarantee.EXACTLY_ONCE)
-
-
 @pytest.fixture
 def source(tmp_path: Path) -> StreamUrl:
     return StreamUrl.parse(f"sqlite://{tmp_path / 'events.db'}#in")
 
 
-def link_of(source: StreamUrl, clock: ManualClock | None = None) -> SqliteLink:
-    return SqliteLink(
-        LinkRequest(source, "g", source.named("out"), source.named("dead")), clock or ManualClock()
+def link_of(source: StreamUrl, clock: ManualClock | None = None) -> SqliteConnection:
+    return SqliteConnection(
+        ConnectionRequest(source, "g", source.with_topic("out"), source.with_topic("dead")),
+        clock or ManualClock(),
     )
 
 
-class Told:
-    """A listener that keeps what it was told."""
+class Listener:
+    """Records the partitions that were lost."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, list[str]]] = []
+        self.lost_partitions: list[Sequence[str]] = []
 
     def revoked(self, partitions: Sequence[str]) -> None:
-        self.told.append(("revoked", sorted(partitions)))
+        raise AssertionError(partitions)
 
     def lost(self, partitions: Sequence[str]) -> None:
-        self.told.append(("lost", sorted(partitions)))
+        self.lost_partitions.append(partitions)
 
 
-def test_partitions_move_to_a_member_that_joins_and_back(source: StreamUrl) -> None:
-    source = StreamUrl(source.scheme, source.address, "in", {"partitions": "4"})
+def test_group__second_member__takes_over_when_the_first_leaves(source: StreamUrl) -> None:
     send(source, numbered(0, 100))
-    clock, told = ManualClock(), Told()
-    with link_of(source, clock) as first:
-        first.listen(told)
-        assert len(take(first, 100)) == 100
-        with link_of(source, clock) as second:
-            second.poll(0, 0.0)
-            clock.advance(3.0)
-            assert [*first.poll(100, 0.0)] == []
-            assert told.told == [("revoked", ["1", "3"])]
-            clock.advance(3.0)
-            found = [*second.poll(100, 0.0)]
-            assert {each.partition for each in found} == {"1", "3"}
-            answer(second, found)
+    clock = ManualClock()
+    with link_of(source, clock) as second:
+        with link_of(source, clock) as first:
+            answer(first, take(first, 60))
+            assert [*second.poll(100, 0.0)] == []
+            assert (second.lag(), second.group_lag()) == ({}, 40)
         clock.advance(3.0)
-        assert [*first.poll(100, 0.0)] == [], "the second one has committed them"
-        assert sorted(first.lag()) == ["0", "1", "2", "3"]
+        assert numbers(take(second, 40)) == [*range(60, 100)]
 
 
 @pytest.mark.parametrize("jump", [3600.0, -3600.0])
-def test_a_clock_that_jumps_moves_partitions_but_loses_and_doubles_nothing(
+def test_lease__clock_jumps__the_topic_moves_and_each_message_is_answered_once(
     source: StreamUrl, jump: float
 ) -> None:
     send(source, numbered(0, 20))
     ours, theirs = ManualClock(10_000.0), ManualClock(10_000.0 + jump)
-    told = Told()
+    listener = Listener()
     with link_of(source, ours) as first:
-        first.listen(told)
-        held = take(first, 20)
+        first.listen(listener)
+        take(first, 20)
         with link_of(source, theirs) as second:
             answer(second, take(second, 20))
-            with pytest.raises(LostPartitionsError):
-                answer(first, held)
             ours.advance(3.0)
             assert [*first.poll(20, 0.0)] == []
-            assert told.told == [("lost", ["0"])]
-    assert numbers(read(source.named("out"))) == [*range(20)]
+            assert listener.lost_partitions == [["0"]]
+    assert numbers(read(source.with_topic("out"))) == [*range(20)]
 
 
-def test_after_a_refused_commit_what_is_still_ours_comes_again(source: StreamUrl) -> None:
-    source = StreamUrl(source.scheme, source.address, "in", {"partitions": "2"})
-    send(source, numbered(0, 40))
+def test_commit__lease_was_taken_over__is_rejected_and_messages_come_again(
+    source: StreamUrl,
+) -> None:
+    send(source, numbered(0, 20))
     clock = ManualClock()
     with link_of(source, clock) as link:
-        found = take(link, 40)
+        held = take(link, 20)
         with sqlite3.connect(source.address) as db:
-            db.execute("UPDATE positions SET owner = 'another', epoch = epoch + 1 WHERE part = 1")
-        db.close()
+            db.execute("UPDATE positions SET owner = 'another'")
         with pytest.raises(LostPartitionsError):
-            answer(link, found)
-        again = link.poll(40, 0.0)
-        assert numbers(again) == numbers([each for each in found if each.partition == "0"])
-        answer(link, again)
-    assert numbers(read(source.named("out"))) == numbers(again)
+            answer(link, held)
+        clock.advance(3.0)
+        assert [*link.poll(20, 0.0)] == []
+        with db:
+            db.execute("UPDATE positions SET owner = NULL")
+        db.close()
+        clock.advance(3.0)
+        answer(link, take(link, 20))
+    assert numbers(read(source.with_topic("out"))) == [*range(20)]
 
 
 def test_a_commit_that_fails_leaves_nothing_and_can_be_repeated(source: StreamUrl) -> None:
@@ -142,28 +127,32 @@ def test_a_commit_that_fails_leaves_nothing_and_can_be_repeated(source: StreamUr
     with link_of(source) as link, sqlite3.connect(source.address) as db:
         found = take(link, 10)
         db.execute(
-            "CREATE TRIGGER full BEFORE INSERT ON log_3_0 BEGIN SELECT RAISE(ABORT, 'x'); END"
+            "CREATE TRIGGER full BEFORE INSERT ON messages WHEN new.id >> 40 = 3 "
+            "BEGIN SELECT RAISE(ABORT, 'x'); END"
         )
         letters = [Outgoing(found[0].value)]
         with pytest.raises(sqlite3.IntegrityError):
             link.commit(Commit(found, [Outgoing(each.value) for each in found], letters))
-        assert read(source.named("out")) == []
+        assert read(source.with_topic("out")) == []
         db.execute("DROP TRIGGER full")
         link.commit(Commit(found, [Outgoing(each.value) for each in found], letters))
-        assert (len(read(source.named("out"))), len(read(source.named("dead")))) == (10, 1)
+        assert (len(read(source.with_topic("out"))), len(read(source.with_topic("dead")))) == (
+            10,
+            1,
+        )
     db.close()
 
 
-def test_old_messages_go_once_every_group_has_committed_them(
-    source: StreamUrl, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("services.stream.transports.sqlite_log._ROW_MESSAGES", 1024)
-    kept = StreamUrl(source.scheme, source.address, "in", {"retention": "0.000001"})
+def with_retention(source: StreamUrl) -> StreamUrl:
+    return StreamUrl(source.scheme, source.address, source.topic, {"retention": "0.000001"})
+
+
+def test_retention__every_group_has_committed__old_messages_are_removed(source: StreamUrl) -> None:
     send(source, numbered(0, 3000))
     clock = ManualClock()
-    with link_of(kept, clock) as link:
+    with link_of(with_retention(source), clock) as link:
         found = take(link, 2048)
-        assert len(read(source)) == 3000, "not even one group has committed them"
+        assert len(read(source)) == 3000, "no group has committed them"
         answer(link, found)
         clock.advance(6.0)
         link.poll(0, 0.0)
@@ -171,38 +160,55 @@ def test_old_messages_go_once_every_group_has_committed_them(
         answer(link, take(link, 952))
         clock.advance(6.0)
         link.poll(0, 0.0)
-    left = read(source)
-    assert 0 < len(left) < 1024
+    assert numbers(read(source)) == [2999]
     send(source, numbered(3000, 3001))
-    assert read(source)[-1].offset == 3000, "offsets go on where they were"
+    assert read(source)[-1].offset == 3000, "offsets continue"
 
 
 def test_retention__abandoned_group_is_forgotten__its_messages_are_removed(
-    source: StreamUrl, monkeypatch: pytest.MonkeyPatch
+    source: StreamUrl,
 ) -> None:
-    monkeypatch.setattr("services.stream.transports.sqlite_log._ROW_MESSAGES", 10)
     send(source, numbered(0, 30))
     clock = ManualClock()
-    with SqliteLink(LinkRequest(source, "once")) as abandoned:
-        abandoned.acknowledge(take(abandoned, 10))
+    with SqliteConnection(ConnectionRequest(source, "once")) as abandoned:
+        abandoned.commit(Commit(take(abandoned, 10)))
         with pytest.raises(MlctlError) as refused:
-            transport.forget(source, "once")
+            transport.forget_group(source, "once")
         assert refused.value.code is ErrorCode.JOB_RUNNING
-    kept = StreamUrl(source.scheme, source.address, "in", {"retention": "0.000001"})
-    with link_of(kept, clock) as link:
+    with link_of(with_retention(source), clock) as link:
         answer(link, take(link, 30))
         clock.advance(6.0)
         link.poll(0, 0.0)
         assert numbers(read(source)) == [*range(10, 30)], "the other group's are kept"
-        remarks = transport.examine(source, "g").remarks
-        assert "retention waits for group 'once' (20 behind)" in remarks
-        transport.forget(source, "once")
+        groups = {each.name: each for each in transport.status(source, "g").groups or ()}
+        assert (groups["once"].lag, groups["once"].members) == (20, 0)
+        transport.forget_group(source, "once")
         clock.advance(6.0)
         link.poll(0, 0.0)
-        assert numbers(read(source)) == [*range(20, 30)]
+        assert numbers(read(source)) == [29]
     with pytest.raises(MlctlError) as refused:
-        transport.forget(source, "once")
+        transport.forget_group(source, "once")
     assert refused.value.code is ErrorCode.NOT_FOUND
+
+
+def test_retention__group_without_a_consumer_for_a_week__is_not_waited_for(
+    source: StreamUrl,
+) -> None:
+    send(source, numbered(0, 30))
+    with SqliteConnection(ConnectionRequest(source, "once")) as abandoned:
+        abandoned.commit(Commit(take(abandoned, 10)))
+    with sqlite3.connect(source.address) as db:
+        db.execute("UPDATE positions SET active = active - 8 * 86400 WHERE consumers = 'once'")
+    db.close()
+    clock = ManualClock()
+    with link_of(with_retention(source), clock) as link:
+        answer(link, take(link, 30))
+        clock.advance(6.0)
+        link.poll(0, 0.0)
+    assert numbers(read(source)) == [29]
+    with SqliteConnection(ConnectionRequest(source, "once")) as returned:
+        assert returned.group_lag() == 1
+        assert numbers(take(returned, 1)) == [29]
 
 
 def test_large_messages_and_many_of_them(source: StreamUrl) -> None:
@@ -231,8 +237,7 @@ def test_two_members_may_open_a_new_file_at_once(tmp_path: Path) -> None:
         ("sqlite://{folder}/other.db#in", ErrorCode.INVALID_INPUT),
         ("sqlite://{folder}/text.db#in", ErrorCode.INVALID_INPUT),
         ("sqlite://{folder}/events.db?partition=2#in", ErrorCode.INVALID_INPUT),
-        ("sqlite://{folder}/events.db?partitions=x#in", ErrorCode.INVALID_INPUT),
-        ("sqlite://{folder}/events.db?partitions=2#one", ErrorCode.INVALID_INPUT),
+        ("sqlite://{folder}/events.db?retention=x#in", ErrorCode.INVALID_INPUT),
     ],
 )
 def test_places_that_are_no_log_are_refused(tmp_path: Path, text: str, code: ErrorCode) -> None:
@@ -250,7 +255,7 @@ def test_places_that_are_no_log_are_refused(tmp_path: Path, text: str, code: Err
 def test_looking_makes_nothing(tmp_path: Path) -> None:
     place = StreamUrl.parse(f"sqlite://{tmp_path / 'events.db'}#in")
     with pytest.raises(MlctlError) as caught:
-        transport.examine(place, "g")
+        transport.status(place, "g")
     assert caught.value.code is ErrorCode.NOT_FOUND
     assert not (tmp_path / "events.db").exists()
 
@@ -259,7 +264,7 @@ def test_a_locked_file_is_worth_another_try(
     source: StreamUrl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send(source, numbered(0, 1))
-    monkeypatch.setattr("services.stream.transports.sqlite_log._BUSY_SECONDS", 0.01)
+    monkeypatch.setattr("services.stream.transports.sqlite._BUSY_SECONDS", 0.01)
     with sqlite3.connect(source.address) as db:
         db.execute("BEGIN IMMEDIATE")
         with pytest.raises(MlctlError) as caught:

@@ -44,7 +44,7 @@ def test_lines_are_sent_with_their_keys(places: dict[str, StreamUrl], tmp_path: 
 def test_a_line_without_the_key_is_told(places: dict[str, StreamUrl], tmp_path: Path) -> None:
     rows = tmp_path / "rows"
     rows.write_bytes(b"[1]\n")
-    with pytest.raises(MlctlError, match="no JSON object with that field"):
+    with pytest.raises(MlctlError, match="not a JSON object with that field"):
         send(places["in"], rows, threading.Event(), key="id")
 
 

@@ -17,26 +17,33 @@ import pytest
 from bundle.clock import ManualClock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
 from services.stream.answer_headers import AnswerHeaders
-from services.stream.base import Commit, LinkRequest, Message, Outgoing, StreamUrl, TakingOver
-from services.stream.engine import Pump, RunSettings, StreamReport
+from services.stream.base import Commit, ConnectionRequest, Message, Outgoing, StreamUrl
+from services.stream.engine import RunSettings, StreamEngine, StreamReport
 from services.stream.events import StreamPhase
 from services.stream.scoring import MessageScorer
 from services.stream.transports.bridge import connect
 from tests.services.precomputed.servers import redis_server
 from tests.services.stream.contract import numbers, read, send, take
-from tests.services.stream.test_engine import AWAY, Hasty, MemoryLink, plain, pump_of, stream_of
+from tests.services.stream.test_engine import (
+    AWAY,
+    Hasty,
+    MemoryConnection,
+    plain,
+    pump_of,
+    stream_of,
+)
 from tests.services.stream.test_scoring import Doubling, Numbers
 from tests.support.kafka import MockKafka
 
 
 @dataclass
-class SilentLink(MemoryLink):
+class SilentConnection(MemoryConnection):
     """Gives nothing for so many seconds of a clock, as while a killed member keeps its messages."""
 
     clock: ManualClock = field(default_factory=ManualClock)
     silent_s: float = 0.0
     has_partitions: bool = True
-    takeover_s: float = 0.0
+    takeover: float = 0.0
     step_s: float = 0.3
     # What the first calls of group_lag() return.
     groups_lag: deque[int] = field(default_factory=deque)
@@ -48,36 +55,40 @@ class SilentLink(MemoryLink):
                 act(self)
             return []
         self.clock.advance(self.step_s)
-        return MemoryLink.poll(self, limit, wait_s)
+        return MemoryConnection.poll(self, limit, wait_s)
+
+    @property
+    def takeover_s(self) -> float:
+        return self.takeover
 
     def lag(self) -> Mapping[str, int]:
-        return MemoryLink.lag(self) if self.has_partitions else {}
+        return MemoryConnection.lag(self) if self.has_partitions else {}
 
     def group_lag(self) -> int:
-        return self.groups_lag.popleft() if self.groups_lag else MemoryLink.group_lag(self)
+        return self.groups_lag.popleft() if self.groups_lag else MemoryConnection.group_lag(self)
 
 
-def ran_silently(link: SilentLink, **settings: object) -> StreamReport:
+def ran_silently(link: SilentConnection, **settings: object) -> StreamReport:
     pump, _events = pump_of(link, **settings)  # type: ignore[arg-type]
     pump.clock, pump.stop = link.clock, Hasty()
     # The clock was another one when it began.
-    pump._began = pump._heard = link.clock.monotonic()
+    pump._began = pump._active = link.clock.monotonic()
     return pump.run()
 
 
 def test_the_end_is_not_there_while_a_killed_member_holds_messages() -> None:
-    link = SilentLink(stream_of(plain(5)), silent_s=40.0)
+    link = SilentConnection(stream_of(plain(5)), silent_s=40.0)
     report = ran_silently(link)
     assert (report.totals.answers, report.complete) == (5, True)
 
 
 def test_the_end_tells_what_is_left_then(monkeypatch: pytest.MonkeyPatch) -> None:
     left = iter([4])  # 4 for the first call, then 0
-    link = SilentLink(stream_of(plain(6)), step_s=0.1)
-    monkeypatch.setattr(SilentLink, "lag", lambda _link: {"0": next(left, 0)})
+    link = SilentConnection(stream_of(plain(6)), step_s=0.1)
+    monkeypatch.setattr(SilentConnection, "lag", lambda _link: {"0": next(left, 0)})
     pump, events = pump_of(link)
     pump.clock, pump.stop = link.clock, Hasty()
-    pump._began = pump._heard = link.clock.monotonic()
+    pump._began = pump._active = link.clock.monotonic()
     pump.run()
     told = [(event.phase, event.lag) for event in events]
     assert (StreamPhase.COMMITTED, {"0": 4}) in told
@@ -85,43 +96,43 @@ def test_the_end_tells_what_is_left_then(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_until_empty__messages_left_and_no_commit__ends_with_an_error() -> None:
-    link = SilentLink(stream_of(plain(5)), silent_s=1e9, has_partitions=False)
+    link = SilentConnection(stream_of(plain(5)), silent_s=1e9, has_partitions=False)
     with pytest.raises(MlctlError, match="5 messages left") as caught:
-        ran_silently(link, patience=60.0)
+        ran_silently(link, patience_s=60.0)
     assert caught.value.code is ErrorCode.BROKER_UNAVAILABLE
     assert 60.0 <= link.clock.monotonic() < 70.0
 
 
 def test_until_empty__others_commit_slowly__waits_without_an_error() -> None:
-    link = SilentLink(stream_of(()), has_partitions=False, silent_s=1e9)
+    link = SilentConnection(stream_of(()), has_partitions=False, silent_s=1e9)
     link.groups_lag.extend(left for left in range(20, 0, -1) for _ in range(30))
-    report = ran_silently(link, patience=60.0)
+    report = ran_silently(link, patience_s=60.0)
     assert (report.totals.messages, report.complete) == (0, True)
     assert link.clock.monotonic() > 550.0
 
 
 def test_until_empty__no_partition_and_nothing_left__ends_at_once() -> None:
-    report = ran_silently(SilentLink(stream_of(()), has_partitions=False))
+    report = ran_silently(SilentConnection(stream_of(()), has_partitions=False))
     assert report.complete
     assert report.seconds < 2.0
 
 
 def test_until_empty__broker_was_away__its_absence_is_not_counted() -> None:
-    def away(each: MemoryLink) -> None:
-        assert isinstance(each, SilentLink)
+    def away(each: MemoryConnection) -> None:
+        assert isinstance(each, SilentConnection)
         each.clock.advance(50.0)
         raise AWAY
 
-    link = SilentLink(stream_of(plain(5)), has_partitions=False, silent_s=100.0, step_s=3.0)
+    link = SilentConnection(stream_of(plain(5)), has_partitions=False, silent_s=100.0, step_s=3.0)
     link.before_poll.extend([None, away])
-    assert ran_silently(link, patience=60.0).totals.answers == 5
+    assert ran_silently(link, patience_s=60.0).totals.answers == 5
 
 
 @pytest.mark.parametrize("has_partitions", [True, False])
 def test_a_longer_time_until_others_take_over_is_waited_for(*, has_partitions: bool) -> None:
-    link = SilentLink(stream_of(plain(5)), silent_s=200.0, has_partitions=has_partitions)
-    link.takeover_s, link.step_s = 180.0, 10.0
-    report = ran_silently(link, patience=60.0)
+    link = SilentConnection(stream_of(plain(5)), silent_s=200.0, has_partitions=has_partitions)
+    link.takeover, link.step_s = 180.0, 10.0
+    report = ran_silently(link, patience_s=60.0)
     assert (report.totals.answers, report.complete) == (5, True)
 
 
@@ -135,9 +146,8 @@ def test_a_longer_time_until_others_take_over_is_waited_for(*, has_partitions: b
 )
 def test_links_say_when_others_take_over(tmp_path: Path, text: str, seconds: float) -> None:
     source = StreamUrl.parse(text.format(folder=tmp_path))
-    for target in (source.named("out"), StreamUrl("file", str(tmp_path / "out"))):
-        link = connect(LinkRequest(source, "g", target))
-        assert isinstance(link, TakingOver)
+    for target in (source.with_topic("out"), StreamUrl("file", str(tmp_path / "out"))):
+        link = connect(ConnectionRequest(source, "g", target))
         assert link.takeover_s == seconds
 
 
@@ -150,12 +160,14 @@ class FastClock(SystemClock):
 
 def run_until_empty(source: StreamUrl, answers: StreamUrl) -> StreamReport:
     """Run over a real link, on a clock that would long have lost its patience with silence."""
-    request = LinkRequest(source, "g", answers)
+    request = ConnectionRequest(source, "g", answers)
     scorer = MessageScorer(Doubling(), Numbers())
-    settings = RunSettings(until_empty=True, patience=1e9)
+    settings = RunSettings(until_empty=True, patience_s=1e9)
     with connect(request) as link:
         stamp = AnswerHeaders(source, "tiny", "d" * 64)
-        return Pump(link, scorer, stamp, settings, lambda _event: None, clock=FastClock()).run()
+        return StreamEngine(
+            link, scorer, stamp, settings, lambda _event: None, clock=FastClock()
+        ).run()
 
 
 @pytest.fixture(params=["sqlite", "kafka", "redis"])
@@ -184,9 +196,9 @@ def test_until_empty__peer_holds_the_only_partition__waits_for_its_commit(
     source: StreamUrl,
 ) -> None:
     source = replace(source, options={})  # Nobody is given up.
-    answers = source.named("out")
+    answers = source.with_topic("out")
     send(source, [Outgoing(each) for each in plain(30)])
-    request = LinkRequest(source, "g", answers)
+    request = ConnectionRequest(source, "g", answers)
     with connect(request) as peer, ThreadPoolExecutor() as pool:
         held = take(peer, 30)
         idle = pool.submit(run_until_empty, source, answers)
@@ -205,12 +217,12 @@ def test_until_empty__peer_holds_the_only_partition__waits_for_its_commit(
 
 _VICTIM = """
 import sys, time
-from services.stream.base import Commit, LinkRequest, Outgoing, StreamUrl
+from services.stream.base import Commit, ConnectionRequest, Outgoing, StreamUrl
 from services.stream.transports.bridge import connect
 from tests.services.stream.contract import take
 
 source, answers = map(StreamUrl.parse, sys.argv[1:])
-with connect(LinkRequest(source, "g", answers)) as link:
+with connect(ConnectionRequest(source, "g", answers)) as link:
     done = take(link, 30)[:5]
     link.commit(Commit(done, [Outgoing(b"%d" % (2 * int(each.value))) for each in done]))
     print("ready", flush=True)
@@ -219,7 +231,7 @@ with connect(LinkRequest(source, "g", answers)) as link:
 
 
 def test_until_empty__peer_is_killed__takes_its_messages_over(source: StreamUrl) -> None:
-    answers = source.named("out")
+    answers = source.with_topic("out")
     send(source, [Outgoing(each) for each in plain(30)])
     texts = [
         f"{each.scheme}://{each.address}?{urlencode(each.options)}#{each.topic}"

@@ -19,7 +19,7 @@ from services.online.models.served_model import ServedModel
 from services.online.settings import ServerSettings
 from services.protocol.priority import Priority
 from services.protocol.wire import InferRequest
-from services.stream.events import Batch, StreamEvent, StreamPhase, StreamTotals
+from services.stream.events import CommittedBatch, StreamEvent, StreamPhase, StreamTotals
 from services.stream.metrics import StreamMetrics
 
 ROOT = Path(__file__).parents[4]
@@ -71,9 +71,9 @@ def exported(bundle: VerifiedBundle, tmp_path: Path) -> dict[str, set[str]]:
         await host.stop()
 
     asyncio.run(main())
-    batch = Batch(2, 2, 1, 1, reasons={"invalid_input": 1})
+    batch = CommittedBatch(2, 2, 1, 1, reasons={"invalid_input": 1})
     stream = StreamMetrics("tiny", registry)
-    stream.watch(StreamEvent(StreamPhase.COMMITTED, StreamTotals(1, 1), 1.0, {"0": 1}, batch))
+    stream.on_event(StreamEvent(StreamPhase.COMMITTED, StreamTotals(1, 1), 1.0, {"0": 1}, batch))
     samples = [sample for metric in registry.collect() for sample in metric.samples]
     return {sample.name: set(sample.labels) for sample in samples}
 

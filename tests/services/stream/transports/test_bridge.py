@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from services.stream.base import Commit, Guarantee, LinkRequest, Message, StreamUrl
+from services.stream.base import Commit, ConnectionRequest, Guarantee, StreamUrl
 from services.stream.transports.bridge import Bridge, connect
-from services.stream.transports.sqlite import SqliteLink, SqliteProducer
+from services.stream.transports.sqlite import SqliteConnection, SqliteProducer
 from tests.services.stream.contract import answered, numbered, numbers, read, send, take
 
 
@@ -20,15 +19,17 @@ def place(folder: Path, file: str, topic: str) -> StreamUrl:
 
 def test_places_at_one_broker_are_one_link(tmp_path: Path) -> None:
     source = place(tmp_path, "a.db", "in")
-    link = connect(LinkRequest(source, "g", source.named("out"), source.named("dead")))
-    assert isinstance(link, SqliteLink)
+    link = connect(
+        ConnectionRequest(source, "g", source.with_topic("out"), source.with_topic("dead"))
+    )
+    assert isinstance(link, SqliteConnection)
     assert link.guarantee is Guarantee.EXACTLY_ONCE
 
 
 def test_answers_go_to_another_broker_at_least_once(tmp_path: Path) -> None:
     source, target = place(tmp_path, "a.db", "in"), place(tmp_path, "b.db", "out")
     send(source, numbered(0, 20))
-    request = LinkRequest(source, "g", target, source.named("dead"))
+    request = ConnectionRequest(source, "g", target, source.with_topic("dead"))
     link = connect(request)
     assert link.guarantee is Guarantee.AT_LEAST_ONCE
     with link:
@@ -36,23 +37,23 @@ def test_answers_go_to_another_broker_at_least_once(tmp_path: Path) -> None:
         link.commit(Commit(found, answered(found[1:]), answered(found[:1])))
         assert sum(link.lag().values()) == 0
     assert numbers(read(target)) == [*range(1, 20)]
-    assert numbers(read(source.named("dead"))) == [0]
+    assert numbers(read(source.with_topic("dead"))) == [0]
 
 
 def test_what_was_published_but_not_acknowledged_comes_again(tmp_path: Path) -> None:
     source, target = place(tmp_path, "a.db", "in"), place(tmp_path, "b.db", "out")
     send(source, numbered(0, 5))
 
-    class Forgetful(SqliteLink):
-        def acknowledge(self, done: Sequence[Message]) -> None:
-            raise MlctlError(ErrorCode.BROKER_UNAVAILABLE, f"{len(done)} were not acknowledged")
+    class Forgetful(SqliteConnection):
+        def commit(self, batch: Commit) -> None:
+            raise MlctlError(ErrorCode.BROKER_UNAVAILABLE, f"{len(batch.done)} messages")
 
-    request = LinkRequest(source, "g")
+    request = ConnectionRequest(source, "g")
     with Bridge(Forgetful(request), SqliteProducer(target)) as link:
         found = take(link, 5)
         with pytest.raises(MlctlError):
             link.commit(Commit(found, answered(found)))
-    with connect(LinkRequest(source, "g", target)) as again:
+    with connect(ConnectionRequest(source, "g", target)) as again:
         found = take(again, 5)
         again.commit(Commit(found, answered(found)))
     both = read(target)
@@ -63,17 +64,17 @@ def test_what_was_published_but_not_acknowledged_comes_again(tmp_path: Path) -> 
 def test_exactly_once_needs_one_broker(tmp_path: Path) -> None:
     source, target = place(tmp_path, "a.db", "in"), place(tmp_path, "b.db", "out")
     with pytest.raises(MlctlError) as caught:
-        connect(LinkRequest(source, "g", target, exactly_once=True))
+        connect(ConnectionRequest(source, "g", target, exactly_once=True))
     assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
 @pytest.mark.parametrize("which", ["answers", "dead"])
 def test_a_stream_does_not_feed_itself(tmp_path: Path, which: str) -> None:
     source = place(tmp_path, "a.db", "in")
-    answers = source if which == "answers" else source.named("out")
-    dead = source if which == "dead" else source.named("dead")
+    answers = source if which == "answers" else source.with_topic("out")
+    dead = source if which == "dead" else source.with_topic("dead")
     with pytest.raises(MlctlError, match="cannot be both"):
-        connect(LinkRequest(source, "g", answers, dead))
+        connect(ConnectionRequest(source, "g", answers, dead))
 
 
 @pytest.mark.parametrize(
@@ -84,7 +85,7 @@ def test_a_stream_does_not_feed_itself(tmp_path: Path, which: str) -> None:
     ],
 )
 def test_a_place_is_shown_without_passwords_and_tokens(text: str, shown: str) -> None:
-    assert StreamUrl.parse(text).shown() == shown
+    assert StreamUrl.parse(text).redacted() == shown
 
 
 @pytest.mark.parametrize(
@@ -120,6 +121,6 @@ def test_an_at_sign_of_a_topic_or_an_option_is_written_otherwise() -> None:
 def test_what_is_no_number_is_told(text: str) -> None:
     source = StreamUrl.parse(text)
     with pytest.raises(MlctlError) as caught:
-        connect(LinkRequest(source, "g", source.named("out"), source.named("dead")))
+        connect(ConnectionRequest(source, "g", source.with_topic("out"), source.with_topic("dead")))
     assert caught.value.code is ErrorCode.INVALID_INPUT
     assert "secret" not in str(caught.value)

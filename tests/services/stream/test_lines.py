@@ -19,15 +19,15 @@ from bundle import files
 from bundle.errors import ErrorCode, MlctlError
 from services.stream.base import (
     Commit,
+    ConnectionRequest,
     Guarantee,
-    LinkRequest,
     Outgoing,
     StreamConnection,
     StreamUrl,
 )
-from services.stream.transports import jsonl
+from services.stream.transports import lines
 from services.stream.transports.bridge import connect
-from services.stream.transports.lines import Cutter, from_line, to_line
+from services.stream.transports.lines import FileConnection, LineReader, from_line, to_line
 from tests.services.stream.contract import (
     Broker,
     TransportContract,
@@ -40,7 +40,7 @@ from tests.services.stream.contract import (
 )
 
 
-class TestJsonl(TransportContract):
+class TestLines(TransportContract):
     @pytest.fixture
     def broker(self, tmp_path: Path) -> Broker:
         return Broker(
@@ -63,10 +63,10 @@ def test_a_whole_line_says_everything(
         "".join(name for name, _ in headers).encode()
     except UnicodeEncodeError:
         return
-    line = to_line(Outgoing(value, key, tuple(headers)), whole=True)
+    line = to_line(Outgoing(value, key, tuple(headers)), envelope=True)
     assert line.count(b"\n") == 1
     assert from_line(line[:-1]) == (value, key, tuple(headers))
-    plain = to_line(Outgoing(value, key), whole=False)
+    plain = to_line(Outgoing(value, key), envelope=False)
     assert plain.count(b"\n") == 1
     assert from_line(plain[:-1]).value == value
 
@@ -80,7 +80,7 @@ def _link(folder: Path) -> StreamConnection:
     def place(name: str) -> StreamUrl:
         return StreamUrl.parse(f"file://{folder / name}.jsonl")
 
-    return connect(LinkRequest(place("in"), "g", place("out"), place("dead")))
+    return connect(ConnectionRequest(place("in"), "g", place("out"), place("dead")))
 
 
 def _lines(path: Path) -> list[bytes]:
@@ -123,7 +123,7 @@ def _die_at(step: int, torn: float) -> None:
             _die()
 
     vars(os)["write"] = append
-    vars(jsonl)["write_atomic"] = enter
+    vars(lines)["write_atomic"] = enter
 
 
 def test_kill__at_any_write__no_message_is_lost(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_publish__disk_is_full__nothing_is_appended_and_it_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = StreamUrl.parse(str(tmp_path / "out.jsonl"))
-    with jsonl.transport.open_producer(place) as producer:
+    with lines.transport.open_producer(place) as producer:
         producer.publish([Outgoing(b"1")])
         with monkeypatch.context() as patch:
             write = os.write
@@ -184,16 +184,16 @@ def test_position__disk_is_full__is_worth_another_try(
     def fill(*_given: object) -> None:
         raise OSError(errno.ENOSPC, "full")
 
-    with jsonl.FileReader(source, "g") as reader:
+    with FileConnection(ConnectionRequest(source, "g")) as reader:
         first, second = reader.poll(2, 0.0)
-        reader.acknowledge([first])
+        reader.commit(Commit([first]))
         with monkeypatch.context() as patch:
-            patch.setattr(jsonl, "write_atomic", fill)
+            patch.setattr(lines, "write_atomic", fill)
             with pytest.raises(MlctlError) as caught:
-                reader.acknowledge([second])
+                reader.commit(Commit([second]))
         assert caught.value.code is ErrorCode.DISK_FULL
-        reader.acknowledge([second])
-    with jsonl.FileReader(source, "g") as reader:
+        reader.commit(Commit([second]))
+    with FileConnection(ConnectionRequest(source, "g")) as reader:
         assert reader.group_lag() == 0
 
 
@@ -203,27 +203,33 @@ def test_an_option_that_is_none_is_told(tmp_path: Path, at: str) -> None:
         return StreamUrl.parse(f"file://{tmp_path / name}.jsonl{'?header=x' if name == at else ''}")
 
     with pytest.raises(MlctlError, match="no option 'header'") as caught:
-        connect(LinkRequest(place("in"), "g", place("out"))).__enter__()
+        connect(ConnectionRequest(place("in"), "g", place("out"))).__enter__()
     assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
 @given(st.lists(st.sampled_from([b"", b"\n", b"a", b"b\n", b"c\nd", b"\n\ne\n"])))
-def test_lines_are_cut_anywhere(blocks: list[bytes]) -> None:
-    cutter = Cutter()
-    lines = [line for block in blocks for line in cutter.cut(block)]
-    assert [*lines, cutter.rest()] == b"".join(blocks).split(b"\n")
-    assert cutter.waiting == len(cutter.rest())
+def test_reader__blocks_end_anywhere__lines_and_offsets_are_those_of_the_whole(
+    blocks: list[bytes],
+) -> None:
+    reader, whole = LineReader(-1), b"".join(blocks)
+    for block in blocks:
+        reader._split(block)
+    reader._split(b"\n")
+    found = [*reader._lines]
+    assert [line for _, line in found] == [line for line in whole.split(b"\n") if line.strip()]
+    assert all(whole[at : at + len(line)] == line for at, line in found)
 
 
-def test_a_long_line_is_not_copied_for_each_block() -> None:
+def test_reader__long_line__is_not_copied_for_each_block() -> None:
     block, blocks = b"x" * 65_536, 1000
-    cutter = Cutter()
+    reader = LineReader(-1)
     began = time.process_time()
     for _ in range(blocks):
-        assert cutter.cut(block) == []
+        reader._split(block)
     # Copied for each block this is 32 GB, many seconds.
     assert time.process_time() - began < 2.0
-    (line,) = cutter.cut(b"\n")
+    reader._split(b"\n")
+    ((_, line),) = reader._lines
     assert len(line) == blocks * len(block)
 
 
@@ -260,11 +266,11 @@ def test_file__replaced_or_cut__is_an_error_until_the_position_is_removed(
         link.commit(Commit(found, answered(found)))
         if running:
             change(path)
-            with pytest.raises(MlctlError, match="was replaced or cut"):
+            with pytest.raises(MlctlError, match="was replaced or truncated"):
                 link.poll(10, 0.0)
     if not running:
         change(path)
-    with pytest.raises(MlctlError, match="was replaced or cut") as caught, _link(tmp_path):
+    with pytest.raises(MlctlError, match="was replaced or truncated") as caught, _link(tmp_path):
         pass
     assert f"rm '{path}.g.offset'" in caught.value.hint
     Path(f"{path}.g.offset").unlink()
@@ -276,7 +282,7 @@ def test_what_comes_after_a_late_start_is_not_lost(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_bytes(b"1\n2\n3")
     source = StreamUrl.parse(str(path))
-    request = LinkRequest(source, "late", start="latest")
+    request = ConnectionRequest(source, "late", start="latest")
     with connect(request) as link:
         assert [*link.poll(10, 0.0)] == []
     with path.open("ab") as file:
@@ -287,7 +293,7 @@ def test_what_comes_after_a_late_start_is_not_lost(tmp_path: Path) -> None:
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").touch()
-    request = LinkRequest(StreamUrl.parse(str(tmp_path / "in.jsonl")), "g")
+    request = ConnectionRequest(StreamUrl.parse(str(tmp_path / "in.jsonl")), "g")
     for second, why in ((_link(tmp_path), "writes to"), (connect(request), "reads")):
         with (
             _link(tmp_path),
@@ -311,7 +317,7 @@ def test_pipes() -> None:
     program = (
         "from services.stream.base import *\n"
         "from services.stream.transports.bridge import connect\n"
-        "request = LinkRequest(StreamUrl.parse('-'), 'g', StreamUrl.parse('-'))\n"
+        "request = ConnectionRequest(StreamUrl.parse('-'), 'g', StreamUrl.parse('-'))\n"
         "with connect(request) as link:\n"
         "    assert link.guarantee is Guarantee.AT_LEAST_ONCE\n"
         "    while not link.ended:\n"
@@ -334,11 +340,11 @@ def test_position__another_file__is_rejected(tmp_path: Path) -> None:
     with pytest.raises(MlctlError, match="is not a position"), _link(tmp_path):
         pass
     with pytest.raises(MlctlError, match="no file"):
-        next(jsonl.transport.browse(StreamUrl.parse(str(tmp_path / "none"))))
+        next(lines.transport.browse(StreamUrl.parse(str(tmp_path / "none"))))
 
 
 def test_exactly_once__files__are_rejected(tmp_path: Path) -> None:
     places = [StreamUrl.parse(str(tmp_path / name)) for name in ("in", "out")]
-    with pytest.raises(MlctlError, match="files and pipes are none") as caught:
-        connect(LinkRequest(places[0], "g", places[1], exactly_once=True))
+    with pytest.raises(MlctlError, match="files and pipes cannot") as caught:
+        connect(ConnectionRequest(places[0], "g", places[1], exactly_once=True))
     assert caught.value.code is ErrorCode.INVALID_INPUT

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.stream.base import Message
-from services.stream.buffer import Buffer
-from services.stream.window import BatchGoals, BatchingWindow, DeadRate
+from services.stream.batching import BatchGoals, BatchingWindow, DeadLetterLimit, MessageBuffer
 
 
 def messages(first: int, last: int, size: int = 1, partition: str = "0") -> list[Message]:
@@ -50,40 +49,40 @@ def test_a_model_that_becomes_slow_gets_smaller_batches() -> None:
 
 def test_the_backlog_is_bounded_and_filled_again_below_its_half() -> None:
     window = BatchingWindow(BatchGoals())
-    buffer = Buffer(window)
-    assert buffer.room() == window.high
-    buffer.add(messages(0, window.high), 0.0)
+    buffer = MessageBuffer(window)
+    assert buffer.room() == window.high_water
+    buffer.add(messages(0, window.high_water), 0.0)
     assert buffer.room() == 0
     buffer.take()
     assert buffer.room() == 0, "not at once"
     buffer.take()
-    assert buffer.room() == window.high - 2 * window.limit
+    assert buffer.room() == window.high_water - 2 * window.limit
 
 
 def test_large_messages_count_by_their_bytes() -> None:
-    buffer = Buffer(BatchingWindow(BatchGoals(size=1000)))
+    buffer = MessageBuffer(BatchingWindow(BatchGoals(size=1000)))
     buffer.add(messages(0, 100, size=100), 0.0)
     assert buffer.room() == 0
     taken, _since = buffer.take()
     assert len(taken) == 10
-    alone = Buffer(BatchingWindow(BatchGoals(size=10)))
+    alone = MessageBuffer(BatchingWindow(BatchGoals(size=10)))
     alone.add(messages(0, 2, size=100), 0.0)
     assert len(alone.take()[0]) == 1
 
 
 def test_a_batch_is_as_old_as_its_oldest_message() -> None:
-    buffer = Buffer(BatchingWindow(BatchGoals(messages=4)))
+    buffer = MessageBuffer(BatchingWindow(BatchGoals(messages=4)))
     buffer.add(messages(0, 3), 1.0)
     buffer.add(messages(3, 6), 2.0)
     taken, since = buffer.take()
     assert ([each.offset for each in taken], since) == ([0, 1, 2, 3], 1.0)
     assert buffer.since == 2.0
     buffer.drop({"0"})
-    assert buffer.messages == 0
+    assert len(buffer) == 0
 
 
 def test_only_messages_of_other_partitions_stay() -> None:
-    buffer = Buffer(BatchingWindow(BatchGoals()))
+    buffer = MessageBuffer(BatchingWindow(BatchGoals()))
     buffer.add(messages(0, 3, partition="a") + messages(0, 2, partition="b"), 1.0)
     buffer.drop(["a"])
     assert {each.partition for each in buffer.take()[0]} == {"b"}
@@ -91,7 +90,7 @@ def test_only_messages_of_other_partitions_stay() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.floats(0, 1)), max_size=60))
 def test_the_dead_rate_is_of_the_newest_messages(batches: list[tuple[int, float]]) -> None:
-    rate, history = DeadRate(0.1, newest=100, least=5), list[bool]()
+    rate, history = DeadLetterLimit(0.1, newest=100, free=4), list[bool]()
     for count, share in batches:
         dead = int(share * count)
         room = rate.room(count)
@@ -105,11 +104,11 @@ def test_the_dead_rate_is_of_the_newest_messages(batches: list[tuple[int, float]
 
 
 def test_a_poisoned_stream_is_stopped_and_one_percent_is_not() -> None:
-    rate = DeadRate(0.1)
+    rate = DeadLetterLimit(0.1)
     for _ in range(1000):
         assert rate.room(100) >= 1
         rate.observe(100, 1)
     assert rate.room(1000) < 1000
-    assert DeadRate(0.1).room(19) >= 19, "too few to judge"
-    assert DeadRate(1.0).room(5000) == 5000
-    assert DeadRate(0.0).room(5000) == 19
+    assert DeadLetterLimit(0.1).room(19) >= 19, "too few to judge"
+    assert DeadLetterLimit(1.0).room(5000) == 5000
+    assert DeadLetterLimit(0.0).room(5000) == 19

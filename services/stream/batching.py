@@ -1,0 +1,170 @@
+"""Batching policy of a stream: how large a batch is, when it starts, and how many messages wait.
+
+Pure: no I/O and no clock; callers pass times in seconds.
+
+Each batch has fixed costs: a commit and a call of the model. So it waits for more messages, but
+never longer than it would take itself: that at most doubles the latency of a quiet stream, and a
+busy stream has its next batch together before the last one is done.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import itemgetter
+
+from services.runtime.batch_costs import BatchCosts
+from services.stream.base import Message
+
+# The limit before anything was measured, and its growth over the largest batch so far.
+_FIRST_LIMIT = 256
+_GROWTH = 4
+# Shares of the latency goal: for waiting, and for the batch itself; another batch may be before it.
+_WAITING, _WORKING = 0.25, 0.4
+_VALUE = itemgetter(2)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchGoals:
+    """Limits of a batch: seconds from a message's arrival to its commit, messages, and bytes."""
+
+    latency_s: float = 0.1
+    messages: int = 8192
+    size: int = 16 << 20
+
+
+class BatchingWindow:
+    """Chooses the size of batches from `costs`, the seconds of whole batches by messages."""
+
+    def __init__(self, goals: BatchGoals, costs: BatchCosts | None = None) -> None:
+        self.goals = goals
+        self._costs = costs or BatchCosts()
+        self._largest = 0
+        self.limit = min(_FIRST_LIMIT, goals.messages)
+
+    def observe(self, messages: int, seconds: float) -> None:
+        """Record the time of a batch from its decoding to the end of its commit."""
+        self._costs.observe(messages, seconds)
+        self._largest = max(self._largest, messages)
+        bound = min(self.goals.messages, max(_FIRST_LIMIT, _GROWTH * self._largest))
+        working = _WORKING * self.goals.latency_s
+        # Powers of two, so that costs of few sizes have to be learned.
+        self.limit = 1
+        while 2 * self.limit <= bound and self._costs.seconds(2 * self.limit) <= working:
+            self.limit *= 2
+
+    def linger(self, messages: int) -> float:
+        """Return the seconds that a batch of `messages` may wait for more."""
+        if messages >= self.limit:
+            return 0.0
+        return min(self._costs.seconds(max(1, messages)), _WAITING * self.goals.latency_s)
+
+    @property
+    def high_water(self) -> int:
+        """The number of waiting messages from which on no more are fetched."""
+        return 4 * self.limit
+
+
+class MessageBuffer:
+    """Messages that wait for their batch, in the order of their polls."""
+
+    def __init__(self, window: BatchingWindow) -> None:
+        self.full = False
+        self._window = window
+        self._waiting: list[Message] = []
+        self._size = 0
+        # Numbers of messages and when they arrived, oldest first.
+        self._arrivals: deque[tuple[int, float]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def since(self) -> float:
+        """When the oldest message arrived."""
+        return self._arrivals[0][1]
+
+    def add(self, messages: Sequence[Message], now: float) -> None:
+        self._waiting += messages
+        self._size += sum(map(len, map(_VALUE, messages)))
+        self._arrivals.append((len(messages), now))
+
+    def room(self) -> int:
+        """Return how many messages may be fetched: none while `full`, until half is left."""
+        count, bound = len(self._waiting), self._window.high_water
+        if self._size:
+            bound = min(bound, 4 * self._window.goals.size * count // self._size)
+        if count >= bound:
+            self.full = True
+        elif count <= bound // 2:
+            self.full = False
+        return 0 if self.full else max(1, bound - count)
+
+    def take(self) -> tuple[list[Message], float]:
+        """Return the next batch of at least one message, and when its oldest arrived."""
+        count, since = self._batch_size(), self.since
+        taken = self._waiting[:count]
+        del self._waiting[:count]
+        self._size -= sum(map(len, map(_VALUE, taken)))
+        while count:
+            arrived, when = self._arrivals.popleft()
+            if arrived > count:
+                self._arrivals.appendleft((arrived - count, when))
+            count -= min(arrived, count)
+        return taken, since
+
+    def drop(self, partitions: Collection[str]) -> None:
+        """Remove the messages of `partitions`."""
+        dropped = set(partitions)
+        kept = [message for message in self._waiting if message.partition not in dropped]
+        if len(kept) < len(self._waiting):
+            since = self.since
+            self.clear()
+            if kept:
+                self.add(kept, since)
+
+    def clear(self) -> None:
+        self._waiting, self._size = [], 0
+        self._arrivals.clear()
+
+    def _batch_size(self) -> int:
+        count = min(len(self._waiting), self._window.limit)
+        if self._size <= self._window.goals.size:
+            return count
+        sizes = accumulate(map(len, map(_VALUE, self._waiting[:count])))
+        return max(1, sum(1 for size in sizes if size <= self._window.goals.size))
+
+
+class DeadLetterLimit:
+    """Limits dead letters to a `share` of the newest messages.
+
+    Up to `free` dead letters are always allowed: so few prove nothing.
+    """
+
+    def __init__(self, share: float, newest: int = 1000, free: int = 19) -> None:
+        self.share = share
+        self._newest = newest
+        self._free = free
+        self._batches: deque[tuple[int, int]] = deque()
+        self._messages = self._dead = 0
+
+    def room(self, messages: int) -> int:
+        """Return how many of the next `messages` may be dead letters; negative if too many are."""
+        self._forget(messages)
+        allowed = int(self.share * (self._messages + messages) + 1e-9)
+        return max(self._free, allowed) - self._dead
+
+    def observe(self, messages: int, dead: int) -> None:
+        """Record a batch that is committed."""
+        self._batches.append((messages, dead))
+        self._messages += messages
+        self._dead += dead
+
+    def _forget(self, coming: int) -> None:
+        """Forget batches that are older than the newest messages, `coming` ones included."""
+        while self._batches and (self._messages + coming - self._batches[0][0] >= self._newest):
+            messages, dead = self._batches.popleft()
+            self._messages -= messages
+            self._dead -= dead

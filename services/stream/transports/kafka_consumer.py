@@ -1,0 +1,360 @@
+"""A member of a Kafka consumer group: its messages, partitions and positions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+from bundle.errors import ErrorCode
+from services.stream.base import (
+    Commit,
+    ConnectionRequest,
+    Guarantee,
+    Headers,
+    LostPartitionsError,
+    Message,
+    StreamConnection,
+)
+from services.stream.transports.kafka_client import (
+    TIMEOUT_S,
+    ClientHealth,
+    load_driver,
+    make_client,
+    partitions_of,
+    properties,
+    translate_errors,
+    translated,
+)
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer, TopicPartition
+    from confluent_kafka import Message as RawMessage
+
+# Commit errors that mean the partitions were reassigned, or are about to be.
+LOST = frozenset(
+    {"ILLEGAL_GENERATION", "UNKNOWN_MEMBER_ID", "REBALANCE_IN_PROGRESS", "_ASSIGNMENT_LOST"}
+)
+# Timeout of a request for lag() about one partition, in seconds.
+_LAG_TIMEOUT_S = 2.0
+_DEFAULTS = {
+    # After this time a killed member's partitions move to others.
+    "session.timeout.ms": 15_000,
+    "partition.assignment.strategy": "range",
+    # By default a full prefetch queue stops fetching for a second.
+    "fetch.queue.backoff.ms": 20,
+}
+
+
+class PartitionNames(dict[int, str]):
+    """The text of a partition's number, made once."""
+
+    def __missing__(self, number: int) -> str:
+        self[number] = text = str(number)
+        return text
+
+
+def _headers(found: Any) -> Headers:
+    return tuple((name, value or b"") for name, value in found)
+
+
+def converted(raw: Iterable[RawMessage], names: Mapping[int, str]) -> list[Message]:
+    """Return the messages; errors are left out, and a tombstone has an empty value."""
+    # The constructor of a named tuple is a call in Python: a fifth of the time.
+    make_tuple = tuple.__new__
+    return [
+        make_tuple(
+            Message,
+            (
+                names[m.partition()],  # type: ignore[index]  # only an error has none
+                m.offset(),
+                m.value() or b"",
+                m.key(),
+                _headers(found) if (found := m.headers()) else (),
+                m.timestamp()[1],
+            ),
+        )
+        for m in raw
+        if m.error() is None
+    ]
+
+
+class GroupConsumer(StreamConnection):
+    """A member of a group, whose commits are of positions alone; for one thread.
+
+    A group begins at the earliest message. With `start` "latest" it begins when its first
+    member joins: that position is committed at once, or a rebalance before the first commit
+    would skip messages that arrived meanwhile.
+    """
+
+    guarantee = Guarantee.AT_LEAST_ONCE
+
+    def __init__(self, request: ConnectionRequest) -> None:
+        self._driver = load_driver()
+        self._url = request.source
+        self._settings = {
+            **_DEFAULTS,
+            **properties(request.source),
+            "group.id": request.group,
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "auto.offset.reset": "earliest",
+            "allow.auto.create.topics": False,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+        }
+        self._latest = request.start == "latest"
+        self._health = ClientHealth()
+        self._names = PartitionNames()
+        # Messages that the client returned and poll() did not.
+        self._buffered: list[Message] = []
+        self._owned: set[str] = set()
+        self._paused = self._pause_pending = self._rewind_pending = False
+        self._committed: dict[str, int] = {}
+        # By partition: the position after the last message, and the end that follows it.
+        self._ends: dict[str, tuple[int, int]] = {}
+
+    def __enter__(self) -> Self:
+        self._consumer: Consumer = make_client("Consumer", self._settings, self._health)
+        try:
+            partitions_of(self._consumer, self._url, self._health)
+            self._consumer.subscribe(
+                [self._url.topic],
+                on_assign=self._on_assign,
+                on_revoke=self._on_revoke,
+                on_lost=self._on_lost,
+            )
+        except BaseException:
+            self._consumer.close()
+            raise
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.listener = None  # Uncommitted messages are delivered again.
+        self._consumer.close()
+
+    @property
+    def takeover_s(self) -> float:
+        """The property session.timeout.ms."""
+        return float(self._settings["session.timeout.ms"]) / 1e3
+
+    def metadata(self) -> Any:
+        """Return the member's generation, by which the broker fences a replaced member."""
+        return self._consumer.consumer_group_metadata()
+
+    # ---- messages
+
+    def poll(self, limit: int, wait_s: float) -> Sequence[Message]:
+        with translate_errors(self._url):
+            if self._rewind_pending:
+                self._rewind()
+            if self._pause_pending:
+                self._consumer.pause(self._assignment())
+                self._pause_pending = False
+            room = limit - len(self._buffered)
+            wait_s = 0 if self._buffered else wait_s
+            found = self._fetch(room, wait_s) if room > 0 else self._accepted(self._poll_one(0))
+            # A rebalance meanwhile may have dropped messages; all if a commit was rejected.
+            self._buffered = [] if self._rewind_pending else [*self._buffered, *found]
+        taken, self._buffered = self._buffered[:limit], self._buffered[limit:]
+        if not taken:
+            self._health.check()
+        return taken
+
+    def _fetch(self, limit: int, wait_s: float) -> list[Message]:
+        # With a timeout consume() would wait for all of `limit`.
+        found = self._accepted(self._consumer.consume(limit, 0))
+        deadline = time.monotonic() + wait_s
+        while not found and (left := deadline - time.monotonic()) > 0:
+            first = self._poll_one(left)
+            if not first:
+                break
+            more = self._consumer.consume(limit - 1, 0) if limit > 1 else []
+            found = self._accepted([*first, *more])  # Empty for the end of a partition.
+        return found
+
+    def _poll_one(self, wait_s: float) -> list[RawMessage]:
+        message = self._consumer.poll(wait_s)
+        return [] if message is None else [message]
+
+    def _accepted(self, raw: list[RawMessage]) -> list[Message]:
+        messages = converted(raw, self._names)
+        if len(messages) < len(raw):
+            for each in raw:
+                if (error := each.error()) is not None:
+                    self._on_message_error(each, error)
+        return messages
+
+    def _on_message_error(self, raw: RawMessage, error: Any) -> None:
+        if error.name() == "_PARTITION_EOF":
+            partition, end = raw.partition(), raw.offset()
+            assert partition is not None
+            assert end is not None
+            (at,) = self._consumer.position([self._topic_partition(partition)])
+            self._ends[self._names[partition]] = (at.offset, end)
+        elif error.name() != "_MAX_POLL_EXCEEDED":  # A rebalance follows.
+            problem = translated(error, self._url.redacted())
+            if problem.code is not ErrorCode.BROKER_UNAVAILABLE:
+                raise problem
+
+    # ---- positions
+
+    def commit(self, batch: Commit) -> None:
+        positions = self.positions_after(batch.done)
+        if not positions:
+            return
+        try:
+            self._consumer.commit(offsets=positions, asynchronous=False)
+        except self._driver.KafkaException as error:
+            if error.args[0].name() in LOST:
+                raise self.lost() from error
+            raise translated(error.args[0], self._url.redacted()) from error
+        self.set_committed(positions)
+
+    def positions_after(self, done: Sequence[Message]) -> list[TopicPartition]:
+        """Return the positions after `done`; LostPartitionsError if others own a partition."""
+        last = {message.partition: message.offset for message in done}
+        if self._rewind_pending or not last.keys() <= self._owned:
+            raise self.lost()
+        return [self._topic_partition(int(name), int(at) + 1) for name, at in last.items()]
+
+    def set_committed(self, positions: Iterable[TopicPartition]) -> None:
+        """Record positions that are committed."""
+        self._committed.update((self._names[at.partition], at.offset) for at in positions)
+
+    def forget_committed(self) -> None:
+        """Ask the broker for positions again: a transaction was committed meanwhile."""
+        self._committed.clear()
+
+    def lost(self) -> LostPartitionsError:
+        """Discard buffered messages, and let the next poll begin after the last commit."""
+        self._rewind_pending = True
+        return LostPartitionsError("the partitions belong to another consumer")
+
+    def lag(self) -> Mapping[str, int]:
+        with translate_errors(self._url):
+            if unknown := [name for name in self._owned if name not in self._committed]:
+                positions = [self._topic_partition(int(name)) for name in unknown]
+                self.set_committed(self._consumer.committed(positions, timeout=_LAG_TIMEOUT_S))
+            self._commit_ends()
+            return {name: self._partition_lag(name) for name in sorted(self._owned, key=int)}
+
+    def group_lag(self) -> int:
+        self.lag()  # It commits the ends of this member's partitions.
+        numbers = partitions_of(self._consumer, self._url, self._health)
+        total = 0
+        with translate_errors(self._url):
+            positions = [self._topic_partition(number) for number in numbers]
+            for at in self._consumer.committed(positions, timeout=TIMEOUT_S):
+                if at.error is not None:
+                    raise translated(at.error, self._url.redacted())
+                low, high = self._consumer.get_watermark_offsets(at, timeout=_LAG_TIMEOUT_S)
+                total += max(high - max(at.offset, low), 0)
+        return total
+
+    def _commit_ends(self) -> None:
+        """Commit the offsets of transaction markers and compacted messages at partition ends.
+
+        No message follows them, so no commit of messages covers them. Without this the group's
+        lag would never be 0 for members that do not own the partition.
+        """
+        ends = [
+            self._topic_partition(int(name), end)
+            for name, (at, end) in self._ends.items()
+            if name in self._owned
+            and at <= self._committed[name]
+            and max(self._committed[name], 0) < end
+        ]
+        if not ends or self._rewind_pending:
+            return
+        try:
+            self._consumer.commit(offsets=ends, asynchronous=False)
+        except self._driver.KafkaException as error:
+            # A rebalance has begun: the next owner of the partitions finds their ends itself.
+            if error.args[0].name() not in LOST:
+                raise
+        else:
+            self.set_committed(ends)
+
+    def _partition_lag(self, name: str) -> int:
+        partition = self._topic_partition(int(name))
+        watermarks = self._consumer.get_watermark_offsets
+        # The client does not update the end of a paused partition.
+        low, high = watermarks(partition, cached=True) if not self._paused else (0, -1)
+        if high < 0:
+            low, high = watermarks(partition, timeout=_LAG_TIMEOUT_S)
+        position = max(self._committed[name], low, 0)
+        at, end = self._ends.get(name, (-1, -1))
+        # Transaction markers have offsets too, and no message follows them.
+        return max(high - (max(end, position) if at <= position else position), 0)
+
+    def _rewind(self) -> None:
+        for at in self._consumer.committed(self._assignment(), timeout=TIMEOUT_S):
+            if at.offset < 0:
+                at.offset = self._driver.OFFSET_BEGINNING
+            try:
+                self._consumer.seek(at)
+            except self._driver.KafkaException as error:
+                # The client has not begun to fetch, and will begin after the last commit.
+                if error.args[0].name() != "_STATE":
+                    raise
+        self._buffered.clear()
+        self._rewind_pending = False
+
+    # ---- membership
+
+    def pause(self) -> None:
+        self._paused = self._pause_pending = True
+
+    def resume(self) -> None:
+        self._paused = self._pause_pending = False
+        with translate_errors(self._url):
+            self._consumer.resume(self._assignment())
+
+    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        if self._latest:
+            self._begin_at_end(consumer, partitions)
+        for partition in partitions:
+            self._forget(self._names[partition.partition])
+            self._owned.add(self._names[partition.partition])
+        self._pause_pending = self._paused
+
+    def _begin_at_end(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        # The client fetches nothing before this returns.
+        new = [at for at in consumer.committed(partitions, timeout=TIMEOUT_S) if at.offset < 0]
+        for at in new:
+            _low, at.offset = consumer.get_watermark_offsets(at, timeout=TIMEOUT_S)
+        if new:
+            consumer.commit(offsets=new, asynchronous=False)
+
+    def _on_revoke(self, _: Consumer, partitions: list[TopicPartition]) -> None:
+        names = [self._names[partition.partition] for partition in partitions]
+        try:
+            if self.listener is not None:
+                self.listener.revoked(names)
+        finally:
+            self._drop(names)
+
+    def _on_lost(self, _: Consumer, partitions: list[TopicPartition]) -> None:
+        names = [self._names[partition.partition] for partition in partitions]
+        self._drop(names)
+        if self.listener is not None:
+            self.listener.lost(names)
+
+    def _drop(self, names: list[str]) -> None:
+        self._owned.difference_update(names)
+        self._buffered = [each for each in self._buffered if each.partition in self._owned]
+        for name in names:
+            self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        self._committed.pop(name, None)
+        self._ends.pop(name, None)
+
+    def _assignment(self) -> list[TopicPartition]:
+        return [self._topic_partition(int(name)) for name in self._owned]
+
+    def _topic_partition(self, partition: int, offset: int | None = None) -> TopicPartition:
+        at = self._driver.OFFSET_INVALID if offset is None else offset
+        made: TopicPartition = self._driver.TopicPartition(self._url.topic, partition, at)
+        return made
