@@ -1,4 +1,4 @@
-"""What the bytes of messages mean: one module for each form, found by its name."""
+"""Payload formats of messages: one module for each, found by its name."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from bundle.tensors import Signature
 if TYPE_CHECKING:
     from services.stream.base import Payload
 
-# What a broker's own limits are near; a message is held several times while it is scored.
+# Near the brokers' own limits; a message is in memory several times while it is scored.
 MAX_BYTES = 8 << 20
 MAX_ROWS = 65_536
 
-# Each module has `open_payload(wanted, signature)`.
+# Each module has `open_payload(request, signature)`.
 BY_NAME: Mapping[str, str] = MappingProxyType(
     {
         "json": "services.stream.payloads.jsonrows",
@@ -32,11 +32,11 @@ BY_NAME: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class PayloadRequest:
-    """The form of messages that a user wants.
+    """The payload format of a run.
 
     `keep` are fields of a message that its answer has as well. A message of more than
-    `max_bytes`, or of more than `max_rows` rows, is refused before it is read. `map` says
-    which columns feed which input, as `mlctl batch run --map`.
+    `max_bytes`, or of more than `max_rows` rows, is rejected. `map` says which columns feed
+    which input, as `mlctl batch run --map`.
     """
 
     name: str = "json"
@@ -47,26 +47,26 @@ class PayloadRequest:
     options: Mapping[str, str] = field(default_factory=dict)
 
 
-def open_payload(wanted: PayloadRequest, signature: Signature) -> Payload:
-    """The payload of `signature`; INVALID_INPUT if it cannot be had in that form.
+def open_payload(request: PayloadRequest, signature: Signature) -> Payload:
+    """Return the payload for `signature`; INVALID_INPUT if the format cannot represent it.
 
-    UNSUPPORTED_MODEL for a model that takes no rows.
+    UNSUPPORTED_MODEL for a model without a batch dimension.
     """
-    module = BY_NAME.get(wanted.name)
+    module = BY_NAME.get(request.name)
     if module is None:
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
-            f"--payload {wanted.name}: there is no such form; there are {', '.join(BY_NAME)}",
+            f"--payload {request.name}: unknown format; formats: {', '.join(BY_NAME)}",
         )
     if not signature.batched:
         raise MlctlError(
             ErrorCode.UNSUPPORTED_MODEL,
             "the model has no batch dimension, so messages cannot be its rows",
         )
-    for name in wanted.keep:
+    for name in request.keep:
         if any(spec.name == name for spec in signature.outputs):
             raise MlctlError(
                 ErrorCode.INVALID_INPUT, f"--keep {name}: an output has that name as well"
             )
-    payload: Payload = importlib.import_module(module).open_payload(wanted, signature)
+    payload: Payload = importlib.import_module(module).open_payload(request, signature)
     return payload

@@ -38,20 +38,20 @@ class ArrowPayload:
 
     name = "arrow"
 
-    def __init__(self, wanted: PayloadRequest, signature: Signature) -> None:
-        self._wanted = wanted
+    def __init__(self, request: PayloadRequest, signature: Signature) -> None:
+        self._request = request
         self._signature = signature
-        self._map = parse_map(wanted.map)
+        self._map = parse_map(request.map)
         self._feeds: dict[Any, tuple[InputColumns, ...] | str] = {}
 
     def decode(self, values: Sequence[bytes]) -> Sequence[Decoded]:
-        rejected = too_long(values, self._wanted.max_bytes)
+        rejected = too_long(values, self._request.max_bytes)
         groups: dict[Any, Group] = {}
         for index, value in enumerate(values):
             if index in rejected:
                 continue
             try:
-                table = _read(value, self._wanted)
+                table = _read(value, self._request)
             except MlctlError as error:
                 rejected[index] = error.message
                 continue
@@ -109,7 +109,7 @@ class ArrowPayload:
                 yield MessageGroup([index], groups[0].arrays, [table.num_rows], [self._kept(table)])
 
     def _feeds_of(self, schema: pa.Schema) -> tuple[InputColumns, ...] | str:
-        """The feeds of a schema, or why it has none."""
+        """Return the input columns of a schema, or the reason why it has none."""
         known = self._feeds.get(schema)
         if known is None:
             if len(self._feeds) >= _KEPT_SCHEMAS:
@@ -118,22 +118,22 @@ class ArrowPayload:
                 known = find_feeds(schema, self._signature, self._map)
             except MlctlError as error:
                 known = error.message
-            missing = [name for name in self._wanted.keep if name not in schema.names]
+            missing = [name for name in self._request.keep if name not in schema.names]
             self._feeds[schema] = known = f"column {missing[0]!r} is missing" if missing else known
         return known
 
     def _kept(self, table: pa.Table) -> pa.Table | None:
-        return table.select(self._wanted.keep) if self._wanted.keep else None
+        return table.select(self._request.keep) if self._request.keep else None
 
 
 open_payload = ArrowPayload
 
 
-def _read(value: bytes, wanted: PayloadRequest) -> pa.Table:
-    """The rows of one message, each buffer of them checked; INVALID_INPUT if they are none.
+def _read(value: bytes, request: PayloadRequest) -> pa.Table:
+    """Return the validated rows of one message; INVALID_INPUT.
 
-    What is larger in memory than in the message is rejected before it is unpacked: compressed
-    buffers, dictionaries, and lists of nulls, of which no byte is stored.
+    Compressed buffers, dictionaries and lists of nulls are rejected before they are unpacked:
+    they can be far larger in memory than in the message.
     """
     import pyarrow as pa
 
@@ -141,14 +141,14 @@ def _read(value: bytes, wanted: PayloadRequest) -> pa.Table:
         content = pa.py_buffer(value)
         for part in pa.ipc.MessageReader.open_stream(content):
             if part.type == "dictionary" or (part.type == "record batch" and _is_compressed(part)):
-                raise invalid("compressed Arrow messages and dictionaries are not read")
+                raise invalid("compressed Arrow messages and dictionaries are not supported")
         with pa.ipc.open_stream(content) as reader:
             if any(map(_is_list_of_nulls, reader.schema.types)):
                 raise invalid("a column holds lists of nulls")
             batches, rows = [], 0
             for batch in reader:
                 rows += batch.num_rows
-                if rows > wanted.max_rows:
+                if rows > request.max_rows:
                     break
                 batch.validate(full=True)
                 batches.append(batch)
@@ -158,9 +158,9 @@ def _read(value: bytes, wanted: PayloadRequest) -> pa.Table:
         *(pa.ArrowException, OSError, ValueError, TypeError, NotImplementedError),
         *(struct.error, IndexError),
     ) as error:
-        raise invalid("the message is no stream of Arrow's IPC format") from error
-    if not 0 < rows <= wanted.max_rows:
-        raise invalid(f"the message has {rows} rows or more; it may have 1 to {wanted.max_rows}")
+        raise invalid("the message is not a stream of Arrow's IPC format") from error
+    if not 0 < rows <= request.max_rows:
+        raise invalid(f"the message has {rows:,} rows or more (limit {request.max_rows:,})")
     if len(names) < len(schema):
         raise invalid("the message has a column twice")
     return pa.Table.from_batches(batches).replace_schema_metadata(None)

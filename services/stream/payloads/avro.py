@@ -1,7 +1,7 @@
 """Avro messages in Confluent's wire format: a zero byte, the schema's number, the record.
 
-A record's fields are read as those of a JSON message. Answers are JSON, or Avro as well if
-`subject` says under which subject of the registry their schema is to be.
+The fields of a record are read as those of a JSON message. Answers are JSON, or Avro if the option
+`subject` names the subject of the registry for their schema.
 """
 
 from __future__ import annotations
@@ -35,29 +35,29 @@ class AvroPayload:
 
     name = "avro"
 
-    def __init__(self, wanted: PayloadRequest, signature: Signature) -> None:
+    def __init__(self, request: PayloadRequest, signature: Signature) -> None:
         _require()
-        url = wanted.options.get("registry")
+        url = request.options.get("registry")
         if not url:
             raise MlctlError(
                 ErrorCode.INVALID_INPUT,
                 "--payload avro needs a schema registry",
-                "Say where it is: --option registry=http://localhost:8081.",
+                "Set its URL: --option registry=http://localhost:8081.",
             )
-        self._wanted = wanted
+        self._request = request
         self._registry = SchemaRegistry(url)
-        self._reader = ObjectReader(wanted, signature)
+        self._reader = ObjectReader(request, signature)
         self._schemas: dict[int, Any] = {}
         self._wire = {spec.name for spec in signature.inputs}
-        subject = wanted.options.get("subject")
+        subject = request.options.get("subject")
         self._writer: JsonWriter | AvroWriter = (
-            AvroWriter(signature, wanted, self._registry, subject)
+            AvroWriter(signature, request, self._registry, subject)
             if subject
             else JsonWriter(signature)
         )
 
     def decode(self, values: Sequence[bytes]) -> Sequence[Decoded]:
-        rejected = too_long(values, self._wanted.max_bytes)
+        rejected = too_long(values, self._request.max_bytes)
         documents: list[Any] = []
         for index, value in enumerate(values):
             document = None
@@ -85,18 +85,18 @@ class AvroPayload:
         content = io.BytesIO(value[_HEAD.size :])
         try:
             document = fastavro.schemaless_reader(content, schema, None)
-        # Whatever its compiled code meets in bytes that are no record.
+        # Any error of the compiled code, for bytes that are not a record.
         except Exception as error:
-            raise invalid("the message is no record of its schema") from error
+            raise invalid("the message is not a record of its schema") from error
         if not isinstance(document, dict) or content.read(1):
-            raise invalid("the message is no record of its schema")
+            raise invalid("the message is not a record of its schema")
         return {name: self._plain(name, each) for name, each in document.items()}
 
     def _plain(self, name: str, value: Any) -> Any:
-        """A field as JSON would have it."""
+        """Return a field as JSON represents it."""
         if name in self._wire:
             return _texts(value)
-        return as_json(value) if name in self._wanted.keep else None
+        return as_json(value) if name in self._request.keep else None
 
     def _schema(self, number: int) -> Any:
         known = self._schemas.get(number)
@@ -122,12 +122,12 @@ open_payload = AvroPayload
 
 
 class AvroWriter:
-    """Answers as records of a schema of their own, which is registered at once."""
+    """Writes answers as records of a schema of their own, registered when the run starts."""
 
     def __init__(
         self,
         signature: Signature,
-        wanted: PayloadRequest,
+        request: PayloadRequest,
         registry: SchemaRegistry,
         subject: str,
     ) -> None:
@@ -135,7 +135,7 @@ class AvroWriter:
 
         self._names = [spec.name for spec in signature.outputs]
         self._texts = {s.name for s in signature.outputs if s.dtype is Datatype.BYTES}
-        fields = [{"name": name, "type": list(_PLAIN), "default": None} for name in wanted.keep]
+        fields = [{"name": name, "type": list(_PLAIN), "default": None} for name in request.keep]
         fields += [{"name": spec.name, "type": _type(spec)} for spec in signature.outputs]
         document = {"type": "record", "name": "Answer", "namespace": "mlctl", "fields": fields}
         try:
@@ -144,7 +144,7 @@ class AvroWriter:
             raise MlctlError(
                 ErrorCode.INVALID_INPUT,
                 "an output or a kept field has a name that Avro does not take",
-                "Leave --option subject out: answers are JSON then.",
+                "Remove --option subject: then answers are JSON.",
             ) from error
         number = registry.register(subject, orjson.dumps(document).decode())
         self._head = _HEAD.pack(0, number)
@@ -155,7 +155,7 @@ class AvroWriter:
         import fastavro
 
         if sum(rows) != len(rows) or any(each is not None and each.many for each in carried):
-            raise invalid("answers to several rows are no one record; send a row in each message")
+            raise invalid("an answer of several rows is not a record; send one row per message")
         columns = [
             _decoded(outputs[name]) if name in self._texts else outputs[name].tolist()
             for name in self._names
@@ -169,13 +169,13 @@ class AvroWriter:
             try:
                 fastavro.schemaless_writer(content, self._schema, record)
             except (ValueError, TypeError, OverflowError) as error:
-                raise invalid("a kept field has no place in an answer of Avro") from error
+                raise invalid("a kept field cannot be represented in Avro") from error
             found.append(content.getvalue())
         return found
 
 
 def _type(spec: TensorSpec) -> Any:
-    """The type of one row of an output."""
+    """Return the Avro type of one row of an output."""
     kind = spec.dtype.numpy_name
     if spec.dtype in (Datatype.UINT64, Datatype.BF16):
         raise MlctlError(

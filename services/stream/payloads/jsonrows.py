@@ -1,6 +1,6 @@
 """JSON messages: an object with a field for each input, or a request of the V2 protocol.
 
-They are read by the rules of the online path, with its refusals. An answer has a field for each
+They are read by the rules of the online path. An answer has a field for each
 output and for each field of the message that is kept.
 """
 
@@ -28,16 +28,16 @@ class JsonPayload:
 
     name = "json"
 
-    def __init__(self, wanted: PayloadRequest, signature: Signature) -> None:
-        self._most = wanted.max_bytes
+    def __init__(self, request: PayloadRequest, signature: Signature) -> None:
+        self._max_bytes = request.max_bytes
         self._inputs = {spec.name for spec in signature.inputs}
         self._codec = V2Codec("", "", signature)
-        self._reader = ObjectReader(wanted, signature, self._read_v2)
+        self._reader = ObjectReader(request, signature, self._read_v2)
         self._values: Sequence[bytes] = ()
         self._writer = JsonWriter(signature)
 
     def decode(self, values: Sequence[bytes]) -> Sequence[Decoded]:
-        rejected = too_long(values, self._most)
+        rejected = too_long(values, self._max_bytes)
         self._values = values
         documents = _parsed(values, rejected)
         return self._reader.read(documents, rejected)
@@ -58,7 +58,7 @@ open_payload = JsonPayload
 
 
 class JsonWriter:
-    """Answers as JSON; MlctlError for one that JSON cannot carry."""
+    """Writes answers as JSON; MlctlError for one that JSON cannot represent."""
 
     def __init__(self, signature: Signature) -> None:
         self._specs = signature.outputs
@@ -67,7 +67,7 @@ class JsonWriter:
     def encode(
         self, outputs: Mapping[str, np.ndarray], rows: Sequence[int], carried: Sequence[Any] = ()
     ) -> list[bytes]:
-        """A value for each message; `carried` are `Carried` or None."""
+        """Return a value for each message; `carried` are `Carried` or None."""
         columns = [_row_texts(spec, outputs[spec.name]) for spec in self._specs]
         if not any(carried) and sum(rows) == len(rows):
             return self._plain(columns)
@@ -93,26 +93,26 @@ class JsonWriter:
 
 
 def _kept_text(kept: Mapping[str, Any]) -> bytes:
-    """The fields as JSON: what is read may be nested deeper than what can be written."""
+    """Return fields as JSON; a field may be nested deeper than can be written."""
     try:
         return orjson.dumps(kept)[1:-1]
     except orjson.JSONEncodeError:
         raise invalid("a kept field is nested too deeply") from None
 
 
-def too_long(values: Sequence[bytes], most: int) -> dict[int, str]:
-    """By index the messages of more than `most` bytes, to be refused before they are read."""
-    if not values or max(map(len, values)) <= most:
+def too_long(values: Sequence[bytes], max_bytes: int) -> dict[int, str]:
+    """Return the reasons of messages over `max_bytes` by index; they are not parsed."""
+    if not values or max(map(len, values)) <= max_bytes:
         return {}
     return {
-        index: f"the message has {len(value)} bytes; it may have {most}"
+        index: f"the message has {len(value):,} bytes (limit {max_bytes:,})"
         for index, value in enumerate(values)
-        if len(value) > most
+        if len(value) > max_bytes
     }
 
 
 def _parsed(values: Sequence[bytes], rejected: dict[int, str]) -> list[Any]:
-    """The documents; None for one that is in `rejected`, also if it has come there now."""
+    """Return the documents, None for rejected ones; add invalid ones to `rejected`."""
     documents: list[Any] = []
     if not rejected:
         try:
@@ -121,7 +121,7 @@ def _parsed(values: Sequence[bytes], rejected: dict[int, str]) -> list[Any]:
             documents = []
     if not documents:
         documents = [_loaded(i, value, rejected) for i, value in enumerate(values)]
-    for index in _doubtful(values, documents):
+    for index in _maybe_duplicate_keys(values, documents):
         try:
             if index not in rejected:
                 parse_object(values[index])
@@ -140,10 +140,10 @@ def _loaded(index: int, value: bytes, rejected: dict[int, str]) -> Any:
         return None
 
 
-def _doubtful(values: Sequence[bytes], documents: Sequence[Any]) -> list[int]:
-    """The messages that may have a key twice: of which the parser would drop one.
+def _maybe_duplicate_keys(values: Sequence[bytes], documents: Sequence[Any]) -> list[int]:
+    """Return the messages that may have a key twice, of which the parser drops one.
 
-    Every key has a colon, so as many as there are keys means that none was dropped.
+    Every key has a colon: as many colons as keys means that none was dropped.
     """
     if set(map(type, documents)) == {dict}:
         colons = [value.count(b":") for value in values]
@@ -158,7 +158,7 @@ def _doubtful(values: Sequence[bytes], documents: Sequence[Any]) -> list[int]:
 
 
 def _plain_keys(value: bytes, document: Any) -> bool:
-    """Whether all colons but those of the outer keys are in texts."""
+    """Whether all colons but those of the outer keys are inside strings."""
     if type(document) is not dict or b"\\" in value:
         return False
     found = len(document)
@@ -168,7 +168,7 @@ def _plain_keys(value: bytes, document: Any) -> bool:
 
 
 def _row_texts(spec: TensorSpec, array: np.ndarray) -> list[bytes]:
-    """The JSON of each row: the whole is written at once and cut between the rows."""
+    """Return the JSON of each row: all rows are written at once and split."""
     flat = encode_data(spec, array)
     if spec.dtype is Datatype.BYTES:
         rows = np.array(flat, object).reshape(array.shape).tolist()

@@ -1,4 +1,4 @@
-"""Messages that are objects, one field for each input: many of them become arrays at once.
+"""Messages that are objects with a field for each input, converted to arrays together.
 
 An input's field is one row of it: flat, in the row's shape, or one plain value where the row
 has one. With one more level of lists it is several rows, and the answer has that level too.
@@ -26,14 +26,14 @@ _EXACT = 1 << 63
 
 
 class Carried(NamedTuple):
-    """What a message's answer needs of it: the `kept` fields, and whether it asked of `many`."""
+    """What an answer needs of its message: the `kept` fields, and whether it has `many` rows."""
 
     many: bool
     kept: Mapping[str, Any]
 
 
 class MessageGroup(NamedTuple):
-    """Messages of equal shapes: `rows` and `carried` are of those at `indices`."""
+    """Messages of equal shapes; `rows` and `carried` belong to the messages at `indices`."""
 
     indices: Sequence[int]
     inputs: Mapping[str, np.ndarray]
@@ -45,19 +45,19 @@ Alone = Callable[[int, Any], Mapping[str, np.ndarray] | None]
 
 
 class ObjectReader:
-    """Reads documents by a model's signature. `alone` may read one of another form, by index."""
+    """Reads documents by a model's signature; `alone` may read another form, by index."""
 
     def __init__(
-        self, wanted: PayloadRequest, signature: Signature, alone: Alone | None = None
+        self, request: PayloadRequest, signature: Signature, alone: Alone | None = None
     ) -> None:
         self._specs = {spec.name: spec for spec in signature.inputs}
-        self._keep = wanted.keep
-        self._most = wanted.max_rows
+        self._keep = request.keep
+        self._max_rows = request.max_rows
         self._alone = alone
         self._fixed = all(DYNAMIC not in spec.shape[1:] for spec in signature.inputs)
 
     def read(self, documents: Sequence[Any], rejected: dict[int, str]) -> Sequence[Decoded]:
-        """All documents but those in `rejected` already; adds to it."""
+        """Return the documents that are not in `rejected`, and add to it those that are invalid."""
         indices = [i for i in range(len(documents)) if i not in rejected] if rejected else None
         found = self._pieces(documents, indices or range(len(documents)), rejected)
         return joined([] if indices == [] else found, rejected)
@@ -80,7 +80,7 @@ class ObjectReader:
                     rejected[index] = error.message
 
     def _whole(self, documents: Sequence[Any], indices: Sequence[int]) -> MessageGroup | None:
-        """All of them at once; None if any is not one plain row."""
+        """Convert all documents together; None if one of them is not one plain row."""
         if set(map(type, documents)) != {dict}:
             return None
         try:
@@ -108,7 +108,7 @@ class ObjectReader:
                     raise invalid(f"input {name!r} is missing; the model's inputs are {known}")
                 found[name], several = _value(spec, document[name])
                 many = many or several
-        rows = check_rows(found, self._specs, self._most)
+        rows = check_rows(found, self._specs, self._max_rows)
         return MessageGroup([index], found, [rows], [self._carried(document, many=many)])
 
     def _carried(self, document: Mapping[str, Any], *, many: bool) -> Carried | None:
@@ -121,21 +121,23 @@ class ObjectReader:
         return Carried(many, kept)
 
 
-def check_rows(inputs: Mapping[str, np.ndarray], specs: Mapping[str, TensorSpec], most: int) -> int:
-    """How many rows a message has; INVALID_INPUT if inputs differ in it, are missing, or many."""
+def check_rows(
+    inputs: Mapping[str, np.ndarray], specs: Mapping[str, TensorSpec], max_rows: int
+) -> int:
+    """Return a message's rows; INVALID_INPUT if inputs differ or are missing, or at the limit."""
     if missing := specs.keys() - inputs.keys():
         raise invalid(f"input {min(missing)!r} is missing")
     counts = {len(array) for array in inputs.values()}
     if len(counts) > 1:
         raise invalid("the inputs have different numbers of rows")
     (rows,) = counts
-    if not 0 < rows <= most:
-        raise invalid(f"the message has {rows} rows; it may have 1 to {most}")
+    if not 0 < rows <= max_rows:
+        raise invalid(f"the message has {rows:,} rows (limit {max_rows:,})")
     return rows
 
 
 def joined(pieces: Iterable[MessageGroup], rejected: dict[int, str]) -> Sequence[Decoded]:
-    """Pieces of equal shapes as one item, in the order of their first messages."""
+    """Join pieces of equal shapes, in the order of their first messages."""
     groups: dict[Any, list[MessageGroup]] = {}
     for piece in pieces:
         key = tuple(array.shape[1:] for array in piece.inputs.values())
@@ -164,21 +166,21 @@ def _decoded(pieces: Sequence[MessageGroup], rejected: dict[int, str]) -> Decode
 
 
 def _column(spec: TensorSpec, values: list[Any]) -> np.ndarray:
-    """One plain row of an input from each message; MlctlError or TypeError if one is none."""
+    """Return one plain row of an input per message; MlctlError or TypeError otherwise."""
     shape = spec.shape[1:]
     width, count = math.prod(shape), len(values)
     if shape and not (width == 1 and set(map(type, values)).isdisjoint({list, dict})):
         if set(map(type, values)) != {list} or set(map(len, values)) != {width}:
             raise TypeError("not flat")
         values = list(chain.from_iterable(values))
-    # Flat as it is declared here, data that is not will be refused.
+    # Declared as flat: nested data is rejected.
     dtype = np.dtype(spec.dtype.numpy_name)
     array = decode_data(Declared(spec, (count * width,), count * width, dtype), values)
     return array.reshape(count, *shape)
 
 
 def _value(spec: TensorSpec, value: Any) -> tuple[np.ndarray, bool]:
-    """The rows in one message's field, and whether it has the level of several rows."""
+    """Return the rows of one message's field, and whether it has a level for several rows."""
     rank, row = len(spec.shape), spec.shape[1:]
     dims: list[int] = []
     inner = value
@@ -189,7 +191,7 @@ def _value(spec: TensorSpec, value: Any) -> tuple[np.ndarray, bool]:
     if not many:
         plain = not dims and DYNAMIC not in row and math.prod(row) == 1
         flat = len(dims) == 1 and rank > 2 and DYNAMIC not in row
-        # Data may be flat, whatever the shape is that it is declared with.
+        # Data may be flat, whatever its declared shape.
         dims = [1, *row] if plain or flat else [1, *dims]
         value = [value] if not flat else value
     declared = declare({spec.name: spec}, spec.name, spec.dtype.value, dims)

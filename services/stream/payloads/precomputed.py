@@ -1,4 +1,4 @@
-"""Answers on their way to the store of precomputed ones: rows as it has them, with their keys."""
+"""Answers for the store of precomputed ones: rows in its format, with their keys."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _SIZE = struct.Struct("<H")
 
 
 class PrecomputedPayload:
-    """Decodes as `wanted` says. With `field` that field of a message is its row's key."""
+    """Decodes as `request` says. With `field`, that field of a message is its row's key."""
 
     name = "precomputed"
 
-    def __init__(self, wanted: PayloadRequest, signature: Signature, field: str | None) -> None:
+    def __init__(self, request: PayloadRequest, signature: Signature, field: str | None) -> None:
         keep = () if field is None else (field,)
         self._field = field
-        self._inner: Payload = open_payload(replace(wanted, keep=keep), signature)
+        self._inner: Payload = open_payload(replace(request, keep=keep), signature)
         self._codec = RowCodec(signature.outputs)
 
     def decode(self, values: Sequence[bytes]) -> Sequence[Decoded]:
@@ -47,7 +47,7 @@ class PrecomputedPayload:
         ]
 
     def _key(self, carried: Any) -> bytes:
-        """The key in the message; empty where its own key is meant."""
+        """Return the key in the message; empty for the message's own key."""
         if self._field is None:
             return b""
         if isinstance(carried, Carried):
@@ -58,7 +58,7 @@ class PrecomputedPayload:
 
 
 def split_value(value: bytes) -> tuple[str, bytes]:
-    """The key that a value carries, or nothing, and the row's bytes."""
+    """Return the key in a value, empty if it has none, and the row's bytes."""
     (size,) = _SIZE.unpack_from(value)
     start = _SIZE.size + size
     return value[_SIZE.size : start].decode(), value[start:]

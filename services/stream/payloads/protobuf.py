@@ -1,6 +1,6 @@
-"""Protobuf messages of one type, which a compiled descriptor set describes.
+"""Protobuf messages of one type of a compiled descriptor set.
 
-`protoc --include_imports --descriptor_set_out=FILE` makes one. Fields are read as those of a JSON
+`protoc --include_imports --descriptor_set_out=FILE` writes one. Fields are read as those of a JSON
 message. Answers are JSON, or messages of the type that `answer` names.
 """
 
@@ -33,13 +33,13 @@ class ProtobufPayload:
 
     name = "protobuf"
 
-    def __init__(self, wanted: PayloadRequest, signature: Signature) -> None:
-        options = wanted.options
+    def __init__(self, request: PayloadRequest, signature: Signature) -> None:
+        options = request.options
         if not (options.get("descriptors") and options.get("message")):
             raise MlctlError(
                 ErrorCode.INVALID_INPUT,
                 "--payload protobuf needs the description of the messages",
-                "Say --option descriptors=FILE, made by protoc --include_imports "
+                "Set --option descriptors=FILE, written by protoc --include_imports "
                 "--descriptor_set_out=FILE, and --option message=PACKAGE.NAME.",
             )
         types = _types(Path(options["descriptors"]))
@@ -47,10 +47,10 @@ class ProtobufPayload:
         self._framed = options.get("framing") == "confluent"
         if self._framed:
             require_registry_client()
-        self._most = wanted.max_bytes
+        self._max_bytes = request.max_bytes
         fields = self._type.DESCRIPTOR.fields_by_name
         wire = [spec.name for spec in signature.inputs]
-        for name in (*wire, *wanted.keep):
+        for name in (*wire, *request.keep):
             if name not in fields:
                 raise MlctlError(
                     ErrorCode.INVALID_INPUT,
@@ -58,20 +58,21 @@ class ProtobufPayload:
                 )
             if fields[name].message_type is not None:
                 raise MlctlError(
-                    ErrorCode.INVALID_INPUT, f"field {name!r} is a message: only values can be read"
+                    ErrorCode.INVALID_INPUT,
+                    f"field {name!r} is a message: only plain values can be read",
                 )
-        self._fields = [(name, fields[name].is_repeated) for name in (*wire, *wanted.keep)]
+        self._fields = [(name, fields[name].is_repeated) for name in (*wire, *request.keep)]
         self._optional = {name for name, _ in self._fields if fields[name].has_presence}
-        self._reader = ObjectReader(wanted, signature)
+        self._reader = ObjectReader(request, signature)
         answer = options.get("answer")
         self._writer: JsonWriter | ProtobufWriter = (
-            ProtobufWriter(signature, wanted, _find(types, answer))
+            ProtobufWriter(signature, request, _find(types, answer))
             if answer
             else JsonWriter(signature)
         )
 
     def decode(self, values: Sequence[bytes]) -> Sequence[Decoded]:
-        rejected = too_long(values, self._most)
+        rejected = too_long(values, self._max_bytes)
         documents: list[Any] = []
         for index, value in enumerate(values):
             document = None
@@ -95,7 +96,7 @@ class ProtobufPayload:
         try:
             message.ParseFromString(_unframed(value) if self._framed else value)
         except DecodeError as error:
-            raise invalid("the message is none of its type") from error
+            raise invalid("the message is not of its type") from error
         found = {}
         for name, repeated in self._fields:
             if name in self._optional and not message.HasField(name):
@@ -109,12 +110,12 @@ open_payload = ProtobufPayload
 
 
 class ProtobufWriter:
-    """Answers as messages of one type, whose fields have the names of outputs and kept fields."""
+    """Writes answers as messages of one type; its fields are named as outputs and kept fields."""
 
-    def __init__(self, signature: Signature, wanted: PayloadRequest, kind: type[Any]) -> None:
+    def __init__(self, signature: Signature, request: PayloadRequest, kind: type[Any]) -> None:
         self._type = kind
         fields = kind.DESCRIPTOR.fields_by_name
-        for name in (*(spec.name for spec in signature.outputs), *wanted.keep):
+        for name in (*(spec.name for spec in signature.outputs), *request.keep):
             if name not in fields or fields[name].message_type is not None:
                 raise MlctlError(
                     ErrorCode.INVALID_INPUT, f"the answer's message has no plain field {name!r}"
@@ -127,9 +128,9 @@ class ProtobufWriter:
     def encode(
         self, outputs: Mapping[str, np.ndarray], rows: Sequence[int], carried: Sequence[Any]
     ) -> list[bytes]:
-        """The rows of an output are flat, in row-major order."""
+        """Return messages; the row of an output is flat, in row-major order."""
         if sum(rows) != len(rows) or any(each is not None and each.many for each in carried):
-            raise invalid("answers to several rows are no one message; send a row in each")
+            raise invalid("an answer of several rows is not one message; send one row per message")
         columns = {
             name: outputs[name].reshape(len(rows), -1).tolist() for name, _, _ in self._outputs
         }
@@ -146,13 +147,13 @@ class ProtobufWriter:
                 for name, value in (about.kept if about else {}).items():
                     _set(message, name, value)
             except (TypeError, ValueError, IndexError) as error:
-                raise invalid("an answer has no place in its message") from error
+                raise invalid("an answer does not fit its message type") from error
             found.append(message.SerializeToString())
         return found
 
 
 def _types(path: Path) -> Any:
-    """The types of a descriptor set, in a pool of their own."""
+    """Return the types of a descriptor set, in a pool of their own."""
     from google.protobuf import descriptor_pb2, descriptor_pool
     from google.protobuf.message import DecodeError
 
@@ -165,7 +166,7 @@ def _types(path: Path) -> Any:
     except (OSError, DecodeError, TypeError, KeyError) as error:
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
-            f"{path} is not a whole descriptor set",
+            f"{path} is not a complete descriptor set",
             "Make it with protoc --include_imports --descriptor_set_out=FILE.",
         ) from error
     return pool
@@ -183,7 +184,7 @@ def _find(types: Any, name: str) -> type[Any]:
 
 
 def _unframed(value: bytes) -> bytes:
-    """What follows the number of a schema and the place of the type in it."""
+    """Return the bytes after the number of the schema and the index of the type in it."""
     from confluent_kafka.schema_registry.serde import SchemaId
     from confluent_kafka.serialization import SerializationError
 

@@ -1,4 +1,4 @@
-"""Raw messages: the bytes of rows as they are in memory, little endian, without any header.
+"""Raw messages: the bytes of rows in memory order, little endian, without any header.
 
 A row is its inputs one after the other in the order of the signature, each in row-major order;
 a message is one row or several. Answers are the outputs in the same way.
@@ -23,13 +23,13 @@ class RawPayload:
 
     name = "raw"
 
-    def __init__(self, wanted: PayloadRequest, signature: Signature) -> None:
-        if wanted.keep:
+    def __init__(self, request: PayloadRequest, signature: Signature) -> None:
+        if request.keep:
             raise MlctlError(ErrorCode.INVALID_INPUT, "--keep: raw messages have no fields to keep")
         self._inputs = _layout(signature.inputs)
         self._outputs = _layout(signature.outputs)
         self._bools = [s.name for s in signature.inputs if s.dtype is Datatype.BOOL]
-        self._most = min(wanted.max_rows * self._inputs.itemsize, wanted.max_bytes)
+        self._max_bytes = min(request.max_rows * self._inputs.itemsize, request.max_bytes)
 
     def decode(self, values: Sequence[bytes]) -> Sequence[Decoded]:
         size = self._inputs.itemsize
@@ -41,7 +41,7 @@ class RawPayload:
             rejected = {
                 index: f"the message has {length} bytes; a row of the model has {size}"
                 for index, length in enumerate(sizes)
-                if length % size or not 0 < length <= self._most
+                if length % size or not 0 < length <= self._max_bytes
             }
             kept = [index for index in kept if index not in rejected]
             rows = [sizes[index] // size for index in kept]

@@ -1,6 +1,6 @@
 """Schemas of a schema registry, through Confluent's client.
 
-While a registry does not answer the run waits: no message becomes a dead letter because of it.
+While the registry does not answer, the run waits: no message becomes a dead letter because of it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 AUTH_VARIABLE = "MLCTL_SCHEMA_REGISTRY_AUTH"
 _TIMEOUT_SECONDS = 10
-# How long a missing schema is not asked for again: it may be registered at any moment.
+# Seconds before a missing schema is requested again: it may be registered at any moment.
 _ABSENT_SECONDS = 10.0
 _DEEPEST = 16
 
@@ -39,7 +39,7 @@ class SchemaRegistry:
         try:
             self._client = SchemaRegistryClient(settings)
         except ValueError:
-            # The library's words may hold the password.
+            # The library's message may contain the password.
             raise MlctlError(
                 ErrorCode.INVALID_INPUT,
                 "the schema registry's address or credentials are not valid",
@@ -48,34 +48,34 @@ class SchemaRegistry:
         self._absent: dict[int, float] = {}
 
     def schema(self, number: int) -> Schema:
-        """What was registered as `number`, from a cache; INVALID_INPUT if nothing was."""
+        """Return the schema `number`, from a cache; INVALID_INPUT if it does not exist."""
         if self._absent.get(number, 0.0) <= self._clock.monotonic():
-            found = _asked(lambda: self._client.get_schema(number))
+            found = _request(lambda: self._client.get_schema(number))
             if found is not None:
                 return found
             self._absent[number] = self._clock.monotonic() + _ABSENT_SECONDS
         raise invalid(f"the schema registry has no schema {number}")
 
     def referenced(self, schema: Schema, depth: int = 0) -> list[str]:
-        """The texts of the schemas that `schema` refers to, each after those it needs itself."""
+        """Return the texts of the schemas that `schema` refers to, after its own references."""
         if depth > _DEEPEST:
-            raise invalid("schemas refer to each other without an end")
+            raise invalid("schemas refer to each other in a cycle")
         texts: list[str] = []
         for reference in schema.references or ():
             subject, version = str(reference.subject), int(reference.version or 0)
-            found = _asked(lambda s=subject, v=version: self._client.get_version(s, v))  # type: ignore[misc]
+            found = _request(lambda s=subject, v=version: self._client.get_version(s, v))  # type: ignore[misc]
             if found is None:
                 raise invalid("a schema refers to one that the schema registry does not have")
             texts += [*self.referenced(found.schema, depth + 1), str(found.schema.schema_str)]
         return list(dict.fromkeys(texts))
 
     def register(self, subject: str, schema: str) -> int:
-        """The number of an Avro schema under `subject`, the same each time."""
+        """Register an Avro schema under `subject`; return its number, the same each time."""
         from confluent_kafka.schema_registry import Schema
 
-        found = _asked(lambda: self._client.register_schema(subject, Schema(schema, "AVRO")))
+        found = _request(lambda: self._client.register_schema(subject, Schema(schema, "AVRO")))
         if found is None:
-            raise _refused(404)
+            raise _rejected(404)
         return found
 
 
@@ -91,32 +91,32 @@ def require_registry_client() -> None:
         ) from error
 
 
-def _asked(ask: Callable[[], _T]) -> _T | None:
-    """The answer of the registry; None if it has none (404)."""
+def _request(send: Callable[[], _T]) -> _T | None:
+    """Return the registry's answer; None for 404."""
     from confluent_kafka.schema_registry import SchemaRegistryError
     from httpx2 import TransportError
 
     try:
-        return ask()
+        return send()
     except TransportError as error:
-        raise _away("did not answer") from error
+        raise _unavailable("did not answer") from error
     except SchemaRegistryError as error:
         status = error.http_status_code
         if status == 404:
             return None
         if status >= 500 or status in (408, 429):
-            raise _away(f"answered with HTTP {status}") from error
-        raise _refused(status) from error
+            raise _unavailable(f"answered with HTTP {status}") from error
+        raise _rejected(status) from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise _away("answered with something that is no schema") from error
+        raise _unavailable("sent a reply that is not a schema") from error
 
 
-def _away(what: str) -> MlctlError:
+def _unavailable(what: str) -> MlctlError:
     return MlctlError(ErrorCode.BROKER_UNAVAILABLE, f"the schema registry {what}")
 
 
-def _refused(status: int) -> MlctlError:
-    """Nothing that a message could be blamed for."""
+def _rejected(status: int) -> MlctlError:
+    """An error that no message can cause."""
     denied = status in (401, 403)
     return MlctlError(
         ErrorCode.UNAUTHENTICATED if denied else ErrorCode.REGISTRY_UNAVAILABLE,

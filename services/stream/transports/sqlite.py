@@ -104,7 +104,7 @@ class Log:
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """Make everything that is written inside durable at the end, or nothing of it."""
         with translate_errors():
-            self.db.execute("BEGIN IMMEDIATE")
+            self._begin()
             try:
                 yield self.db
                 self.db.execute("COMMIT")
@@ -203,6 +203,24 @@ class Log:
         bounds = (topic.base, topic.base + (1 << _OFFSET_BITS))
         row = self.db.execute(query, bounds).fetchone()
         return default if row is None else int(row[0]) - topic.base
+
+    def _begin(self) -> None:
+        """Begin a transaction; SQLite's own busy handler would sleep up to 100 ms at a time."""
+        deadline = time.monotonic() + _BUSY_SECONDS
+        self.db.execute("PRAGMA busy_timeout = 0")
+        try:
+            while True:
+                try:
+                    self.db.execute("BEGIN IMMEDIATE")
+                except sqlite3.OperationalError as error:
+                    busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+                    if not busy or time.monotonic() > deadline:
+                        raise
+                    time.sleep(_MIN_SLEEP)
+                else:
+                    return
+        finally:
+            self.db.execute(f"PRAGMA busy_timeout = {int(_BUSY_SECONDS * 1000)}")
 
     def _prepare(self) -> None:
         if self._version() != _VERSION:

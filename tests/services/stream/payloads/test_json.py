@@ -200,7 +200,7 @@ def test_what_json_cannot_say_is_an_error() -> None:
 def test_requests_that_make_no_sense() -> None:
     with pytest.raises(MlctlError, match="an output has that name"):
         open_payload(PayloadRequest(keep=("y",)), FOUR)
-    with pytest.raises(MlctlError, match="no such form"):
+    with pytest.raises(MlctlError, match="unknown format"):
         open_payload(PayloadRequest("xml"), FOUR)
 
 

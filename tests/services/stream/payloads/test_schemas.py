@@ -149,7 +149,7 @@ def test_answers_of_avro_have_a_schema_of_their_own(registry: Registry) -> None:
     schema = fastavro.parse_schema(json.loads(registry.subjects["answers-value"]["schema"]))
     record = fastavro.schemaless_reader(io.BytesIO(answer[5:]), schema, None)
     assert record == {"id": 5, "y": [0.5, 1.5], "label": "cat"}
-    with pytest.raises(MlctlError, match="send a row in each message"):
+    with pytest.raises(MlctlError, match="send one row per message"):
         payload.encode({name: np.repeat(a, 2, 0) for name, a in OUTPUTS.items()}, [2])
 
 
@@ -277,7 +277,7 @@ def test_protobuf_answers_may_be_json(tmp_path: Path) -> None:
     [
         ("avro", {}, "needs a schema registry"),
         ("protobuf", {}, "needs the description"),
-        ("protobuf", {"descriptors": "{}/none", "message": "A"}, "not a whole descriptor set"),
+        ("protobuf", {"descriptors": "{}/none", "message": "A"}, "not a complete descriptor set"),
         ("protobuf", {"descriptors": "{}/e.binpb", "message": "A"}, "no message 'A'"),
         ("protobuf", {"descriptors": "{}/e.binpb", "message": "shop.Answer"}, "no field 'x'"),
     ],
