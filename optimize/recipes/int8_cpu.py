@@ -34,7 +34,7 @@ class Int8Cpu:
     name: str = "int8-cpu"
     precision: Precision = "int8"
     targets: frozenset[Target] = frozenset({Target.CPU})
-    version: int = 3
+    version: int = 4
     tuned: bool = True
 
     def build(self, source: Path, directory: Path, bench: Workbench) -> Details:

@@ -26,7 +26,7 @@ class Int8Trt:
     name: str = "int8-trt"
     precision: Precision = "int8"
     targets: frozenset[Target] = frozenset({Target.TENSORRT, Target.CUDA})
-    version: int = 2
+    version: int = 3
     tuned: bool = True
 
     def build(self, source: Path, directory: Path, bench: Workbench) -> Details:

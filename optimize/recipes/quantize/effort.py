@@ -15,8 +15,8 @@ from optimize.recipes.quantize.layers import WEIGHTED, find_layers, float_weight
 from optimize.recipes.quantize.observe import observer
 
 # Enough to rank layers; a whole graph is judged on all calibration rows.
-MOST_ROWS = 16
-LEAST_ROWS = 2
+MAX_ROWS = 16
+MIN_ROWS = 2
 
 # Of the order of a minute on one core, at some 3e10 multiplications and additions a second.
 _BUDGET = 1.2e12
@@ -25,7 +25,7 @@ _BUDGET = 1.2e12
 def trial_rows(per_row: float, trials: int) -> int:
     """How many rows `trials` runs of a graph can afford; `per_row` counts multiply-accumulates."""
     affordable = _BUDGET / max(per_row * trials, 1.0)
-    return int(min(max(affordable, LEAST_ROWS), MOST_ROWS))
+    return int(min(max(affordable, MIN_ROWS), MAX_ROWS))
 
 
 def multiply_accumulates(source: Path, rows: Rows, scratch: Path) -> int:

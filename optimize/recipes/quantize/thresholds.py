@@ -52,14 +52,17 @@ def percentile_range(seen: ValueRange, counts: np.ndarray, percent: float = PERC
 
 
 def entropy_range(seen: ValueRange, counts: np.ndarray) -> ValueRange:
-    """The symmetric range whose 128 levels lose the least information (Kullback-Leibler).
+    """Return the symmetric range whose 128 levels lose the least information (Kullback-Leibler).
 
     S. Migacz, "8-bit Inference with TensorRT", GTC 2017: for every threshold the
     distribution of magnitudes, with all beyond it in the last bin, is compared with its
-    own quantization.
+    own quantization. The bin at zero takes the count of its neighbour, as in NVIDIA's
+    calibrators: zero is exact at every threshold, and the many zeros behind a ReLU would
+    otherwise outweigh the values that the threshold cuts off.
     """
     half = BINS // 2
     magnitudes = (counts[half:] + counts[:half][::-1]).astype(np.float64)
+    magnitudes[0] = magnitudes[1]
     stops = range(_LEVELS, half + 1, _STRIDE)
     losses = [_divergence(magnitudes, stop) for stop in stops]
     # Of equal losses the widest range, which clips nothing.

@@ -13,7 +13,7 @@ from bundle.home import HOME_VARIABLE
 from optimize.data import Rows
 from optimize.recipes.int8_cpu import Int8Cpu
 from optimize.recipes.quantize import effort
-from optimize.recipes.quantize.effort import LEAST_ROWS, MOST_ROWS, multiply_accumulates, trial_rows
+from optimize.recipes.quantize.effort import MAX_ROWS, MIN_ROWS, multiply_accumulates, trial_rows
 from tests.optimize.recipes.quantize.nets import (
     conv_net,
     distance,
@@ -45,12 +45,12 @@ def test_every_output_value_takes_a_channel_of_its_weight(
 @given(st.floats(0, 1e15), st.integers(1, 5000))
 def test_more_work_never_means_more_rows(per_row: float, trials: int) -> None:
     rows = trial_rows(per_row, trials)
-    assert LEAST_ROWS <= trial_rows(per_row, trials + 1) <= rows <= MOST_ROWS
+    assert MIN_ROWS <= trial_rows(per_row, trials + 1) <= rows <= MAX_ROWS
     assert trial_rows(2 * per_row, trials) <= rows
 
 
 def test_a_small_encoder_gets_all_rows_and_a_large_conv_net_some() -> None:
-    assert trial_rows(0.7e9, 36) == MOST_ROWS  # 6 layers of 384 on 64 tokens
+    assert trial_rows(0.7e9, 36) == MAX_ROWS  # 6 layers of 384 on 64 tokens
     assert trial_rows(4.1e9, 70) == 4  # 50 layers on 224 x 224 pixels
 
 
