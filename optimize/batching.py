@@ -16,9 +16,9 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import Batching
 from bundle.tensors import DYNAMIC, Datatype, Signature
 
-MOST_ROWS = 4096
+MAX_ROWS = 4096
 _ROWS = 32
-_Rows = Annotated[int, Field(ge=1, le=MOST_ROWS)]
+_Rows = Annotated[int, Field(ge=1, le=MAX_ROWS)]
 _Milliseconds = Annotated[FiniteFloat, Field(ge=0)]
 
 
@@ -92,7 +92,7 @@ class BatchingOptions(BaseModel):
 DEFAULT = BatchingOptions()
 
 
-def read_joining(path: Path) -> BatchingOptions:
+def read_batching_options(path: Path) -> BatchingOptions:
     """The JSON file `path`; INVALID_INPUT says what is wrong with it."""
     try:
         return BatchingOptions.model_validate_json(path.read_bytes())

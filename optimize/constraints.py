@@ -17,7 +17,7 @@ from bundle.manifest import Axis, InputConstraints
 from bundle.tensors import DYNAMIC, Signature
 from optimize.data import Tensors
 from optimize.source_graph import Exported
-from registry.catalog import Flavor
+from registry.catalog import ModelFormat
 from services.runtime.faults import RunError
 from services.runtime.session import Session, open_session
 
@@ -40,7 +40,7 @@ def find_constraints(exported: Exported) -> InputConstraints | None:
     signature = exported.signature
     ranges = _ranges(graph, signature)
     groups = _shared_names(graph, signature)
-    if groups and exported.prepared.source.flavor is Flavor.ONNX:
+    if groups and exported.prepared.source.format is ModelFormat.ONNX:
         session = open_session(exported.graph)
         row = exported.baseline.rows.head(1).inputs
         groups = [kept for group in groups if len(kept := _proven(session, row, group)) > 1]

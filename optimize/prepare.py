@@ -26,7 +26,7 @@ class Options:
     calibrator: Calibrator = Calibrator.AUTO
     sampling: RowLimits = field(default_factory=RowLimits)
     transform: Path | None = None
-    joining: BatchingOptions = DEFAULT
+    batching_options: BatchingOptions = DEFAULT
     allow_pickle: bool = False
 
 
@@ -44,7 +44,7 @@ class Prepared:
     held_out: Rows
     transform: SourceTransform | None
     metric: Metric | None
-    joining: BatchingOptions = DEFAULT
+    batching_options: BatchingOptions = DEFAULT
 
     @property
     def api_signature(self) -> Signature:
@@ -63,7 +63,7 @@ def prepare(uri: str, data: str | Path, catalog: Catalog, options: Options) -> P
     if options.transform is not None:
         transform = read_transform(options.transform, source.signature)
     signature = source.signature if transform is None else transform.api_signature
-    options.joining.check(signature)
+    options.batching_options.check(signature)
     raw = load_data(data, signature, options.sampling)
     metric = _metric(options.metric, raw.held_out)
     return Prepared(
@@ -73,7 +73,7 @@ def prepare(uri: str, data: str | Path, catalog: Catalog, options: Options) -> P
         _transformed(raw.held_out, transform),
         transform,
         metric,
-        options.joining,
+        options.batching_options,
     )
 
 

@@ -24,7 +24,7 @@ from optimize.proofs.checks import check_finite, check_graph, check_parity, chec
 from optimize.proofs.export import OPSET
 from optimize.proofs.independence import is_row_independent
 from optimize.proofs.reference import load_reference
-from registry.catalog import Flavor
+from registry.catalog import ModelFormat
 from services.runtime.golden import load_golden, save_golden
 from services.runtime.session import open_session
 
@@ -76,7 +76,11 @@ def export_source(prepared: Prepared) -> Exported:
     _, outputs = load_golden(entry.root / _ANSWERS_NAME)
     ordered = {spec.name: outputs[spec.name] for spec in prepared.source.signature.outputs}
     baseline = Baseline(
-        prepared.held_out, ordered, facts.row_independent, prepared.metric, prepared.joining
+        prepared.held_out,
+        ordered,
+        facts.row_independent,
+        prepared.metric,
+        prepared.batching_options,
     )
     _ = baseline.score  # whether the metric fits is known before any work on variants
     return Exported(
@@ -113,7 +117,7 @@ def _build(directory: Path, prepared: Prepared) -> None:
     example = calibration.take(np.arange(EXAMPLE_ROWS) % calibration.count)
     reference.export(directory, example.inputs)
     graph = directory / MODEL_NAME
-    asked = None if source.flavor is Flavor.ONNX else OPSET
+    asked = None if source.format is ModelFormat.ONNX else OPSET
     opset = check_graph(graph, source.signature, asked)
     check_parity(reference, open_session(graph), source.signature, held_out)
     independent = is_row_independent(reference, held_out)

@@ -26,7 +26,7 @@ SOURCE_URI_TAG = "mlctl.source_uri"
 SOURCE_VERSION_TAG = "mlctl.source_version"
 
 
-class Flavor(StrEnum):
+class ModelFormat(StrEnum):
     """The form in which a registered model is stored."""
 
     PT2 = "pt2"
@@ -46,7 +46,7 @@ class SourceModel:
     version: str
     uri: str
     run_id: str
-    flavor: Flavor
+    format: ModelFormat
     signature: Signature
     artifacts: Path
     model_path: Path

@@ -17,7 +17,7 @@ from bundle.verify import VerifiedBundle, verify
 from registry import attachments, lookup
 from registry.catalog import (
     CHAMPION,
-    Flavor,
+    ModelFormat,
     ModelRow,
     PublishedModel,
     PublishReport,
@@ -60,7 +60,7 @@ class MlflowCatalog:
             uri = str(ModelRef(version.name, version=str(version.version)))
             artifacts, sha256 = self._fetch(version)
             stored = read_mlmodel(artifacts, uri)
-        if stored.flavor is Flavor.PICKLE and not allow_pickle:
+        if stored.format is ModelFormat.PICKLE and not allow_pickle:
             raise MlctlError(
                 ErrorCode.PICKLE_REFUSED,
                 f"{uri} is stored as a pickle, or with code of its own: loading it runs code",
@@ -70,12 +70,12 @@ class MlflowCatalog:
             version=str(version.version),
             uri=uri,
             run_id=version.run_id or "",
-            flavor=stored.flavor,
+            format=stored.format,
             signature=stored.signature,
             artifacts=artifacts,
             model_path=stored.path,
             sha256=sha256,
-            pickle_allowed=stored.flavor is Flavor.PICKLE,
+            pickle_allowed=stored.format is ModelFormat.PICKLE,
         )
 
     def publish(

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from bundle.errors import ErrorCode, MlctlError
 from bundle.paths import resolve_inside
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from registry.catalog import Flavor
+from registry.catalog import ModelFormat
 from registry.names import printable
 from registry.quiet import first_line
 
@@ -27,7 +27,7 @@ _PT2_FILE = "model.pt2"
 class StoredModel:
     """What an MLmodel file says: `path` is what to load."""
 
-    flavor: Flavor
+    format: ModelFormat
     path: Path
     signature: Signature
 
@@ -46,10 +46,10 @@ def read_mlmodel(root: Path, label: str) -> StoredModel:
     return StoredModel(flavor, path, _signature(model.signature, label))
 
 
-def _flavor(root: Path, flavors: Mapping[str, Any], label: str) -> tuple[Flavor, Path]:
+def _flavor(root: Path, flavors: Mapping[str, Any], label: str) -> tuple[ModelFormat, Path]:
     if "onnx" in flavors:
         config = _config(flavors["onnx"], label)
-        return Flavor.ONNX, resolve_inside(root, str(config.get("data")))
+        return ModelFormat.ONNX, resolve_inside(root, str(config.get("data")))
     if "pytorch" not in flavors:
         found = ", ".join(sorted(set(flavors) - {"python_function"})) or "none"
         raise _unsupported(label, f"its flavor is {found}, not pytorch or onnx")
@@ -57,7 +57,7 @@ def _flavor(root: Path, flavors: Mapping[str, Any], label: str) -> tuple[Flavor,
     archive = resolve_inside(root, f"{config.get('model_data')}/{_PT2_FILE}")
     # Code shipped with a model would run on loading, just as a pickle does.
     safe = archive.is_file() and not config.get("code")
-    return (Flavor.PT2 if safe else Flavor.PICKLE), root
+    return (ModelFormat.PT2 if safe else ModelFormat.PICKLE), root
 
 
 def _config(value: Any, label: str) -> Mapping[str, Any]:

@@ -41,8 +41,9 @@ class Metric:
     `statistic(outputs, labels, reference)` binds rows and gives the metric by weights;
     the reference outputs decide how scores are to be read. `margin_used(reference,
     outputs)` is the part of the decision margin that the change of the outputs used up,
-    from 0 to 1, or None if the metric knows of no decisions. `code` is the hex sha256 of
-    the file that a user's function is in.
+    from 0 to 1, or None if the metric has no decisions. `code` is the hex sha256 of
+    the file that a user's function is in. `judges_all` says that the metric gets all outputs; the
+    others judge the first one.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Metric:
     margin_used: Callable[[Tensors, Tensors], float] | None = None
     max_resamples: int | None = None
     code: str | None = None
+    judges_all: bool = False
 
     def score(self, outputs: Tensors, labels: np.ndarray) -> float:
         """The metric of all rows; INVALID_INPUT if it does not apply to such outputs."""
@@ -60,11 +62,15 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class MetricResult:
-    """The metric of the `reference` model and of another; `drop` > 0 means the other is worse."""
+    """The metric of the `reference` model and of another; `drop` > 0 means the other is worse.
+
+    `outputs` are the names of the outputs that the metric judges.
+    """
 
     reference: float
     value: float
     drop: Estimate
+    outputs: tuple[str, ...] = ()
 
 
 def load_metric(text: str) -> Metric:
@@ -117,12 +123,13 @@ def compare_metric(
 
     whole = np.ones(len(labels))
     values = before(whole), after(whole)
+    judged = tuple(reference) if metric.judges_all else (next(iter(reference)),)
     if _equal(reference, outputs):
-        return MetricResult(*values, Estimate(0.0, 0.0, 0.0, level))
+        return MetricResult(*values, Estimate(0.0, 0.0, 0.0, level), judged)
     count = min(resamples, metric.max_resamples or resamples)
     unseen = None if metric.margin_used is None else metric.margin_used(reference, outputs)
     found = bootstrap(drop, len(labels), resamples=count, level=level, seed=seed, unseen=unseen)
-    return MetricResult(*values, found)
+    return MetricResult(*values, found, judged)
 
 
 def _equal(reference: Tensors, outputs: Tensors) -> bool:
@@ -174,6 +181,7 @@ def _custom(text: str, function: Callable[..., Any]) -> Metric:
         statistic=statistic,
         max_resamples=CUSTOM_RESAMPLES,
         code=_code(function),
+        judges_all=True,
     )
 
 

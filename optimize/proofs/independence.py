@@ -13,7 +13,7 @@ import numpy as np
 from bundle.errors import MlctlError
 from optimize.data import Rows, Tensors
 from optimize.proofs.checks import close
-from optimize.proofs.outlier_rows import distinct, strangers
+from optimize.proofs.outlier_rows import distinct, outlier_batches
 from optimize.proofs.reference import Reference
 
 # The same kernels run on the same shapes; only summing in another order may differ.
@@ -28,10 +28,12 @@ def is_row_independent(reference: Reference, rows: Rows) -> bool:
     times beyond. Neighbours that the model refuses to compute prove nothing and are left out.
     """
     sample = rows.take(distinct(rows))
-    return _same_in_any_company(reference, sample) and _ignores_strangers(reference, sample, rows)
+    return _same_alone_and_reordered(reference, sample) and _ignores_outliers(
+        reference, sample, rows
+    )
 
 
-def _same_in_any_company(reference: Reference, sample: Rows) -> bool:
+def _same_alone_and_reordered(reference: Reference, sample: Rows) -> bool:
     joined = reference.run(sample.inputs)
     reverse = np.arange(sample.count)[::-1]
     turned = reference.run(sample.take(reverse).inputs)
@@ -43,11 +45,11 @@ def _same_in_any_company(reference: Reference, sample: Rows) -> bool:
     )
 
 
-def _ignores_strangers(reference: Reference, sample: Rows, rows: Rows) -> bool:
+def _ignores_outliers(reference: Reference, sample: Rows, rows: Rows) -> bool:
     """Compare the first and the last row of a batch, where a running sum would show."""
     before = sample.head(3).inputs
     answers = reference.run(before)
-    for others in strangers(before, rows.inputs):
+    for others in outlier_batches(before, rows.inputs):
         for place in (0, -1):
             after = _answers(reference, _replace_others(before, others, place))
             if after is not None and not _unchanged(answers, after, place):

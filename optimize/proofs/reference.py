@@ -23,7 +23,7 @@ from optimize.proofs.adapter import adapt
 from optimize.proofs.export import export_torch
 from optimize.proofs.source_checks import check_onnx_source, check_torch_source
 from optimize.recipes.base import save_graph
-from registry.catalog import Flavor, SourceModel
+from registry.catalog import ModelFormat, SourceModel
 from registry.names import printable
 from registry.quiet import first_line, quiet
 from registry.tracking import PICKLE_VARIABLE
@@ -51,7 +51,7 @@ class Reference(Protocol):
 
 def load_reference(source: SourceModel) -> Reference:
     """Load the registered model; PICKLE_REFUSED if its archive hides a pickle after all."""
-    if source.flavor is Flavor.ONNX:
+    if source.format is ModelFormat.ONNX:
         import onnx
 
         reference = OnnxReference(source.model_path)

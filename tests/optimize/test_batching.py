@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle
-from optimize.batching import DEFAULT, BatchingOptions, read_joining
+from optimize.batching import DEFAULT, BatchingOptions, read_batching_options
 from optimize.pipeline import optimize
 from optimize.prepare import Options
 from optimize.recipes.base import Target
@@ -73,7 +73,7 @@ def test_numbers_are_kept_by_the_sizes_that_they_were_measured_with() -> None:
 def test_a_wrong_file_is_told_by_its_field(tmp_path: Path, text: str, reason: str) -> None:
     (tmp_path / "batching.json").write_text(text)
     with pytest.raises(MlctlError, match=reason) as caught:
-        read_joining(tmp_path / "batching.json")
+        read_batching_options(tmp_path / "batching.json")
     assert caught.value.code is ErrorCode.INVALID_INPUT
     assert str(tmp_path) not in caught.value.message
 
@@ -97,7 +97,7 @@ def made(home: Path, wanted: dict[str, object]) -> VerifiedBundle:
     rows = np.random.default_rng(1).standard_normal((64, LENGTH), dtype=np.float32)
     data = save_rows(home / "rows.npz", {"x": rows})
     (home / "batching.json").write_text(json.dumps(wanted))
-    options = Options(joining=read_joining(home / "batching.json"))
+    options = Options(batching_options=read_batching_options(home / "batching.json"))
     recipes = select(["fp32"], Target.CPU)
     return optimize("tiny", data, catalog=catalog, options=options, recipes=recipes).bundle
 
@@ -162,6 +162,6 @@ def test_padding_of_what_has_no_length_is_refused_at_once(
             "tiny",
             tmp_path / "never read",
             catalog=onnx_catalog,
-            options=Options(joining=BatchingOptions(pad={"x": 0})),
+            options=Options(batching_options=BatchingOptions(pad={"x": 0})),
         )
     assert caught.value.code is ErrorCode.INVALID_INPUT

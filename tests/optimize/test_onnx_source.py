@@ -42,7 +42,7 @@ def test_it_is_published_with_metrics_and_a_table(onnx_catalog: MemoryCatalog, d
     assert report.metrics["fp32/relative_l2"] == 0.0
     assert report.metrics["fp32/batch32_median_ms"] > 0
     assert [row["recipe"] for row in report.table] == ["fp32", "fp16", "int8-cpu", "int4"]
-    assert report.table[2]["verdict"] == "refused"
+    assert report.table[2]["verdict"] == "failed"
 
 
 def test_damage_in_any_cached_file_changes_nothing(

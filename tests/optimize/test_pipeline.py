@@ -238,13 +238,13 @@ def test_a_reason_names_no_folder_of_this_machine(
     assert result.judged[0].reason == "failed: RuntimeError: /body/MatMul in 'model.onnx' is odd"
 
 
-def test_a_limit_on_agreement_that_cannot_be_checked_is_refused(
+def test_optimize__a_limit_on_agreement_without_effect__is_rejected(
     catalog: MlflowCatalog, tmp_path: Path
 ) -> None:
     rows = np.random.default_rng(3).standard_normal((32, 6, 16), dtype=np.float32)
     data = save_rows(tmp_path / "rows.npz", {"inputs": rows})
     goals = Goals(min_agreement=0.5)
-    with pytest.raises(MlctlError, match="agreement has no meaning for output") as caught:
+    with pytest.raises(MlctlError, match="a limit on agreement has no effect") as caught:
         optimize("linear", data, catalog=catalog, goals=goals, recipes=FP32)
     assert caught.value.code is ErrorCode.INVALID_INPUT
 
@@ -278,7 +278,7 @@ def test_unlabelled_transformer_shapes_get_dynamic_int8(
     assert result.bundle.manifest.evidence.agreement is None
 
 
-def test_a_variant_that_lost_row_independence_is_sealed_unjoined(
+def test_optimize__a_variant_that_lost_row_independence__is_sealed_unbatched(
     catalog: MlflowCatalog, tmp_path: Path
 ) -> None:
     rows = np.random.default_rng(3).standard_normal((32, 6, 16), dtype=np.float32)
@@ -287,7 +287,7 @@ def test_a_variant_that_lost_row_independence_is_sealed_unjoined(
     result = optimize("linear", data, catalog=catalog, recipes=recipes)
     batching = result.bundle.manifest.batching
     assert (batching.row_independent, batching.buckets) == (False, (1,))
-    assert "requests are not joined" in result.report
+    assert "requests are not batched" in result.report
 
 
 def test_several_inputs_and_outputs_keep_their_names(

@@ -44,7 +44,8 @@ def test_everything_is_to_do_at_first_and_nothing_is_done(
     onnx_catalog: MemoryCatalog, data: Path, home: Path
 ) -> None:
     found = plan(onnx_catalog, data)
-    steps = ["export", "fp32: build", "fp32: measure", "fp16: build", "fp16: measure", "publish"]
+    steps = ["export"]
+    steps += ["fp32: build", "fp32: judge", "fp16: build", "fp16: judge", "latency", "publish"]
     assert [step.name for step in found.steps] == steps
     assert to_do(found) == steps
     assert (found.calibration_rows, found.held_out_rows) == (16, 48)
@@ -62,7 +63,7 @@ def test_what_was_done_is_cached(onnx_catalog: MemoryCatalog, data: Path, home: 
     for measured in (home / "cache" / "optimize").glob("*/measured.json"):
         measured.unlink()
     found = plan(onnx_catalog, data)
-    assert to_do(found) == ["fp32: measure", "fp16: measure", "publish"]
+    assert to_do(found) == ["fp32: judge", "fp16: judge", "publish"]
 
 
 def test_the_plan_says_what_is_not_for_the_target_and_whether_it_is_here(

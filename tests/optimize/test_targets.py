@@ -41,7 +41,7 @@ def test_tensorrts_importer_takes_the_graph_of_every_recipe(
     for recipe, variant in found.items():
         measured = variant.measured
         assert measured is not None, (recipe, variant.failure)
-        assert (measured.importer or "").startswith("taken by the importer of tensorrt-rtx")
+        assert (measured.importer or "").startswith("accepted by the importer of tensorrt-rtx")
         assert measured.latency == ()
         assert measured.provider == "cpu"
         assert measured.emulated == (recipe == "bf16")

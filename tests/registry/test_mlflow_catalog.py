@@ -11,7 +11,7 @@ from bundle.files import exclusive
 from bundle.home import state_dir
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle, verify
-from registry.catalog import Flavor, PublishedModel, PublishReport, artifacts_sha256
+from registry.catalog import ModelFormat, PublishedModel, PublishReport, artifacts_sha256
 from registry.mlflow_catalog import MlflowCatalog
 from registry.publish import PUBLISHER_TAG
 from tests.support.bundles import make_bundle
@@ -37,7 +37,7 @@ def test_a_version_is_resolved_by_number_alias_and_newest(catalog: MlflowCatalog
     by_alias = catalog.resolve("models:/digits@candidate")
     assert by_alias == catalog.resolve("digits/1")
     assert by_alias.uri == "models:/digits/1"
-    assert by_alias.flavor is Flavor.PT2
+    assert by_alias.format is ModelFormat.PT2
     assert not by_alias.pickle_allowed
     assert by_alias.run_id
     assert by_alias.signature == Signature(
@@ -69,7 +69,7 @@ def test_what_is_missing_is_named_with_what_exists(catalog: MlflowCatalog) -> No
 def test_a_pickle_is_refused_unless_allowed(catalog: MlflowCatalog) -> None:
     assert "models:/branchy/1" in refused(ErrorCode.PICKLE_REFUSED, "branchy", catalog)
     source = catalog.resolve("branchy", allow_pickle=True)
-    assert source.flavor is Flavor.PICKLE
+    assert source.format is ModelFormat.PICKLE
     assert source.pickle_allowed
 
 

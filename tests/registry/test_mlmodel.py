@@ -9,7 +9,7 @@ import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Datatype
-from registry.catalog import Flavor
+from registry.catalog import ModelFormat
 from registry.mlflow_catalog import MlflowCatalog
 from registry.mlmodel import read_mlmodel
 
@@ -34,7 +34,7 @@ def write_mlmodel(root: Path, **changes: Any) -> Path:
 
 def test_unnamed_single_tensors_get_the_default_names(tmp_path: Path) -> None:
     stored = read_mlmodel(write_mlmodel(tmp_path), "models:/m/1")
-    assert stored.flavor is Flavor.ONNX
+    assert stored.format is ModelFormat.ONNX
     assert stored.path == tmp_path / "model.onnx"
     assert [spec.name for spec in stored.signature.inputs] == ["input"]
     assert [spec.name for spec in stored.signature.outputs] == ["output"]
@@ -87,7 +87,7 @@ def test_a_pt2_model_with_code_of_its_own_counts_as_pickle(
 ) -> None:
     root = tmp_path / "model"
     shutil.copytree(catalog.resolve("digits/1").artifacts, root)
-    assert read_mlmodel(root, "digits").flavor is Flavor.PT2
+    assert read_mlmodel(root, "digits").format is ModelFormat.PT2
     text = (root / "MLmodel").read_text()
     (root / "MLmodel").write_text(text.replace("code: null", "code: code"))
-    assert read_mlmodel(root, "digits").flavor is Flavor.PICKLE
+    assert read_mlmodel(root, "digits").format is ModelFormat.PICKLE

@@ -14,7 +14,7 @@ from torch import nn
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Datatype, Signature, TensorSpec
 from optimize.proofs.reference import load_reference
-from registry.catalog import Flavor, SourceModel
+from registry.catalog import ModelFormat, SourceModel
 from tests.support.torch_models import save_torch
 
 X = np.random.default_rng(5).standard_normal((8, 4), dtype=np.float32)
@@ -75,7 +75,9 @@ def onnx_source(
     taken, given = (TensorSpec(name=name, dtype=Datatype.FP32, shape=(-1, 4)) for name in named)
     signature = Signature(inputs=(taken,), outputs=(given,))
     uri = "models:/zoo/1"
-    return SourceModel("zoo", "1", uri, "run", Flavor.ONNX, signature, tmp_path, path, "0" * 64)
+    return SourceModel(
+        "zoo", "1", uri, "run", ModelFormat.ONNX, signature, tmp_path, path, "0" * 64
+    )
 
 
 def refusal(source: SourceModel) -> MlctlError:

@@ -120,7 +120,7 @@ def test_no_name_at_all_is_refused() -> None:
 def test_a_strangers_recipe_is_found_and_quiet(
     folder: Folder, value: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder.install("strangers", f"copy = strange:{value}", "strange", GOOD)
+    folder.install("outlier_batches", f"copy = strange:{value}", "strange", GOOD)
     assert names(discover()) == [*OWN, "copy"]
     assert names(select(["copy"], Target.CPU)) == ["copy"]
     assert "copy" not in names(select(None, Target.CUDA))

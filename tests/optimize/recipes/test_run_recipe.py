@@ -87,9 +87,9 @@ def test_a_good_recipe_passes_through(tmp_path: Path) -> None:
         (raising(KeyError("w")), "KeyError: 'w'"),
         (raising(SystemExit(3)), "SystemExit: 3"),
         (lambda *_: Details(), "it wrote no model.onnx"),
-        (leaving_a_folder, "it left 'scratch'; only model.onnx and model.onnx.data go along"),
-        (leaving_a_link, "it left 'model.onnx'; only"),
-        (leaving_weights_elsewhere, "it left 'weights.bin'; only"),
+        (leaving_a_folder, "it left 'scratch'; a variant is only model.onnx and model.onnx.data"),
+        (leaving_a_link, "it left 'model.onnx'; a variant is only"),
+        (leaving_weights_elsewhere, "it left 'weights.bin'; a variant is only"),
     ],
 )
 def test_what_goes_wrong_is_a_reason(tmp_path: Path, body: Body, reason: str) -> None:

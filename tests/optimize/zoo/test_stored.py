@@ -20,7 +20,7 @@ from optimize.prepare import Options
 from optimize.proofs.reference import load_reference
 from optimize.recipes.base import Target
 from optimize.recipes.discovery import select
-from registry.catalog import Flavor, SourceModel
+from registry.catalog import ModelFormat, SourceModel
 from registry.mlmodel import read_mlmodel
 from services.runtime.golden import load_golden
 from services.runtime.session import open_session
@@ -69,7 +69,7 @@ def test_an_encoder_with_a_dictionary_of_outputs(tmp_path: Path) -> None:
         "mask": np.tile([1, 1, 1, 1, 0, 0], (40, 1)),
     }
     source = save_torch(tmp_path / "model", module, inputs, ("tokens", "embedding"))
-    assert source.flavor is Flavor.PT2
+    assert source.format is ModelFormat.PT2
     result = run(tmp_path, source, inputs)
     assert result.bundle.manifest.batching.row_independent
     assert_answers(result, module, inputs)
@@ -130,7 +130,7 @@ def save_onnx(root: Path, model: onnx.ModelProto, declared: tuple[int, ...]) -> 
     stored = read_mlmodel(root, "models:/zoo/1")
     uri = "models:/zoo/1"
     return SourceModel(
-        "zoo", "1", uri, "run", stored.flavor, stored.signature, root, stored.path, "0" * 64
+        "zoo", "1", uri, "run", stored.format, stored.signature, root, stored.path, "0" * 64
     )
 
 
