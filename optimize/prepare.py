@@ -7,8 +7,8 @@ from pathlib import Path
 
 from bundle.tensors import Signature
 from optimize.batching import DEFAULT, BatchingOptions
-from optimize.data import EvalData, RowLimits, Rows, load_data, require_labels
-from optimize.metrics.scores import Metric, load_metric
+from optimize.data import EvalData, RowLimits, Rows, load_data
+from optimize.metrics.scores import Metric, load_metric, require_labels
 from optimize.recipes.base import Calibrator, Target
 from optimize.transforms.transform import SourceTransform, read_transform
 from registry.catalog import Catalog, SourceModel

@@ -6,6 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from numbers import Real
 from pathlib import Path
 from types import MappingProxyType
@@ -15,7 +16,7 @@ import numpy as np
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import sha256_file
-from optimize.data import SEED, LabelKind, Tensors
+from optimize.data import SEED, Rows, Tensors
 from optimize.metrics import classes as class_metrics
 from optimize.metrics.bootstrap import (
     Estimate,
@@ -34,9 +35,17 @@ LEVEL = 0.95
 CUSTOM_RESAMPLES = 200
 
 
+class LabelKind(StrEnum):
+    """The labels that a metric takes."""
+
+    CLASSES = "class numbers"
+    QUANTITIES = "quantities"
+    ANY = "any labels"
+
+
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A number of outputs and labels.
+    """A number computed from outputs and labels.
 
     `statistic(outputs, labels, reference)` binds rows and gives the metric by weights;
     the reference outputs decide how scores are to be read. `margin_used(reference,
@@ -89,6 +98,33 @@ def load_metric(text: str) -> Metric:
         f"no metric {text!r}; {near}",
         "Give one of these, or a function of your own as module:function.",
     )
+
+
+def require_labels(rows: Rows, metric: Metric) -> np.ndarray:
+    """Return the labels of `rows`; INVALID_INPUT if `metric` cannot judge by them."""
+    labels = rows.labels
+    if labels is None:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"metric {metric.name} needs labels, the data has none",
+            "Add an array `labels`, or leave --metric out: variants are then judged by parity.",
+        )
+    if metric.labels is not LabelKind.CLASSES:
+        return labels
+    if not np.issubdtype(labels.dtype, np.integer):
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"metric {metric.name} needs class numbers as labels, the data has {labels.dtype}",
+            "Save the labels as integers, or give --metric rmse for quantities.",
+        )
+    if len(labels) and (labels == labels[0]).all():
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"all {len(labels)} rows have the label {labels[0]}: a model that always gives "
+            f"this answer would pass, so {metric.name} proves nothing",
+            "Give rows of every class, or leave the labels out: parity is then the gate.",
+        )
+    return labels
 
 
 def compare_metric(

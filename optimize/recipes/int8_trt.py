@@ -12,9 +12,9 @@ from pathlib import Path
 
 from optimize.recipes.base import Details, Precision, Target, Workbench
 from optimize.recipes.quantize.build import build
-from optimize.recipes.quantize.choose import static_method
 from optimize.recipes.quantize.form import QuantForm
 from optimize.recipes.quantize.layers import WEIGHTED
+from optimize.recipes.quantize.static import static_method
 
 FORM = QuantForm("s8", WEIGHTED)
 

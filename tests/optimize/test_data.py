@@ -9,17 +9,8 @@ import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Datatype
-from optimize.data import (
-    LabelKind,
-    RowLimits,
-    Rows,
-    Tensors,
-    load_data,
-    read_rows,
-    require_labels,
-    split,
-)
-from optimize.metrics.scores import METRICS
+from optimize.data import RowLimits, Rows, Tensors, load_data, read_rows, split
+from optimize.metrics.scores import METRICS, LabelKind, require_labels
 from tests.support.eval_rows import TOKENS, Batches, signature
 from tests.support.sources import save_rows
 

@@ -136,7 +136,7 @@ def test_a_file_of_that_name_goes_first(tmp_path: Path) -> None:
         ("my_rows:mixed_labels", "labels changes from int64 .* to float64"),
         ("my_rows:doubles", "datatype is FP64, expected FP32"),
         ("my_rows:empty", "has 0 rows, at least 8"),
-        ("my_rows:growing", "'my_rows:growing' gave other rows when it was read a second time"),
+        ("my_rows:growing", "'my_rows:growing' gave other rows when it was read again"),
         ("my_rows:shrinking", "gave other rows"),
         ("my_rows:shuffled", "gave other rows"),
         ("my_rows:used_up", "gave other rows"),

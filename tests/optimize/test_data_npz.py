@@ -112,8 +112,8 @@ def npy(array: np.ndarray) -> bytes:
     [
         (member(b"text", "word/document.xml"), "'word/document.xml' in the archive is no numpy"),
         (member(b"text"), "damaged or cut short"),
-        (member(npy(X)[:-4]), "shorter or longer than its header says"),
-        (member(npy(X) + b"\0"), "shorter or longer than its header says"),
+        (member(npy(X)[:-4]), "damaged or cut short"),
+        (member(npy(X) + b"\0"), "longer than its header says"),
         (b"PK\x05\x06" + bytes(18), "holds no arrays"),
         (member(npy(np.zeros(9, [("a", "f4")]))), "has no V2 datatype"),
     ],
@@ -126,7 +126,7 @@ def test_an_archive_of_something_else_is_named(tmp_path: Path, content: bytes, r
 @pytest.mark.filterwarnings("ignore:Stored array in format 3.0:UserWarning")
 def test_named_fields_are_refused(tmp_path: Path) -> None:
     (tmp_path / "d.npz").write_bytes(member(npy(np.zeros(9, [("値", "f4")]))))
-    assert "has named fields" in refused(tmp_path / "d.npz")
+    assert "has no V2 datatype" in refused(tmp_path / "d.npz")
 
 
 def test_pickled_arrays_are_refused(tmp_path: Path) -> None:

@@ -22,9 +22,9 @@ from optimize.goals import Goals
 from optimize.judge import Baseline, QualityMeter, measure_variant, run_rows, time_variants
 from optimize.metrics.scores import load_metric
 from optimize.recipes.base import Details, Target
+from optimize.recipes.quantize.dynamic import Dynamic
 from optimize.recipes.quantize.edit import read_graph
 from optimize.recipes.quantize.layers import find_layers
-from optimize.recipes.quantize.methods import Dynamic
 from optimize.variant import Measured, Variant
 from services.runtime.faults import RunError
 from services.runtime.session import Session, open_session

@@ -12,11 +12,12 @@ from optimize.data import Rows
 from optimize.metrics.parity import compare
 from optimize.proofs.batch_contamination import Contamination, Run, measure_contamination
 from optimize.recipes.base import Calibrator
+from optimize.recipes.quantize.calibrate import observed_ranges, observer
+from optimize.recipes.quantize.dynamic import Dynamic
 from optimize.recipes.quantize.edit import read_graph
 from optimize.recipes.quantize.form import QuantForm
 from optimize.recipes.quantize.layers import WEIGHTED, find_layers
-from optimize.recipes.quantize.methods import Dynamic, Static
-from optimize.recipes.quantize.observe import observer, seen_ranges
+from optimize.recipes.quantize.static import Static
 from services.runtime.session import open_session
 from tests.optimize.recipes.quantize.nets import product_net, token_rows
 
@@ -62,7 +63,7 @@ def test_contamination__static_scales__is_none(
 ) -> None:
     layers = find_layers(read_graph(source, data=False).graph, WEIGHTED)
     tensors = [name for layer in layers for name in layer.activations]
-    ranges = seen_ranges([observer(source, tensors, tmp_path)(ROWS.inputs)])
+    ranges = observed_ranges([observer(source, tensors, tmp_path)(ROWS.inputs)])
     form = QuantForm("s8", WEIGHTED)
     Static(source, layers, form, Calibrator.MINMAX, ranges).write((), tmp_path)
     contamination, harmless = judged(open_session(tmp_path / "model.onnx").run, answers)

@@ -117,10 +117,10 @@ def test_no_name_at_all_is_refused() -> None:
 
 
 @pytest.mark.parametrize("value", ["Copy", "ready"])
-def test_a_strangers_recipe_is_found_and_quiet(
+def test_discover__a_recipe_of_another_package__is_found_and_quiet(
     folder: Folder, value: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder.install("outlier_batches", f"copy = strange:{value}", "strange", GOOD)
+    folder.install("other-package", f"copy = strange:{value}", "strange", GOOD)
     assert names(discover()) == [*OWN, "copy"]
     assert names(select(["copy"], Target.CPU)) == ["copy"]
     assert "copy" not in names(select(None, Target.CUDA))
@@ -159,7 +159,7 @@ def test_a_plug_in_that_cannot_be_loaded__is_refused__names_its_package(
     with pytest.raises(MlctlError, match=re.escape(reason)) as caught:
         discover()
     assert "'copy' of broken-package cannot be used" in caught.value.message
-    assert caught.value.hint == "Uninstall or mend broken-package."
+    assert caught.value.hint == "Uninstall or repair broken-package."
 
 
 def test_a_name_that_no_manifest_takes_is_refused(folder: Folder) -> None:

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 from optimize.goals import Goals
 from optimize.recipes.int4 import Int4
-from optimize.recipes.quantize.blocks import BLOCK, quantize_blocks, weight_loss
+from optimize.recipes.quantize.blocks import BLOCK, quantize_blocks, restored_weight
 from tests.optimize.recipes.models import (
     FEATURES,
     answers,
@@ -68,7 +68,7 @@ def test_the_answers_are_those_of_the_rounded_weights(tmp_path: Path) -> None:
     source = products(tmp_path, inputs=100)
     out = built(source, ANY)
     first, second = random(FEATURES, 100) / 8, random(100, FEATURES, seed=1) / 8
-    want = X["x"] @ weight_loss(first, 1) @ weight_loss(second, 1)
+    want = X["x"] @ restored_weight(first, 1) @ restored_weight(second, 1)
     # The runtime's own kernel for 4 bits may round the activations.
     np.testing.assert_allclose(answers(out, X)["y"], want, atol=0.03 * np.abs(want).max())
 
@@ -126,7 +126,7 @@ def test_no_weight_moves_more_than_its_block_allows(
     assert (scales > 0).all()
     assert scales.shape[axis] == channels
     assert scales.shape[1 - axis] == -(-inputs // BLOCK)
-    left = weight_loss(weight if axis == 0 else weight.T, axis)
+    left = restored_weight(weight if axis == 0 else weight.T, axis)
     moved = np.abs((left if axis == 0 else left.T) - weight)
     for start in range(0, inputs, BLOCK):
         part = slice(start, start + BLOCK)

@@ -12,8 +12,14 @@ from bundle.home import HOME_VARIABLE
 from optimize.data import Rows, Tensors
 from optimize.recipes.base import Calibrator
 from optimize.recipes.quantize import calibrate
-from optimize.recipes.quantize.calibrate import BATCH, Calibration, rows_digest
-from optimize.recipes.quantize.observe import observer, seen_counts, seen_ranges
+from optimize.recipes.quantize.calibrate import (
+    BATCH,
+    Calibration,
+    observed_counts,
+    observed_ranges,
+    observer,
+    rows_digest,
+)
 from optimize.recipes.quantize.thresholds import ValueRange
 from tests.optimize.recipes.quantize.nets import Shelf, conv_net, image_rows, product_net, workbench
 
@@ -44,10 +50,12 @@ def test_chunks_of_rows_give_what_all_at_once_gives(
 
 def test_ranges_and_counts_of_the_same_values_are_equal_however_divided() -> None:
     values = np.random.default_rng(1).normal(size=(40, 7)).astype(np.float32)
-    whole = seen_ranges([{"t": values}])
+    whole = observed_ranges([{"t": values}])
     parts = [{"t": part} for part in np.split(values, [3, 11, 30])]
-    assert seen_ranges(parts) == whole == {"t": ValueRange(values.min(), values.max())}
-    assert (seen_counts(parts, whole)["t"] == seen_counts([{"t": values}], whole)["t"]).all()
+    assert observed_ranges(parts) == whole == {"t": ValueRange(values.min(), values.max())}
+    assert (
+        observed_counts(parts, whole)["t"] == observed_counts([{"t": values}], whole)["t"]
+    ).all()
 
 
 def test_what_is_not_finite_fp32_throughout_is_left_out() -> None:
@@ -56,7 +64,7 @@ def test_what_is_not_finite_fp32_throughout_is_left_out() -> None:
         {"fine": good, "ids": np.ones(3, np.int64), "mask": good, "none": good[:0]},
         {"fine": -good, "ids": np.ones(3, np.int64), "mask": good * -np.inf, "none": good[:0]},
     ]
-    assert seen_ranges(batches) == {"fine": ValueRange(-1.0, 1.0)}
+    assert observed_ranges(batches) == {"fine": ValueRange(-1.0, 1.0)}
 
 
 def test_memory_is_bounded_by_one_batch(tmp_path: Path) -> None:

@@ -11,11 +11,13 @@ import pytest
 from onnx import helper
 
 from optimize.recipes.base import Calibrator
+from optimize.recipes.quantize.build import QuantizeMethod
+from optimize.recipes.quantize.calibrate import observed_ranges, observer
+from optimize.recipes.quantize.dynamic import Dynamic
 from optimize.recipes.quantize.edit import read_graph
 from optimize.recipes.quantize.form import QuantForm, affine, dequantize_weight, quantize_weight
 from optimize.recipes.quantize.layers import WEIGHTED, find_layers
-from optimize.recipes.quantize.methods import Dynamic, QuantizeMethod, Static
-from optimize.recipes.quantize.observe import observer, seen_ranges
+from optimize.recipes.quantize.static import Static
 from services.runtime.session import open_session
 from tests.optimize.recipes.quantize.nets import (
     conv_net,
@@ -33,7 +35,7 @@ def static(source: Path, scratch: Path, form: QuantForm, inputs: dict[str, np.nd
     scratch.mkdir()
     layers = find_layers(read_graph(source, data=False).graph, form.operators)
     tensors = tuple(dict.fromkeys(name for layer in layers for name in layer.activations))
-    ranges = seen_ranges([observer(source, tensors, scratch)(inputs)])
+    ranges = observed_ranges([observer(source, tensors, scratch)(inputs)])
     return Static(source, layers, form, Calibrator.MINMAX, ranges)
 
 
