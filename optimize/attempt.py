@@ -82,7 +82,7 @@ class Attempt:
             entry = self._measure(recipe, model)
         except OSError:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever a recipe's library raises is its reason
+        except Exception as error:  # noqa: BLE001 - a recipe's library may raise anything
             variant = Variant(recipe.name, recipe.precision, None, failure=_reason(error))
             self._report(recipe, StepStatus.FAILED, variant)
             return variant

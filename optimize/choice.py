@@ -60,7 +60,7 @@ class _Choice:
 
 
 def choose(variants: Sequence[Variant], goals: Goals) -> tuple[Judged, ...]:
-    """Judge every variant and choose at most one; the order stays."""
+    """Judge every variant, in order, and choose at most one."""
     faults = {variant.recipe: _fault(variant, goals) for variant in variants}
     passing = [variant for variant in variants if faults[variant.recipe] is None]
     choice = _best(passing, goals.prefer) if passing else None

@@ -22,7 +22,7 @@ class Stage(StrEnum):
 
 
 class StepStatus(StrEnum):
-    """The state of a step. CACHED is finished without work; after FAILED the others go on."""
+    """The state of a step. CACHED is finished without work; FAILED does not stop the others."""
 
     STARTED = "started"
     WORKING = "working"

@@ -1,4 +1,4 @@
-"""The records of an optimization: what was proved, and what was measured on top.
+"""The records of an optimization: proofs, and measurements on top.
 
 `evidence.json` travels in the bundle and so is part of its digest: it holds only what
 the same inputs always give, no latency, time or path. `report.json` adds latencies, the conditions
@@ -65,7 +65,7 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True)
 class OptimizeReport:
-    """Everything known after the choice; `transform` is the digest of the user's code."""
+    """The outcome of an optimization; `transform` is the digest of the user's code."""
 
     source: SourceSummary
     data: DataSummary
@@ -97,7 +97,7 @@ class OptimizeReport:
 def make_report(
     exported: Exported, goals: Goals, device: RunDevice, judged: Sequence[Judged]
 ) -> OptimizeReport:
-    """Gather what was decided, and on what."""
+    """Return the outcome with the inputs and conditions it depends on."""
     prepared, baseline = exported.prepared, exported.baseline
     source, transform = prepared.source, prepared.transform
     return OptimizeReport(
@@ -121,7 +121,7 @@ def make_report(
 
 
 def evidence_document(report: OptimizeReport) -> dict[str, Any]:
-    """Return `evidence.json`: what was tried, on what, and what was proved of each variant."""
+    """Return `evidence.json`: inputs, goals, and the proof of each variant."""
     metric = report.metric
     return {
         "schema_version": SCHEMA_VERSION,

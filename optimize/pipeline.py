@@ -1,7 +1,7 @@
 """The chain from a registered model to a published bundle.
 
 Each finished export, variant and measurement is cached by content, so a repeated run resumes and
-gives the same digest. A recipe that fails is recorded and the others go on; the chain
+gives the same digest. A recipe that fails is recorded and does not stop the others; the chain
 stops with an error as soon as a proof about the model fails.
 """
 

@@ -1,4 +1,4 @@
-"""What an optimization starts from: the model, its rows, the user's transform and metric."""
+"""The inputs of an optimization: the model, its rows, the user's transform and metric."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ DEFAULT_METRIC = "accuracy"
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to optimize, beside the goals. `metric` is a name of `load_metric`; None is accuracy
-    where the rows have labels."""
+    """Options beside the goals. `metric` is a name for `load_metric`; None is accuracy if the
+    rows have labels."""
 
     target: Target = Target.CPU
     metric: str | None = None
@@ -34,8 +34,8 @@ class Options:
 class Prepared:
     """A registered model and rows that fit it.
 
-    `raw` are the rows as a caller of the API sends them; `calibration` and `held_out` are
-    what the transform makes of them, and so what the model takes.
+    `raw` are the rows as a caller of the API sends them; `calibration` and `held_out` are the
+    model's inputs that the transform makes of them.
     """
 
     source: SourceModel
@@ -55,8 +55,8 @@ class Prepared:
 def prepare(uri: str, data: str | Path, catalog: Catalog, options: Options) -> Prepared:
     """Resolve the model and read the rows; raises what `Catalog.resolve` and `load_data` raise.
 
-    INVALID_INPUT also for a metric without labels, for a transform that is none, and for
-    padding that does not suit the inputs.
+    INVALID_INPUT also for a metric without labels, an invalid transform, and padding that
+    does not fit the inputs.
     """
     source = catalog.resolve(uri, allow_pickle=options.allow_pickle)
     transform = None

@@ -39,7 +39,7 @@ GOLDEN_ROWS = 32
 def seal_bundle(exported: Exported, report: OptimizeReport, chosen: Judged) -> VerifiedBundle:
     """Seal the chosen variant's files and evidence under the state directory, by digest.
 
-    PARITY_FAILED if the manifest asks for padded sequences and padding changes the answers.
+    PARITY_FAILED if the manifest pads sequences and padding changes the answers.
     """
     model = chosen.variant.model
     assert model is not None

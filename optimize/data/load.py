@@ -62,7 +62,7 @@ def read_rows(source: RowSource, signature: Signature, sampling: RowLimits) -> E
     first = Pass(source, signature)
     parts = [chunk.labels for chunk in first.chunks() if chunk.labels is not None]
     if first.rows < MIN_ROWS:
-        raise invalid(f"the data has {first.rows} rows, at least {MIN_ROWS} are needed")
+        raise invalid(f"the data has {first.rows} rows (minimum {MIN_ROWS})")
     labels = np.concatenate(parts) if parts else None
     calibration, held_out = choose_rows(first.rows, labels, sampling)
     second = Pass(source, signature)
@@ -106,7 +106,7 @@ def _first_bytes(path: Path) -> bytes:
         with path.open("rb") as file:
             return file.read(8)
     except FileNotFoundError as error:
-        raise invalid(f"there is no file {path}", _FORMS_HINT) from error
+        raise invalid(f"no file {path}", _FORMS_HINT) from error
     except OSError as error:
         fault = translate_os_error(error) or invalid(f"{path} cannot be read: {error.strerror}")
         raise fault from error

@@ -60,7 +60,7 @@ class NpzSource:
 def _mapped(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> np.ndarray:
     """Unpack one array, which checks its CRC, and map it into memory."""
     if not info.filename.endswith(_SUFFIX):
-        raise invalid(f"{info.filename!r} in the archive is no numpy array")
+        raise invalid(f"{info.filename!r} in the archive is not a numpy array")
     with archive.open(info) as packed, path.open("wb") as file:
         shutil.copyfileobj(packed, file)
     try:

@@ -78,7 +78,7 @@ class FolderSource:
 
 
 def open_folder(folder: Path, signature: Signature) -> FolderSource:
-    """Return the files in `folder` now: a server may go on writing. INVALID_INPUT if empty."""
+    """Return the files in `folder` now: a server may still be writing. INVALID_INPUT if empty."""
     paths = sorted(path for path in folder.glob("*.parquet") if not path.name.startswith("."))
     if not paths:
         raise invalid(f"{folder} is a folder without Parquet files")
@@ -101,8 +101,8 @@ def _libraries() -> tuple[Any, Any]:
 def _columns(names: list[str]) -> dict[str, str]:
     """Return the columns that hold data by the names of their arrays."""
     if REQUEST_ID in names:  # a server's samples: bundle.sampling has the form
-        wanted = [name for name in names if name.startswith(INPUT_PREFIX) or name in LABEL_NAMES]
-        return {name.removeprefix(INPUT_PREFIX): name for name in wanted}
+        columns = [name for name in names if name.startswith(INPUT_PREFIX) or name in LABEL_NAMES]
+        return {name.removeprefix(INPUT_PREFIX): name for name in columns}
     return {name: name for name in names if not name.startswith(_INDEX_PREFIX)}
 
 

@@ -2,8 +2,8 @@
 
 A machine's speed drifts with its load and temperature. In each round every variant runs once, in
 rotating order, so drift affects all of them alike and two variants are compared by the ratio
-of their times within each round. Rounds go on until those ratios decide which variant is faster,
-or until the time limit.
+of their times within each round. Rounds are added until those ratios decide which variant is
+faster, or until the time limit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WARM_UP_SECONDS = 0.1
 # A shorter run comes after an untimed one: the other variants' weights have filled the caches.
 _CACHE_SECONDS = 0.02
 
-# Per variant and batch size. A model too slow for that gets at least the smallest number of rounds.
+# Per variant and batch size; a model too slow for that gets the smallest number of rounds.
 _MIN_ROUNDS, _MAX_ROUNDS, _SMALLEST_ROUNDS = 15, 300, 3
 _SECONDS, _MAX_SECONDS = 0.15, 2.0
 
@@ -172,7 +172,7 @@ def _timed_run(session: Session, inputs: Tensors, samples: Sequence[float], cloc
 
 
 def _decided(latencies: Iterable[BatchLatency]) -> bool:
-    """Return whether every variant is known to be within TIE of the fastest, or beyond it."""
+    """Return whether each variant is clearly within TIE of the fastest, or clearly slower."""
     found = list(latencies)
     fastest = min(found, key=lambda latency: latency.median_ms)
     ratios = (time_ratio(latency, fastest) for latency in found if latency is not fastest)

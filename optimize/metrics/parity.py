@@ -1,7 +1,7 @@
 """Distance of a variant's answers from the source model's: pure numpy, no runtime.
 
 Plain cosine is not used: outputs that share a large constant part have a cosine near 1
-whatever happens to the part that differs between rows.
+even if the part that differs between rows is lost.
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ def test_a_dry_run_for_a_target_that_is_not_here_says_so(catalog: MemoryCatalog)
         (("--data", "rows.npz", "--metric", "acuracy"), "did you mean 'accuracy'?"),
         (("--data", "rows.npz", "--metric", "accuracy"), "needs labels"),
         (("--data", "rows.npz", "--report", "none/report.html"), "there is no folder"),
-        (("--data", "nomodule:rows"), "there is no module 'nomodule'"),
+        (("--data", "nomodule:rows"), "no module 'nomodule'"),
         (("--data", "rows.npz", "--max-p95-ms", "0"), "--max-p95-ms"),
         (("--data", "rows.npz", "--transform", "none.py"), "none.py"),
     ],

@@ -88,7 +88,7 @@ def test_the_seed_decides_which_rows_are_taken() -> None:
 
 
 @pytest.mark.parametrize("limits", [{"calibration_rows": 0}, {"held_out_rows": 0}, {"seed": -1}])
-def test_a_sampling_of_nothing_is_refused(limits: dict[str, int]) -> None:
+def test_a_sampling_of_nothing_is_rejected(limits: dict[str, int]) -> None:
     with pytest.raises(MlctlError, match=f"{next(iter(limits))} = .* is out of range"):
         RowLimits(**limits)
 
@@ -128,8 +128,8 @@ def test_big_endian_rows_are_the_same_rows() -> None:
         ),
         ({"x": X, "y": LABELS.astype("U1")}, "must be integers .* it is str32"),
         ({"x": X, "y": np.where(LABELS == 3, np.nan, LABELS)}, "'y' has NaN .* in row 30"),
-        ({"x": X[:0]}, "has 0 rows, at least 8"),
-        ({"x": X[:7]}, "has 7 rows, at least 8"),
+        ({"x": X[:0]}, r"has 0 rows \(minimum 8\)"),
+        ({"x": X[:7]}, r"has 7 rows \(minimum 8\)"),
         ({"x": NAN}, "'x' has NaN or infinite values, the first in row 17"),
         ({"x": (X + 1) * np.float32(np.inf)}, "NaN or infinite values, the first in row 0"),
         ({"x": np.float32(3)}, "'x' is a single value"),

@@ -118,8 +118,8 @@ def test_a_file_of_that_name_goes_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("no_such_module:rows", "there is no module 'no_such_module' to import"),
-        ("my_rows.deeper:rows", "importing 'my_rows.deeper' failed|there is no module"),
+        ("no_such_module:rows", "no module 'no_such_module'"),
+        ("my_rows.deeper:rows", "no module 'my_rows.deeper'"),
         ("broken:rows", "importing 'broken' failed: .*No module named 'no_such_library'"),
         ("wrong:rows", "importing 'wrong' failed: SyntaxError"),
         ("my_rows:batch", "has no function 'batch'; did you mean 'batches'"),
@@ -135,7 +135,7 @@ def test_a_file_of_that_name_goes_first(tmp_path: Path) -> None:
         ("my_rows:half_labelled", "some rows have labels and some have none"),
         ("my_rows:mixed_labels", "labels changes from int64 .* to float64"),
         ("my_rows:doubles", "datatype is FP64, expected FP32"),
-        ("my_rows:empty", "has 0 rows, at least 8"),
+        ("my_rows:empty", r"has 0 rows \(minimum 8\)"),
         ("my_rows:growing", "'my_rows:growing' gave other rows when it was read again"),
         ("my_rows:shrinking", "gave other rows"),
         ("my_rows:shuffled", "gave other rows"),

@@ -98,7 +98,7 @@ def test_wrong_columns_are_named(
     assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
-def test_lists_whose_length_changes_between_batches_are_refused(tmp_path: Path) -> None:
+def test_lists_whose_length_changes_between_batches_are_rejected(tmp_path: Path) -> None:
     path = save_parquet(tmp_path / "d.parquet", {"x": RAGGED})
     wanted = signature(-1)
     with pytest.raises(MlctlError, match=r"input image changes .*\[rows, 2\] .*\[rows, 3\]"):

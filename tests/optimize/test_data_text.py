@@ -51,7 +51,7 @@ def test_where_one_text_ends_makes_a_difference(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stored", [np.arange(16), np.array(["a\ud800"] * 16)])
-def test_what_is_no_text_is_refused(tmp_path: Path, stored: np.ndarray) -> None:
+def test_what_is_no_text_is_rejected(tmp_path: Path, stored: np.ndarray) -> None:
     with pytest.raises(
         MlctlError, match=r"array 'text' holds .*(expected text|not Unicode)"
     ) as told:

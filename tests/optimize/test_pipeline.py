@@ -62,7 +62,7 @@ def run(
     return optimize(uri, data, catalog=catalog, goals=goals, options=options)
 
 
-def refusal(uri: str, data: Path, catalog: MlflowCatalog) -> MlctlError:
+def rejection(uri: str, data: Path, catalog: MlflowCatalog) -> MlctlError:
     with pytest.raises(MlctlError) as caught:
         run(uri, data, catalog, allow_pickle=True)
     return caught.value
@@ -309,7 +309,7 @@ def test_several_inputs_and_outputs_keep_their_names(
     assert constraints.ranges == {"ids": (-11, 10)}
 
 
-def test_a_pickled_model_is_refused_or_marked_in_the_manifest(
+def test_a_pickled_model_is_rejected_or_marked_in_the_manifest(
     catalog: MlflowCatalog, pairs: Path
 ) -> None:
     with pytest.raises(MlctlError) as caught:
@@ -319,48 +319,48 @@ def test_a_pickled_model_is_refused_or_marked_in_the_manifest(
     assert result.bundle.manifest.source.pickle_allowed
 
 
-def test_data_dependent_control_flow_is_refused_with_advice(
+def test_data_dependent_control_flow_is_rejected_with_advice(
     catalog: MlflowCatalog, pairs: Path
 ) -> None:
-    error = refusal("branching", pairs, catalog)
+    error = rejection("branching", pairs, catalog)
     assert error.code is ErrorCode.EXPORT_FAILED
     assert "control flow depends on the values" in error.message
     assert "torch.cond" in error.hint
 
 
-def test_a_batch_size_baked_in_by_a_loop_is_refused(catalog: MlflowCatalog, pairs: Path) -> None:
-    error = refusal("looping", pairs, catalog)
+def test_a_batch_size_baked_in_by_a_loop_is_rejected(catalog: MlflowCatalog, pairs: Path) -> None:
+    error = rejection("looping", pairs, catalog)
     assert error.code is ErrorCode.EXPORT_FAILED
     assert "became fixed at" in error.message
 
 
-def test_nan_answers_of_the_source_model_are_refused(
+def test_nan_answers_of_the_source_model_are_rejected(
     catalog: MlflowCatalog, tmp_path: Path
 ) -> None:
     rows = vectors()
     rows[-20:] *= -1
-    error = refusal("poisoned", save_rows(tmp_path / "x.npz", {"x": rows}), catalog)
+    error = rejection("poisoned", save_rows(tmp_path / "x.npz", {"x": rows}), catalog)
     assert error.code is ErrorCode.UNSUPPORTED_MODEL
     assert "NaN" in error.message
 
 
-def test_an_output_without_a_row_for_each_row_is_refused(
+def test_an_output_without_a_row_for_each_row_is_rejected(
     catalog: MlflowCatalog, pairs: Path
 ) -> None:
-    error = refusal("doubling", pairs, catalog)
+    error = rejection("doubling", pairs, catalog)
     assert error.code is ErrorCode.UNSUPPORTED_MODEL
     assert "has shape [2, 3] for 1 input rows" in error.message
 
 
-def test_labels_without_scores_are_refused(catalog: MlflowCatalog, tmp_path: Path) -> None:
+def test_labels_without_scores_are_rejected(catalog: MlflowCatalog, tmp_path: Path) -> None:
     rows = np.ones((16, 6, 16), np.float32)
     data = save_rows(tmp_path / "x.npz", {"x": rows, "y": np.arange(16) % 2})
-    error = refusal("linear", data, catalog)
+    error = rejection("linear", data, catalog)
     assert error.code is ErrorCode.INVALID_INPUT
     assert "logits" in error.message
     assert "module:function" in error.hint
 
 
-def test_labels_beyond_the_classes_are_refused(catalog: MlflowCatalog, tmp_path: Path) -> None:
+def test_labels_beyond_the_classes_are_rejected(catalog: MlflowCatalog, tmp_path: Path) -> None:
     data = save_rows(tmp_path / "x.npz", {"x": images(), "y": np.arange(ROWS)})
-    assert f"the model has {CLASSES} classes" in refusal("Digits", data, catalog).message
+    assert f"the model has {CLASSES} classes" in rejection("Digits", data, catalog).message

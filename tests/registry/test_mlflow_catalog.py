@@ -26,7 +26,7 @@ REPORT = PublishReport(
 )
 
 
-def refused(code: ErrorCode, text: str, catalog: MlflowCatalog) -> str:
+def rejected(code: ErrorCode, text: str, catalog: MlflowCatalog) -> str:
     with pytest.raises(MlctlError) as caught:
         catalog.resolve(text)
     assert caught.value.code is code
@@ -60,21 +60,21 @@ def test_a_damaged_copy_of_the_artifacts_is_fetched_again(catalog: MlflowCatalog
 
 def test_what_is_missing_is_named_with_what_exists(catalog: MlflowCatalog) -> None:
     code = ErrorCode.MODEL_NOT_FOUND
-    assert "did you mean 'digits'" in refused(code, "digit@candidate", catalog)
-    assert "did you mean 'candidate'" in refused(code, "digits@candidat", catalog)
-    assert "its aliases: candidate" in refused(code, "digits@zzz", catalog)
-    assert "its versions: 1, 2" in refused(code, "digits/99", catalog)
+    assert "did you mean 'digits'" in rejected(code, "digit@candidate", catalog)
+    assert "did you mean 'candidate'" in rejected(code, "digits@candidat", catalog)
+    assert "its aliases: candidate" in rejected(code, "digits@zzz", catalog)
+    assert "its versions: 1, 2" in rejected(code, "digits/99", catalog)
 
 
-def test_a_pickle_is_refused_unless_allowed(catalog: MlflowCatalog) -> None:
-    assert "models:/branchy/1" in refused(ErrorCode.PICKLE_REFUSED, "branchy", catalog)
+def test_a_pickle_is_rejected_unless_allowed(catalog: MlflowCatalog) -> None:
+    assert "models:/branchy/1" in rejected(ErrorCode.PICKLE_REFUSED, "branchy", catalog)
     source = catalog.resolve("branchy", allow_pickle=True)
     assert source.format is ModelFormat.PICKLE
     assert source.pickle_allowed
 
 
 def test_what_was_optimized_already_is_not_a_source(catalog: MlflowCatalog) -> None:
-    message = refused(ErrorCode.UNSUPPORTED_MODEL, "digits-optimized/1", catalog)
+    message = rejected(ErrorCode.UNSUPPORTED_MODEL, "digits-optimized/1", catalog)
     assert "digits-optimized" in message
 
 
@@ -219,7 +219,7 @@ def test_select_optimized__with_a_version__takes_that_one(
 
 
 def test_a_model_that_was_never_optimized_says_how(catalog: MlflowCatalog) -> None:
-    with pytest.raises(MlctlError, match="no optimized version of models:/branchy") as caught:
+    with pytest.raises(MlctlError, match="models:/branchy has no optimized version") as caught:
         catalog.find_optimized("branchy")
     assert "mlctl optimize models:/branchy" in caught.value.hint
     with pytest.raises(MlctlError, match="did you mean 'branchy'"):
@@ -250,7 +250,7 @@ def test_every_version_is_listed_newest_first(catalog: MlflowCatalog) -> None:
     assert rows[0].digest is None
 
 
-def test_an_alias_of_a_missing_version_is_refused(catalog: MlflowCatalog) -> None:
+def test_an_alias_of_a_missing_version_is_rejected(catalog: MlflowCatalog) -> None:
     with pytest.raises(MlctlError, match="no version 77"):
         catalog.set_alias("digits", "champion", "77")
 
@@ -267,7 +267,7 @@ def test_a_fetched_bundle_is_verified(
     assert {path.name for path in target.parent.iterdir()} == {"fetched"}
 
 
-def test_a_bundle_altered_in_the_registry_is_refused(
+def test_a_bundle_altered_in_the_registry_is_rejected(
     catalog: MlflowCatalog, tmp_path: Path
 ) -> None:
     bundle = make_bundle(tmp_path / "bundle", name="digits", scale=5.0)

@@ -47,7 +47,7 @@ def test_a_single_tensor_is_the_only_output() -> None:
         ((ONE, 3), "output 'b' of the model is a int"),
     ],
 )
-def test_a_doubt_about_which_is_which_is_refused(outputs: Any, message: str) -> None:
+def test_a_doubt_about_which_is_which_is_rejected(outputs: Any, message: str) -> None:
     with pytest.raises(MlctlError, match=message) as caught:
         order_outputs(outputs, ["a", "b"])
     assert caught.value.code is ErrorCode.UNSUPPORTED_MODEL

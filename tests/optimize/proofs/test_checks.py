@@ -66,12 +66,12 @@ def graph(
 
 def test_any_opset_is_read_back(tmp_path: Path) -> None:
     assert check_graph(graph(tmp_path, opset=17), signature(-1, 4), None) == 17
-    with pytest.raises(MlctlError, match="opset 17, not 20 as asked") as caught:
+    with pytest.raises(MlctlError, match="opset 17, not 20 as requested") as caught:
         check_graph(graph(tmp_path, opset=17), signature(-1, 4), 20)
     assert caught.value.code is ErrorCode.EXPORT_FAILED
 
 
-def test_an_opset_that_the_exporter_does_not_give_is_refused(
+def test_an_opset_that_the_exporter_does_not_give_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(optimize.proofs.export, "OPSET", 17)

@@ -41,7 +41,7 @@ def test_a_pickle_inside_of_a_pt2_archive_is_never_run(
 
 
 @pytest.mark.slow
-def test_a_damaged_archive_is_refused(catalog: MlflowCatalog, tmp_path: Path) -> None:
+def test_a_damaged_archive_is_rejected(catalog: MlflowCatalog, tmp_path: Path) -> None:
     source = catalog.resolve("Digits/1")
     root = tmp_path / "model"
     shutil.copytree(source.artifacts, root)
@@ -59,7 +59,7 @@ class Half(nn.Module):
 def test_an_output_that_numpy_cannot_hold_is_named() -> None:
     x, y = (TensorSpec(name=name, dtype=Datatype.FP32, shape=(-1, 2)) for name in "xy")
     reference = TorchReference(Half(), Signature(inputs=(x,), outputs=(y,)))
-    with pytest.raises(MlctlError, match="output 'y' of the model is no array") as caught:
+    with pytest.raises(MlctlError, match="output 'y' of the model is not an array") as caught:
         reference.run({"x": np.ones((1, 2), np.float32)})
     assert caught.value.code is ErrorCode.UNSUPPORTED_MODEL
     assert "float32" in caught.value.hint
@@ -70,7 +70,7 @@ class Negating(nn.Module):
         return torch.neg(x)
 
 
-def test_a_pt2_archive_with_an_unknown_operator__is_refused__names_the_operator(
+def test_a_pt2_archive_with_an_unknown_operator__is_rejected__names_the_operator(
     tmp_path: Path,
 ) -> None:
     x = np.ones((3, 2), np.float32)

@@ -62,7 +62,7 @@ def test_a_float_graph_is_taken(source: Path) -> None:
     assert verdict.importer_version.startswith("tensorrt-rtx 1.")
 
 
-def test_a_quantized_bias_is_refused_with_the_importers_reason(
+def test_a_quantized_bias_is_rejected_with_the_importers_reason(
     source: Path, tmp_path: Path
 ) -> None:
     verdict = check_importable(quantized(source, tmp_path / "model.onnx"), TABLE)
@@ -78,7 +78,7 @@ def test_symmetric_int8_without_quantized_bias_is_taken(source: Path, tmp_path: 
     assert check_importable(model, TABLE).ok
 
 
-def test_dynamic_quantization_is_refused(source: Path, tmp_path: Path) -> None:
+def test_dynamic_quantization_is_rejected(source: Path, tmp_path: Path) -> None:
     from onnxruntime.quantization.quant_utils import QuantType
     from onnxruntime.quantization.quantize import quantize_dynamic
 

@@ -77,7 +77,7 @@ def found(name: str) -> Recipe:
     return next(recipe for recipe in discover() if recipe.name == name)
 
 
-def refusal(wanted: list[str], target: Target) -> MlctlError:
+def rejection(wanted: list[str], target: Target) -> MlctlError:
     with pytest.raises(MlctlError) as caught:
         select(wanted, target)
     assert caught.value.code is ErrorCode.INVALID_INPUT
@@ -102,18 +102,18 @@ def test_named_recipes_come_in_their_order_and_once() -> None:
 
 
 def test_an_unknown_name_is_answered_with_near_ones_and_the_list() -> None:
-    error = refusal(["int8cpu"], Target.CPU)
+    error = rejection(["int8cpu"], Target.CPU)
     assert "did you mean 'int8-cpu'" in error.message
     assert error.hint == "Recipes for cpu: fp32, fp16, int8-cpu, int4."
 
 
-def test_a_recipe_for_another_target_is_refused() -> None:
-    error = refusal(["bf16"], Target.CPU)
+def test_a_recipe_for_another_target_is_rejected() -> None:
+    error = rejection(["bf16"], Target.CPU)
     assert error.message == "the recipe 'bf16' is not for the target cpu, it is for tensorrt"
 
 
-def test_no_name_at_all_is_refused() -> None:
-    assert "no recipe is named" in refusal([], Target.CPU).message
+def test_no_name_at_all_is_rejected() -> None:
+    assert "no recipe is named" in rejection([], Target.CPU).message
 
 
 @pytest.mark.parametrize("value", ["Copy", "ready"])
@@ -127,7 +127,7 @@ def test_discover__a_recipe_of_another_package__is_found_and_quiet(
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_name_that_two_packages_bring_is_refused(folder: Folder) -> None:
+def test_a_name_that_two_packages_bring_is_rejected(folder: Folder) -> None:
     folder.install("first-package", "copy = strange:Copy", "strange", GOOD)
     folder.install("second-package", "copy = strange2:Copy", "strange2", GOOD)
     with pytest.raises(MlctlError, match=r"'copy' of .*-package .*another recipe has its name"):
@@ -152,7 +152,7 @@ def test_a_built_in_name_cannot_be_taken(folder: Folder) -> None:
         (GOOD.replace("frozenset({Target.CPU})", 'frozenset({"cpu", "tpu"})'), "its targets are"),
     ],
 )
-def test_a_plug_in_that_cannot_be_loaded__is_refused__names_its_package(
+def test_a_plug_in_that_cannot_be_loaded__is_rejected__names_its_package(
     folder: Folder, code: str, reason: str
 ) -> None:
     folder.install("broken-package", "copy = strange:Copy", "strange", code)
@@ -162,7 +162,7 @@ def test_a_plug_in_that_cannot_be_loaded__is_refused__names_its_package(
     assert caught.value.hint == "Uninstall or repair broken-package."
 
 
-def test_a_name_that_no_manifest_takes_is_refused(folder: Folder) -> None:
+def test_a_name_that_no_manifest_takes_is_rejected(folder: Folder) -> None:
     folder.install("shouting", "COPY = strange:Copy", "strange", GOOD.replace('"copy"', '"COPY"'))
     with pytest.raises(MlctlError, match="in a-z, 0-9 and -"):
         discover()

@@ -103,7 +103,7 @@ def test_convolutions_and_heads(tmp_path: Path) -> None:
     assert np.linalg.norm(want - have) / np.linalg.norm(want) < 0.2
 
 
-def test_a_model_without_products_is_refused(tmp_path: Path) -> None:
+def test_a_model_without_products_is_rejected(tmp_path: Path) -> None:
     source = write(tmp_path, [helper.make_node("Neg", ["x"], ["y"])], {})
     with pytest.raises(ValueError, match="no matrix product with weights"):
         Int4().build(source, tmp_path, bench(source, X))

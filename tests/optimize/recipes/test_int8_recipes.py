@@ -173,7 +173,7 @@ def test_impossible_goals_say_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("recipe", [Int8Cpu(), Int8Trt()], ids=lambda recipe: recipe.name)
-def test_a_net_without_weights_is_refused(tmp_path: Path, recipe: Recipe) -> None:
+def test_a_net_without_weights_is_rejected(tmp_path: Path, recipe: Recipe) -> None:
     nodes = [helper.make_node("Relu", ["x"], ["y"])]
     source = save_net(tmp_path / "net", nodes, {}, (["batch", 16], ["batch", 16]))
     with pytest.raises(ValueError, match="no convolution or matrix product with weights"):

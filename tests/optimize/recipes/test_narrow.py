@@ -323,7 +323,7 @@ def test_the_twin_rounds_as_numpy_does(tmp_path: Path) -> None:
     np.testing.assert_array_equal(answers(out, X, TWIN_NAME)["y"], want)
 
 
-def test_a_graph_without_floats_is_refused(tmp_path: Path) -> None:
+def test_a_graph_without_floats_is_rejected(tmp_path: Path) -> None:
     ids = helper.make_tensor_value_info("ids", TensorProto.INT64, ["rows"])
     made = helper.make_tensor_value_info("y", TensorProto.INT64, ["rows"])
     nodes = [helper.make_node("Add", ["ids", "ids"], ["y"])]

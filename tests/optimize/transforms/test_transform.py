@@ -164,7 +164,7 @@ def test_what_it_prints_is_kept_off_stdout(
         ("OUTPUTS = {'z': ('FP32', [-1])}\n" + SAME, "OUTPUTS differ.*postprocess is not defined"),
     ],
 )
-def test_a_file_that_is_no_transform_is_refused(tmp_path: Path, body: str, reason: str) -> None:
+def test_a_file_that_is_no_transform_is_rejected(tmp_path: Path, body: str, reason: str) -> None:
     with pytest.raises(MlctlError, match=reason) as caught:
         vector(tmp_path, body)
     assert caught.value.code is ErrorCode.INVALID_INPUT
@@ -207,14 +207,14 @@ def unsafe(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     ],
     indirect=["unsafe"],
 )
-def test_a_folder_that_no_bundle_could_hold_is_refused(unsafe: Path, reason: str) -> None:
+def test_a_folder_that_no_bundle_could_hold_is_rejected(unsafe: Path, reason: str) -> None:
     with pytest.raises(MlctlError, match=reason) as caught:
         read_transform(unsafe, token_signature())
     assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
 def test_refused_rows_of_the_data_are_told(tokenizer: SourceTransform) -> None:
-    with pytest.raises(MlctlError, match="refuses rows of the data: row 1: the text has no words"):
+    with pytest.raises(MlctlError, match="rejects rows of the data: row 1: the text has no words"):
         tokenizer.preprocess(texts("one", ""))
 
 
@@ -243,15 +243,15 @@ def test_a_pure_transform_passes(tokenizer: SourceTransform, tmp_path: Path) -> 
         ),
         (
             "N = []\ndef preprocess(i):\n    N.append(1)\n    return {'x': i['x'] * len(N)}\n",
-            "preprocess gives another 'x' for the same rows",
+            "preprocess returns another 'x' for the same rows",
         ),
         (
             "def postprocess(o):\n    return {'y': np.random.rand(7).astype(np.float32)}\n",
-            "postprocess gives another 'y' for the same rows",
+            "postprocess returns another 'y' for the same rows",
         ),
     ],
 )
-def test_an_impure_transform_is_refused(tmp_path: Path, body: str, reason: str) -> None:
+def test_an_impure_transform_is_rejected(tmp_path: Path, body: str, reason: str) -> None:
     transform = vector(tmp_path, body)
     with pytest.raises(MlctlError, match=reason) as caught:
         transform.check_pure(ROWS, total)

@@ -144,20 +144,20 @@ def test_an_onnx_model_keeps_its_opset_and_its_names_of_dimensions(tmp_path: Pat
 
 
 @pytest.mark.usefixtures("home")
-def test_an_onnx_model_for_two_rows_is_refused(tmp_path: Path) -> None:
+def test_an_onnx_model_for_two_rows_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(MlctlError, match=r"does not run with inputs of shape x \[1, 4\]") as caught:
         run(tmp_path, logged_onnx(tmp_path / "model", (2, 4)), {"x": X})
     assert caught.value.code is ErrorCode.UNSUPPORTED_MODEL
     assert "-1 only where it accepts any size" in caught.value.hint
 
 
-def test_a_signature_without_a_batch_is_refused(tmp_path: Path) -> None:
+def test_a_signature_without_a_batch_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(MlctlError, match=r"tensor 'x' has shape \[1, 4\]; its first") as caught:
         logged_onnx(tmp_path / "model", (1, 4), declared=(1, 4))
     assert caught.value.code is ErrorCode.UNSUPPORTED_MODEL
 
 
-def test_a_scripted_module_is_refused(tmp_path: Path) -> None:
+def test_a_scripted_module_is_rejected(tmp_path: Path) -> None:
     with pytest.warns(DeprecationWarning, match="torch.jit"):
         scripted: Any = torch.jit.script(nn.Linear(4, 2))
     source = save_torch(tmp_path / "model", scripted, {"x": X}, ("y",), "pickle")
@@ -166,7 +166,7 @@ def test_a_scripted_module_is_refused(tmp_path: Path) -> None:
     assert "mlflow.onnx" in caught.value.hint
 
 
-def test_a_pickle_whose_class_is_gone_is_refused(
+def test_a_pickle_whose_class_is_gone_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = save_torch(tmp_path / "model", models.Named(), {"x": X}, ("first", "second"), "pickle")
@@ -177,7 +177,7 @@ def test_a_pickle_whose_class_is_gone_is_refused(
     assert "Install the package" in caught.value.hint
 
 
-def test_a_program_that_was_traced_with_one_row_is_refused(tmp_path: Path) -> None:
+def test_a_program_that_was_traced_with_one_row_is_rejected(tmp_path: Path) -> None:
     source = save_torch(tmp_path / "model", nn.Linear(4, 2), {"x": X[:1]}, ("y",))
     with pytest.raises(MlctlError, match=r"does not run with inputs of shape x \[3, 4\]") as caught:
         load_reference(source).run({"x": X[:3]})

@@ -12,7 +12,7 @@ from torch import nn
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Datatype, Signature, TensorSpec
 from tests.optimize.zoo import models
-from tests.optimize.zoo.prove import prove_signature, refusal, signature_of
+from tests.optimize.zoo.prove import prove_signature, rejection, signature_of
 from tests.support import torch_models
 
 X = np.random.default_rng(3).standard_normal((12, 4), dtype=np.float32)
@@ -22,7 +22,7 @@ STEPS = np.random.default_rng(4).standard_normal((12, 5, 4), dtype=np.float32)
 def test_control_flow_over_values_is_told_how_to_be_rewritten(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    error = refusal(tmp_path, torch_models.Branching(), {"x": X})
+    error = rejection(tmp_path, torch_models.Branching(), {"x": X})
     # What the exporter prints of a half-made graph would corrupt `--json`.
     assert capfd.readouterr() == ("", "")
     assert "control flow depends on the values" in error.message
@@ -55,20 +55,20 @@ def test_a_size_that_was_baked_in(
     free: dict[str, tuple[int, ...]],
 ) -> None:
     outputs = ("states", "last") if isinstance(module, models.Recurrent) else ("y",)
-    error = refusal(tmp_path, module, inputs, outputs, **free)
+    error = rejection(tmp_path, module, inputs, outputs, **free)
     assert error.code is ErrorCode.EXPORT_FAILED
     assert error.message.startswith(dimension)
     assert "loop" in error.message
 
 
 def test_a_length_that_the_model_itself_has_fixed(tmp_path: Path) -> None:
-    error = refusal(tmp_path, models.FixedLength(), {"steps": STEPS}, steps=(1,))
+    error = rejection(tmp_path, models.FixedLength(), {"steps": STEPS}, steps=(1,))
     assert error.message.startswith("dimension 1 of input 'steps' became fixed at 5")
 
 
 @pytest.mark.parametrize("module", [models.Noisy(), models.Dropping(), models.Counting()])
 def test_answers_that_change_from_run_to_run(tmp_path: Path, module: nn.Module) -> None:
-    error = refusal(tmp_path, module, {"x": X})
+    error = rejection(tmp_path, module, {"x": X})
     assert error.code is ErrorCode.UNSUPPORTED_MODEL
     assert "differs between two runs" in error.message
     assert "evaluation mode" in error.hint
@@ -81,12 +81,12 @@ def test_dropout_of_a_model_in_training_mode_is_turned_off(tmp_path: Path) -> No
 
 
 def test_nan_answers(tmp_path: Path) -> None:
-    error = refusal(tmp_path, torch_models.Poisoned(), {"x": X})
+    error = rejection(tmp_path, torch_models.Poisoned(), {"x": X})
     assert "NaN" in error.message
 
 
 def test_another_number_of_rows(tmp_path: Path) -> None:
-    error = refusal(tmp_path, torch_models.Doubling(), {"x": X})
+    error = rejection(tmp_path, torch_models.Doubling(), {"x": X})
     assert "has shape [2, 4] for 1 input rows" in error.message
 
 
@@ -122,7 +122,7 @@ def test_a_signature_of_another_model(
 
 
 def test_an_operator_that_onnx_does_not_have(tmp_path: Path) -> None:
-    error = refusal(tmp_path, Custom(), {"x": X})
+    error = rejection(tmp_path, Custom(), {"x": X})
     assert "mlctl_zoo" in error.message
     assert "ONNX flavor" in error.hint
 
