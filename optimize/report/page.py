@@ -248,7 +248,8 @@ def _columns(report: OptimizeReport) -> Iterator[tuple[str, Callable[[Measured],
     if any(each.parity.agreement is not None for each in found):
         yield "agreement", _agreement
     yield "centred cosine", lambda m: (score(m.parity.centred_cosine), "")
-    yield "relative L2", lambda m: (significant(m.parity.relative_l2), "")
+    if report.metric is None:
+        yield "relative L2", lambda m: (significant(m.parity.relative_l2), "")
     if report.timed:
         yield "1 row, ms", _single_row
         yield "p95, ms", lambda m: (significant(m.p95_ms), "")
