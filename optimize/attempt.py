@@ -39,13 +39,14 @@ from optimize.recipes.base import (
 from optimize.source_graph import Exported
 from optimize.variant import (
     Measured,
+    Timings,
     Variant,
     load_details,
-    load_latencies,
     load_measured,
+    load_timings,
     save_details,
-    save_latencies,
     save_measured,
+    save_timings,
 )
 from registry.names import printable
 from registry.quiet import first_line
@@ -83,7 +84,9 @@ class Attempt:
         except OSError:
             raise
         except Exception as error:  # noqa: BLE001 - a recipe's library may raise anything
-            variant = Variant(recipe.name, recipe.precision, None, failure=_reason(error))
+            variant = Variant(
+                recipe.name, recipe.precision, None, failure=_without_paths(first_line(error))
+            )
             self._report(recipe, StepStatus.FAILED, variant)
             return variant
         variant = Variant(recipe.name, recipe.precision, load_measured(entry.root), model.root)
@@ -100,8 +103,8 @@ class Attempt:
         self.progress.event(StepEvent(Stage.LATENCY, StepStatus.STARTED))
 
         def build(directory: Path) -> None:
-            found = time_variants(variants, self.exported.baseline, self.device, self.clock)
-            save_latencies(found, directory)
+            timings = time_variants(variants, self.exported.baseline, self.device, self.clock)
+            save_timings(timings, directory)
 
         models = {
             variant.recipe: variant.model.name
@@ -111,15 +114,8 @@ class Attempt:
         entry = fetch_or_build(self._latency_key(models), build)
         status = StepStatus.CACHED if entry.reused else StepStatus.FINISHED
         self.progress.event(StepEvent(Stage.LATENCY, status, detail=", ".join(models)))
-        latencies = load_latencies(entry.root)
-        return [
-            variant
-            if variant.measured is None
-            else replace(
-                variant, measured=replace(variant.measured, latency=latencies[variant.recipe])
-            )
-            for variant in variants
-        ]
+        timings = load_timings(entry.root)
+        return [_with_timing(variant, timings) for variant in variants]
 
     def model_key(self, recipe: Recipe) -> Key:
         """Return what the variant's graph depends on."""
@@ -241,6 +237,16 @@ class Attempt:
         self.progress.event(event)
 
 
+def _with_timing(variant: Variant, timings: Timings) -> Variant:
+    if variant.measured is None:
+        return variant
+    failure = timings.failures.get(variant.recipe)
+    if failure is not None:
+        return replace(variant, measured=None, failure=_without_paths(failure))
+    latency = timings.latencies[variant.recipe]
+    return replace(variant, measured=replace(variant.measured, latency=latency))
+
+
 def run_recipe(recipe: Recipe, source: Path, directory: Path, bench: Workbench) -> Details:
     """Build the variant and check its files; ValueError if the recipe or its files are wrong.
 
@@ -269,7 +275,7 @@ def _check_files(directory: Path) -> None:
         raise ValueError(f"it wrote no {MODEL_NAME}")
 
 
-def _reason(error: BaseException) -> str:
-    """Return the error in one line, without paths of this machine: it becomes evidence."""
+def _without_paths(reason: str) -> str:
+    """Return an error's text without paths of this machine: it becomes evidence."""
     roots = "|".join(re.escape(str(root)) for root in (mlctl_home(), tempfile.gettempdir()))
-    return re.sub(rf"(?:{roots})/(?:[^\s/:'\"]+/)*", "", first_line(error))
+    return re.sub(rf"(?:{roots})/(?:[^\s/:'\"]+/)*", "", reason)

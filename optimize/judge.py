@@ -25,7 +25,8 @@ from optimize.metrics.parity import Parity, compare, finite
 from optimize.metrics.scores import Metric, MetricResult, compare_metric
 from optimize.proofs.batch_contamination import MAX_ROWS, measure_contamination
 from optimize.recipes.base import DATA_NAME, TWIN_NAME, Details, Quality
-from optimize.variant import Latencies, Measured, Variant
+from optimize.variant import Measured, Timings, Variant
+from registry.quiet import first_line
 from services.runtime.scorer import join_rows, split_rows
 from services.runtime.session import Session, open_session
 
@@ -87,24 +88,34 @@ def measure_variant(
 
 def time_variants(
     variants: Sequence[Variant], baseline: Baseline, device: RunDevice, clock: Clock
-) -> Latencies:
+) -> Timings:
     """Time all measured variants together, each at the batch sizes that it may be served with.
 
-    All their sessions are open at once.
+    All their sessions are open at once. A variant that does not run its largest batch then, for
+    lack of memory for example, is a failure.
     """
     sessions: dict[str, Session] = {}
     sizes: dict[str, list[int]] = {}
+    failures: dict[str, str] = {}
     for variant in variants:
         if variant.measured is None or variant.model is None:
             continue
         batching = baseline.batching_options.batching(
             row_independent=variant.measured.row_independent
         )
-        model = variant.model / MODEL_NAME
-        sessions[variant.recipe] = open_session(model, device.provider, batching=batching)
-        # The latency goal is for a single row, whatever the batch sizes.
+        try:
+            model = variant.model / MODEL_NAME
+            session = open_session(model, device.provider, batching=batching)
+            session.run(
+                baseline.rows.take(np.arange(batching.max_rows) % baseline.rows.count).inputs
+            )
+        except Exception as error:  # noqa: BLE001 - runtimes have no common exception
+            failures[variant.recipe] = f"it does not run beside the others: {first_line(error)}"
+            continue
+        sessions[variant.recipe] = session
+        # The latency goal is for a single row, also if no batch has one.
         sizes[variant.recipe] = sorted({1, *batching.buckets})
-    return measure_interleaved(sessions, sizes, baseline.rows, clock)
+    return Timings(measure_interleaved(sessions, sizes, baseline.rows, clock), failures)
 
 
 def _with_room(batching: Batching) -> Batching:

@@ -18,10 +18,15 @@ from optimize.recipes.base import Details, Precision
 
 MEASURED_NAME = "measured.json"
 DETAILS_NAME = "details.json"
-LATENCIES_NAME = "latencies.json"
+TIMINGS_NAME = "timings.json"
 
-Latencies = Mapping[str, tuple[BatchLatency, ...]]
-"""The latencies of all variants of one measurement, by recipe."""
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """One measurement of all variants: latencies, or why there are none, by recipe."""
+
+    latencies: Mapping[str, tuple[BatchLatency, ...]]
+    failures: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +101,14 @@ def load_measured(directory: Path) -> Measured:
     return TypeAdapter(Measured).validate_json((directory / MEASURED_NAME).read_bytes())
 
 
-def save_latencies(latencies: Latencies, directory: Path) -> None:
-    """Write the latencies of one measurement."""
-    content = {name: [asdict(batch) for batch in found] for name, found in latencies.items()}
-    write_atomic(directory / LATENCIES_NAME, canonical_json(content))
+def save_timings(timings: Timings, directory: Path) -> None:
+    """Write one measurement."""
+    write_atomic(directory / TIMINGS_NAME, canonical_json(asdict(timings)))
 
 
-def load_latencies(directory: Path) -> Latencies:
-    """Read what `save_latencies` wrote."""
-    adapter = TypeAdapter(dict[str, tuple[BatchLatency, ...]])
-    return adapter.validate_json((directory / LATENCIES_NAME).read_bytes())
+def load_timings(directory: Path) -> Timings:
+    """Read what `save_timings` wrote."""
+    return TypeAdapter(Timings).validate_json((directory / TIMINGS_NAME).read_bytes())
 
 
 def save_details(details: Details, directory: Path) -> None:

@@ -97,7 +97,8 @@ class Ratio:
 def time_ratio(latency: BatchLatency, baseline: BatchLatency) -> Ratio:
     """Return how many times as long `latency` takes per row as `baseline`, paired by round.
 
-    The interval is that of a median by order statistics, which assumes no distribution.
+    Batches of different sizes ran one after the other and not in the same rounds. The interval
+    is that of a median by order statistics, which assumes no distribution.
     """
     ratios = sorted(
         own / latency.batch / (other / baseline.batch)

@@ -30,25 +30,25 @@ from tests.support.sources import onnx_source, save_rows
 LENGTH = 8
 
 
-def test_buckets_follow_row_independence() -> None:
+def test_batching__dependent_rows__have_one_bucket() -> None:
     assert DEFAULT.batching(row_independent=True).buckets == (1, 2, 4, 8, 16, 32)
     assert DEFAULT.batching(row_independent=False).buckets == (1,)
 
 
-def test_sizes_double_up_to_the_most_rows() -> None:
+def test_batching__max_rows__has_doubling_buckets() -> None:
     assert BatchingOptions(max_rows=48).sizes == (1, 2, 4, 8, 16, 32, 48)
     assert BatchingOptions(max_rows=1).sizes == (1,)
     assert BatchingOptions(buckets=(1, 3, 9)).batching(row_independent=True).max_rows == 9
 
 
-def test_rows_that_influence_each_other_keep_only_what_is_of_the_queue() -> None:
+def test_batching__dependent_rows__keep_only_the_queue_options() -> None:
     wanted = BatchingOptions(max_rows=64, pad={"x": 0}, max_queue_rows=7, max_queue_ms=2.5)
     batching = wanted.batching(row_independent=False)
     assert (batching.max_rows, batching.buckets, batching.pad) == (1, (1,), None)
     assert (batching.max_queue_rows, batching.max_queue_ms) == (7, 2.5)
 
 
-def test_numbers_are_kept_by_the_sizes_that_they_were_measured_with() -> None:
+def test_key__other_sizes__is_another_key() -> None:
     assert DEFAULT.key == BatchingOptions(max_rows=32, max_wait_ms=3).key == {}
     assert BatchingOptions(max_rows=4).key == {"batches": "1,2,4"}
 
@@ -70,7 +70,9 @@ def test_numbers_are_kept_by_the_sizes_that_they_were_measured_with() -> None:
         ('{"pad": {"x": null}}', "pad: x: "),
     ],
 )
-def test_a_wrong_file_is_told_by_its_field(tmp_path: Path, text: str, reason: str) -> None:
+def test_read_batching_options__a_wrong_file__names_the_field(
+    tmp_path: Path, text: str, reason: str
+) -> None:
     (tmp_path / "batching.json").write_text(text)
     with pytest.raises(MlctlError, match=reason) as caught:
         read_batching_options(tmp_path / "batching.json")
@@ -102,7 +104,7 @@ def made(home: Path, wanted: dict[str, object]) -> VerifiedBundle:
     return optimize("tiny", data, catalog=catalog, options=options, recipes=recipes).bundle
 
 
-def test_it_is_in_the_bundle_and_served(home: Path) -> None:
+def test_batching__in_the_bundle__is_served(home: Path) -> None:
     wanted = {"max_rows": 6, "pad": {"x": 0}, "max_wait_ms": 200, "max_queue_ms": 900}
     bundle = made(home, wanted)
     batching = bundle.manifest.batching
@@ -124,7 +126,7 @@ def test_it_is_in_the_bundle_and_served(home: Path) -> None:
     asyncio.run(main())
 
 
-def test_padding_that_changes_answers_is_rejected_before_anything_is_registered(home: Path) -> None:
+def test_padding__that_changes_answers__is_rejected_before_registration(home: Path) -> None:
     with pytest.raises(MlctlError, match="'y' padded, of the golden rows") as caught:
         made(home, {"pad": {"x": 1}})
     assert caught.value.code is ErrorCode.PARITY_FAILED
@@ -141,7 +143,7 @@ def test_padding_that_changes_answers_is_rejected_before_anything_is_registered(
         (Datatype.BYTES, (), (0,)),
     ],
 )
-def test_padding_with_what_the_datatype_has_not_is_rejected_at_once(
+def test_padding__a_value_outside_the_datatype__is_rejected(
     dtype: Datatype, fitting: tuple[float, ...], others: tuple[float, ...]
 ) -> None:
     spec = TensorSpec(name="x", dtype=dtype, shape=(DYNAMIC, DYNAMIC))
@@ -154,7 +156,7 @@ def test_padding_with_what_the_datatype_has_not_is_rejected_at_once(
         assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
-def test_padding_of_what_has_no_length_is_rejected_at_once(
+def test_padding__of_an_input_without_length__is_rejected(
     onnx_catalog: MemoryCatalog, tmp_path: Path
 ) -> None:
     with pytest.raises(MlctlError, match="pad: 'x' is not an input of shape") as caught:

@@ -97,7 +97,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["batches", "lists"])
-def test_batches_are_rows(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_function_source__batches__are_rows(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = load_data(f"my_rows:{name}", SIGNATURE)
     arrays: Tensors = {
         "x": np.arange(80, dtype=np.float32).reshape(40, 2),
@@ -109,7 +109,7 @@ def test_batches_are_rows(name: str, capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out == ""
 
 
-def test_a_file_of_that_name_goes_first(tmp_path: Path) -> None:
+def test_function_source__a_file_of_that_name__has_precedence(tmp_path: Path) -> None:
     (tmp_path / "my_rows:batches").write_text("text")
     with pytest.raises(MlctlError, match="is neither an"):
         load_data("my_rows:batches", SIGNATURE)
@@ -142,7 +142,7 @@ def test_a_file_of_that_name_goes_first(tmp_path: Path) -> None:
         ("my_rows:used_up", "gave other rows"),
     ],
 )
-def test_a_mistake_is_named(name: str, reason: str) -> None:
+def test_function_source__a_mistake__is_named(name: str, reason: str) -> None:
     with pytest.raises(MlctlError, match=reason) as caught:
         load_data(name, SIGNATURE)
     assert caught.value.code is ErrorCode.INVALID_INPUT

@@ -59,8 +59,9 @@ def measured(
     baseline = Baseline(ROWS, outputs, row_independent, None, batching_options)
     found = measure_variant(directory, 20, Details(), baseline, CPU)
     variant = Variant("it", "int8", found, directory)
-    latency = time_variants([variant], baseline, CPU, SystemClock())["it"]
-    return replace(found, latency=latency)
+    timings = time_variants([variant], baseline, CPU, SystemClock())
+    assert not timings.failures
+    return replace(found, latency=timings.latencies["it"])
 
 
 def test_measure__rows_affect_each_other__is_judged_and_timed_row_by_row(
@@ -107,6 +108,18 @@ def test_measure__small_batches__the_engine_has_room_for_the_proof(
     found = measured(source, source.parent, batching_options=batching_options)
     assert found.row_independent
     assert found.latency[-1].batch == max_rows
+
+
+def test_time__a_variant_that_does_not_run__does_not_stop_the_others(
+    source: Path, tmp_path: Path
+) -> None:
+    baseline = Baseline(ROWS, open_session(source).run(ROWS.inputs), True, None)
+    found = measure_variant(source.parent, 20, Details(), baseline, CPU)
+    broken = Variant("broken", "int8", found, tmp_path)
+    good = Variant("good", "fp32", found, source.parent)
+    timings = time_variants([broken, good], baseline, CPU, SystemClock())
+    assert list(timings.latencies) == ["good"]
+    assert timings.failures["broken"].startswith("it does not run beside the others: ")
 
 
 def test_measure__the_source_is_not_batched__contamination_is_not_measured(source: Path) -> None:

@@ -73,7 +73,7 @@ def pairs(tmp_path: Path) -> Path:
     return save_rows(tmp_path / "pairs.npz", {"x": vectors()})
 
 
-def test_three_variants_are_measured_and_one_is_registered_back(
+def test_optimize__every_variant__is_measured_and_one_registered(
     catalog: MlflowCatalog,
     digits_data: Path,
     tmp_path: Path,
@@ -117,7 +117,7 @@ def test_three_variants_are_measured_and_one_is_registered_back(
     assert bundle.manifest.evidence.rows == ROWS - ROWS // 4
 
 
-def test_a_rerun_takes_everything_from_the_cache_and_gives_the_same_digest(
+def test_optimize__a_rerun__uses_the_cache_and_gives_the_same_digest(
     catalog: MlflowCatalog, digits_data: Path
 ) -> None:
     first = run("Digits", digits_data, catalog)
@@ -133,7 +133,7 @@ def test_a_rerun_takes_everything_from_the_cache_and_gives_the_same_digest(
     assert run("Digits", digits_data, catalog).digest == first.digest
 
 
-def test_the_same_inputs_give_the_same_files_and_digest_without_the_cache(
+def test_optimize__without_the_cache__gives_the_same_files_and_digest(
     catalog: MlflowCatalog, digits_data: Path, optimize_home: Path
 ) -> None:
     def graphs(result: OptimizeResult) -> dict[str, str]:
@@ -148,7 +148,7 @@ def test_the_same_inputs_give_the_same_files_and_digest_without_the_cache(
     assert again.digest == first.digest
 
 
-def test_the_golden_rows_hold_the_source_models_answers(
+def test_optimize__golden_rows__hold_the_source_models_answers(
     catalog: MlflowCatalog, digits_data: Path
 ) -> None:
     result = optimize("Digits", digits_data, catalog=catalog, goals=Goals(), recipes=FP32)
@@ -161,7 +161,7 @@ def test_the_golden_rows_hold_the_source_models_answers(
     assert verify(result.bundle.root, result.digest) == result.bundle
 
 
-def test_evidence_tells_every_variant_and_no_path(
+def test_evidence__has_every_variant_and_no_path(
     catalog: MlflowCatalog, digits_data: Path, optimize_home: Path
 ) -> None:
     result = run("Digits", digits_data, catalog)
@@ -179,7 +179,7 @@ def test_evidence_tells_every_variant_and_no_path(
         assert place.encode() not in graph
 
 
-def test_nothing_passing_is_an_error_with_the_table(
+def test_optimize__nothing_passes__is_an_error_with_the_table(
     catalog: MlflowCatalog, digits_data: Path
 ) -> None:
     with pytest.raises(NothingPassedError, match=r"p95 latency in ms .* over the limit") as caught:
@@ -216,7 +216,7 @@ class Broken:
         return Details()
 
 
-def test_a_failing_recipe_is_recorded_and_the_others_go_on(
+def test_optimize__a_failing_recipe__does_not_stop_the_others(
     catalog: MlflowCatalog, digits_data: Path
 ) -> None:
     result = optimize(
@@ -231,7 +231,7 @@ def test_a_failing_recipe_is_recorded_and_the_others_go_on(
     assert result.chosen.variant.recipe == "fp32"
 
 
-def test_a_reason_names_no_folder_of_this_machine(
+def test_optimize__a_failure__names_no_path_of_this_machine(
     catalog: MlflowCatalog, digits_data: Path
 ) -> None:
     result = optimize("Digits", digits_data, catalog=catalog, recipes=(Broken("path"), *FP32))
@@ -249,9 +249,7 @@ def test_optimize__a_limit_on_agreement_without_effect__is_rejected(
     assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
-def test_rows_that_influence_each_other_are_served_alone(
-    catalog: MlflowCatalog, pairs: Path
-) -> None:
+def test_optimize__dependent_rows__are_served_alone(catalog: MlflowCatalog, pairs: Path) -> None:
     goals = Goals(prefer=Prefer.LATENCY)
     result = optimize("mixing", pairs, catalog=catalog, goals=goals, recipes=FP32)
     batching = result.bundle.manifest.batching
@@ -261,7 +259,7 @@ def test_rows_that_influence_each_other_are_served_alone(
     assert np.abs(outputs["logits"]).max() == 0.0
 
 
-def test_unlabelled_transformer_shapes_get_dynamic_int8(
+def test_optimize__an_unlabelled_transformer__gets_dynamic_int8(
     catalog: MlflowCatalog, tmp_path: Path
 ) -> None:
     rows = np.random.default_rng(3).standard_normal((32, 6, 16), dtype=np.float32)
@@ -290,7 +288,7 @@ def test_optimize__a_variant_that_lost_row_independence__is_sealed_unbatched(
     assert "requests are not batched" in result.report
 
 
-def test_several_inputs_and_outputs_keep_their_names(
+def test_optimize__several_inputs_and_outputs__keep_their_names(
     catalog: MlflowCatalog, tmp_path: Path
 ) -> None:
     random = np.random.default_rng(4)
@@ -309,7 +307,7 @@ def test_several_inputs_and_outputs_keep_their_names(
     assert constraints.ranges == {"ids": (-11, 10)}
 
 
-def test_a_pickled_model_is_rejected_or_marked_in_the_manifest(
+def test_optimize__a_pickled_model__is_rejected_or_marked(
     catalog: MlflowCatalog, pairs: Path
 ) -> None:
     with pytest.raises(MlctlError) as caught:
@@ -319,7 +317,7 @@ def test_a_pickled_model_is_rejected_or_marked_in_the_manifest(
     assert result.bundle.manifest.source.pickle_allowed
 
 
-def test_data_dependent_control_flow_is_rejected_with_advice(
+def test_optimize__data_dependent_control_flow__is_rejected_with_a_hint(
     catalog: MlflowCatalog, pairs: Path
 ) -> None:
     error = rejection("branching", pairs, catalog)
@@ -328,13 +326,15 @@ def test_data_dependent_control_flow_is_rejected_with_advice(
     assert "torch.cond" in error.hint
 
 
-def test_a_batch_size_baked_in_by_a_loop_is_rejected(catalog: MlflowCatalog, pairs: Path) -> None:
+def test_optimize__a_batch_size_fixed_by_a_loop__is_rejected(
+    catalog: MlflowCatalog, pairs: Path
+) -> None:
     error = rejection("looping", pairs, catalog)
     assert error.code is ErrorCode.EXPORT_FAILED
     assert "became fixed at" in error.message
 
 
-def test_nan_answers_of_the_source_model_are_rejected(
+def test_optimize__nan_of_the_source_model__is_rejected(
     catalog: MlflowCatalog, tmp_path: Path
 ) -> None:
     rows = vectors()
@@ -344,7 +344,7 @@ def test_nan_answers_of_the_source_model_are_rejected(
     assert "NaN" in error.message
 
 
-def test_an_output_without_a_row_for_each_row_is_rejected(
+def test_optimize__an_output_with_other_rows__is_rejected(
     catalog: MlflowCatalog, pairs: Path
 ) -> None:
     error = rejection("doubling", pairs, catalog)
@@ -352,7 +352,9 @@ def test_an_output_without_a_row_for_each_row_is_rejected(
     assert "has shape [2, 3] for 1 input rows" in error.message
 
 
-def test_labels_without_scores_are_rejected(catalog: MlflowCatalog, tmp_path: Path) -> None:
+def test_optimize__labels_without_scores__are_rejected(
+    catalog: MlflowCatalog, tmp_path: Path
+) -> None:
     rows = np.ones((16, 6, 16), np.float32)
     data = save_rows(tmp_path / "x.npz", {"x": rows, "y": np.arange(16) % 2})
     error = rejection("linear", data, catalog)
@@ -361,6 +363,8 @@ def test_labels_without_scores_are_rejected(catalog: MlflowCatalog, tmp_path: Pa
     assert "module:function" in error.hint
 
 
-def test_labels_beyond_the_classes_are_rejected(catalog: MlflowCatalog, tmp_path: Path) -> None:
+def test_optimize__labels_beyond_the_classes__are_rejected(
+    catalog: MlflowCatalog, tmp_path: Path
+) -> None:
     data = save_rows(tmp_path / "x.npz", {"x": images(), "y": np.arange(ROWS)})
     assert f"the model has {CLASSES} classes" in rejection("Digits", data, catalog).message
