@@ -1,7 +1,8 @@
-"""What manifests need to know of a Bento: its models, their size, whether they need a GPU."""
+"""The facts of a Bento that manifests depend on: its models, their size, the need for a GPU."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,10 +13,10 @@ from services.runtime.bento_store import BentoInfo
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class BentoSummary:
     """A Bento to run; `name` is that of its model, or of all its models together.
 
-    `digests` are its models', and its own: a pipeline's answers bear that.
+    `digests` are those of its models and its own, which a pipeline's answers carry.
     """
 
     name: str
@@ -25,17 +26,20 @@ class Subject:
     gpu: bool
 
     def resources(self, bench: Path | None, workers: int) -> Resources:
-        """Of one replica, from the measurement `bench`, else guessed; INVALID_INPUT."""
+        """Return the resources of one replica, from the measurement `bench` or else estimated.
+
+        INVALID_INPUT for a file that is not a measurement of this Bento.
+        """
         if bench is not None:
             return read_bench(bench, self.digests, gpu=self.gpu)
         return guess(self.model_bytes, workers, gpu=self.gpu)
 
 
-def subject_of(bento: BentoInfo) -> Subject:
-    """Verify the Bento and describe its models; raises as `bento_layout.unpack` does."""
+def summary_of(bento: BentoInfo) -> BentoSummary:
+    """Verify the Bento and summarize its models; raises as `bento_layout.unpack` does."""
     packed = unpack(bento.path / "src")
     manifests = [bundle.manifest for bundle in packed.bundles]
-    return Subject(
+    return BentoSummary(
         name=packed.name,
         model=ManifestModel(
             tag=bento.tag,
@@ -50,13 +54,13 @@ def subject_of(bento: BentoInfo) -> Subject:
 
 
 def _service(folder: Path, packed: BentoContents) -> str:
-    """The name under which BentoML knows the service."""
+    """Return BentoML's name of the service."""
     import yaml  # type: ignore[import-untyped]
 
     document = yaml.safe_load((folder / "bento.yaml").read_text())
     return str(document.get("entry_service") or packed.name)
 
 
-def workers_of(settings: dict[str, str]) -> int:
-    """How many processes the settings ask for."""
+def workers_of(settings: Mapping[str, str]) -> int:
+    """Return the number of worker processes in the server's settings."""
     return int(settings.get("MLCTL_WORKERS", "1"))
