@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bento.containers.locking import requirements_of
+from bento.containers.resolve import requirements_of
 from bento.packaging import BuiltBento
 from bento.signed import find_signable, verify_bento
 from bundle.errors import ErrorCode, MlctlError
