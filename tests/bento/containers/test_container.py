@@ -102,7 +102,9 @@ def test_write_context__folder_with_other_files__is_left_alone(
     assert contents(tmp_path) == {"letter": b"dear"}
 
 
-def test_write_context__altered_bento__is_rejected(bento: BentoInfo, lock: Lock, tmp_path: Path) -> None:
+def test_write_context__altered_bento__is_rejected(
+    bento: BentoInfo, lock: Lock, tmp_path: Path
+) -> None:
     copy = tmp_path / "bento"
     shutil.copytree(bento.path, copy)
     with (copy / "src" / "model" / MODEL_NAME).open("ab") as file:
