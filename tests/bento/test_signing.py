@@ -1,4 +1,4 @@
-"""Signatures: made and proved with an offline pair of keys, and asked for before a start."""
+"""Signatures: made and verified with an offline key pair, and required before a start."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def code_of(function: Callable[[], object]) -> ErrorCode:
     return caught.value.code
 
 
-def test_a_signature_holds_for_its_bundle_and_its_key_only(
+def test_check__other_bundle_or_key__is_rejected(
     bundle: VerifiedBundle, keys: tuple[Path, Path], signed: Path, tmp_path: Path
 ) -> None:
     check(bundle, keys[1], signed)
@@ -60,7 +60,7 @@ def test_a_signature_holds_for_its_bundle_and_its_key_only(
     assert code_of(lambda: check(bundle, keys[1], signed)) is ErrorCode.SIGNATURE_INVALID
 
 
-def test_it_covers_every_file(
+def test_check__changed_file__is_rejected(
     bundle: VerifiedBundle, signed: Path, keys: tuple[Path, Path]
 ) -> None:
     with (bundle.root / EVIDENCE_NAME).open("a") as file:
@@ -68,7 +68,7 @@ def test_it_covers_every_file(
     assert code_of(lambda: check(bundle, keys[1], signed)) is ErrorCode.SIGNATURE_INVALID
 
 
-def test_what_it_says_cannot_be_changed(
+def test_check__forged_statement__is_rejected(
     bundle: VerifiedBundle, signed: Path, keys: tuple[Path, Path], tmp_path: Path
 ) -> None:
     """The signer's statement of one bundle, made to speak of another."""
@@ -83,7 +83,7 @@ def test_what_it_says_cannot_be_changed(
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff\xfe", b'{"dsseEnvelope": {}}'])
-def test_rubbish_is_no_signature(
+def test_check__malformed_signature__is_rejected(
     bundle: VerifiedBundle, keys: tuple[Path, Path], tmp_path: Path, content: bytes
 ) -> None:
     path = tmp_path / "rubbish.sig"
@@ -91,7 +91,7 @@ def test_rubbish_is_no_signature(
     assert code_of(lambda: check(bundle, keys[1], path)) is ErrorCode.SIGNATURE_INVALID
 
 
-def test_a_key_with_a_password(bundle: VerifiedBundle, tmp_path: Path) -> None:
+def test_sign__key_with_a_password__needs_it(bundle: VerifiedBundle, tmp_path: Path) -> None:
     private, public = make_pair(tmp_path / "closed", PASSWORD)
     signature = signature_beside(bundle.root)
     for wrong in (None, "another"):
@@ -102,7 +102,7 @@ def test_a_key_with_a_password(bundle: VerifiedBundle, tmp_path: Path) -> None:
     check(bundle, public, signature)
 
 
-def test_a_file_that_is_no_key_is_told(
+def test_sign_and_check__file_that_is_no_key__is_rejected(
     bundle: VerifiedBundle, keys: tuple[Path, Path], signed: Path, tmp_path: Path
 ) -> None:
     assert code_of(lambda: sign(bundle, keys[1], signed)) is ErrorCode.INVALID_INPUT
@@ -111,7 +111,7 @@ def test_a_file_that_is_no_key_is_told(
     assert code_of(lambda: check(bundle, tmp_path / "none", signed)) is ErrorCode.INVALID_INPUT
 
 
-def test_a_server_of_a_bundle_loads_only_what_is_signed(
+def test_find_trusted_bundles__unsigned_bundle__is_rejected(
     bundle: VerifiedBundle, keys: tuple[Path, Path]
 ) -> None:
     settings = ServerSettings(bundle=bundle.root, require_signature=keys[1])
@@ -135,7 +135,7 @@ def sign_bento(bento: BentoInfo, key: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_bento_carries_its_signatures_and_what_proves_them(
+def test_signed_bento__signatures_and_packages__are_in_it(
     bento: BentoInfo, keys: tuple[Path, Path]
 ) -> None:
     assert code_of(lambda: verify_bento(bento, keys[1])) is ErrorCode.SIGNATURE_INVALID
@@ -151,7 +151,7 @@ def test_a_bento_carries_its_signatures_and_what_proves_them(
 
 
 @pytest.mark.slow
-def test_a_server_that_asks_for_a_signature_does_not_start_without(
+def test_server__required_signature_missing__does_not_start(
     bento: BentoInfo, keys: tuple[Path, Path], tmp_path: Path
 ) -> None:
     """The server's own check, in a process that no command of mlctl started."""

@@ -33,7 +33,9 @@ def good() -> httpx.Response:
     output = {"name": "x", "datatype": "FP32", "shape": [2], "parameters": {"binary_data_size": 8}}
     head = json.dumps({"model_name": "vector", "outputs": [output]}).encode()
     headers = {"inference-header-content-length": str(len(head))}
-    return httpx.Response(200, content=head + np.array([3, 4], np.float32).tobytes(), headers=headers)
+    return httpx.Response(
+        200, content=head + np.array([3, 4], np.float32).tobytes(), headers=headers
+    )
 
 
 def infer(client: Any, handler: Handler, *, kind: str, timeout: float | None = None) -> list[float]:
