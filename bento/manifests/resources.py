@@ -18,9 +18,9 @@ _CPU_HEADROOM = 1.2
 _MEMORY_HEADROOM = 1.5
 _START_FACTOR = 4.0
 _MIN_START_SECONDS = 30
-_GUESSED_START_SECONDS = 300
+_ESTIMATED_START_SECONDS = 300
 # A server without its model, and the copies of the model's file in memory while it loads.
-_GUESSED_MIB = 512
+_ESTIMATED_MIB = 512
 _COPIES = 3
 SCRATCH_MIB = 64
 _ENGINES_MIB = 8192
@@ -61,14 +61,14 @@ class Resources:
         return f"{self.memory_mib}Mi"
 
 
-def guess(model_bytes: int, workers: int, *, gpu: bool) -> Resources:
+def estimate(model_bytes: int, workers: int, *, gpu: bool) -> Resources:
     """Estimate for model files of `model_bytes` bytes, loaded by each of `workers` processes."""
-    mib = workers * (_GUESSED_MIB + _COPIES * model_bytes / _MIB) + SCRATCH_MIB
+    mib = workers * (_ESTIMATED_MIB + _COPIES * model_bytes / _MIB) + SCRATCH_MIB
     return Resources(
         cpu_millis=1000 * workers,
         memory_mib=_stepped(mib),
         gpus=int(gpu),
-        start_seconds=_GUESSED_START_SECONDS,
+        start_seconds=_ESTIMATED_START_SECONDS,
         measured=False,
         reason="estimates; --bench takes measured ones from `mlctl bench TAG --json`",
     )
@@ -105,7 +105,7 @@ def _from_run(run: Mapping[str, Any], ready_seconds: float, *, gpu: bool) -> Res
         cpu_millis=max(100, math.ceil(cores * _CPU_HEADROOM * 10) * 100),
         memory_mib=_stepped(mib * _MEMORY_HEADROOM + SCRATCH_MIB),
         gpus=int(gpu),
-        start_seconds=start if ready_seconds else _GUESSED_START_SECONDS,
+        start_seconds=start if ready_seconds else _ESTIMATED_START_SECONDS,
         measured=True,
         reason=(
             f"measured: {cores:.2f} CPUs and {mib:.0f} MiB at {float(run['per_second']):.0f} "

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bento.manifests.plan import ManifestModel
-from bento.manifests.resources import Resources, guess, read_bench
+from bento.manifests.resources import Resources, estimate, read_bench
 from services.runtime.bento_layout import BentoContents, unpack
 from services.runtime.bento_store import BentoInfo
 
@@ -32,7 +32,7 @@ class BentoSummary:
         """
         if bench is not None:
             return read_bench(bench, self.digests, gpu=self.gpu)
-        return guess(self.model_bytes, workers, gpu=self.gpu)
+        return estimate(self.model_bytes, workers, gpu=self.gpu)
 
 
 def summary_of(bento: BentoInfo) -> BentoSummary:

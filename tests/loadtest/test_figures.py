@@ -5,7 +5,7 @@ import pytest
 from loadtest.figures import LatencyRecord, ServerUse, summarize
 
 
-def test_percentiles_rates_and_stages() -> None:
+def test_summarize__answers_and_errors__gives_percentiles_rates_and_stages() -> None:
     record = LatencyRecord()
     for milliseconds in range(1, 1001):
         record.add(milliseconds / 1e3, "ok", b"queue;dur=2.0, infer;dur=0.5")
@@ -26,7 +26,7 @@ def test_percentiles_rates_and_stages() -> None:
     assert figures.as_dict()["clients"] == 4
 
 
-def test_a_run_without_an_answer_has_no_percentiles() -> None:
+def test_summarize__no_answer__has_no_percentiles() -> None:
     record = LatencyRecord()
     record.add(1.0, "connection_lost")
     figures = summarize(record, 1.0, rate=10.0)

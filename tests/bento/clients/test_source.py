@@ -42,7 +42,7 @@ def test_find_source__hostile_name_from_a_server__is_rejected(
     async def ask(*_: Any) -> Served:
         return Served(name, "1", every_datatype())
 
-    monkeypatch.setattr("bento.clients.source.ask_http", ask)
+    monkeypatch.setattr("bento.clients.source.describe_http", ask)
     with pytest.raises(MlctlError, match="unsafe in code") as caught:
         find_source("http://localhost:1")
     assert caught.value.code is ErrorCode.INVALID_INPUT

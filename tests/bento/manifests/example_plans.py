@@ -8,7 +8,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from bento.manifests.plan import ManifestModel, ManifestPlan, NetworkAccess, Scaling
-from bento.manifests.resources import guess
+from bento.manifests.resources import estimate
 from bento.manifests.targets import ManifestTarget, TargetOptions, manifests
 
 # libyaml's loader, where PyYAML has it, takes a tenth of the time.
@@ -19,7 +19,7 @@ PLAN = ManifestPlan(
     name="shop",
     model=ManifestModel(f"shop:{DIGEST[:12]}", DIGEST, "shop", max_rows=32),
     image=IMAGE,
-    resources=guess(10 << 20, 1, gpu=False),
+    resources=estimate(10 << 20, 1, gpu=False),
 )
 # Every option at once.
 FULL = replace(
@@ -29,7 +29,7 @@ FULL = replace(
     access=NetworkAccess("infra/public", ("shop.example.com",), allow=("monitoring", "10.0.0.0/8")),
     settings={"MLCTL_WORKERS": "2", "MLCTL_OTLP_ENDPOINT": "http://collector:4318"},
     token_secret="shop-token",
-    resources=guess(10 << 20, 2, gpu=True),
+    resources=estimate(10 << 20, 2, gpu=True),
 )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bento.manifests.resources import guess, read_bench
+from bento.manifests.resources import estimate, read_bench
 from bundle.errors import ErrorCode, MlctlError
 from loadtest.figures import LatencyRecord, ServerUse, summarize
 
@@ -69,8 +69,8 @@ def test_read_bench__unusable_file__is_rejected(
     assert "mlctl bench NAME:VERSION --json" in caught.value.hint
 
 
-def test_guess__larger_model__needs_more_memory() -> None:
-    small, large = (guess(size << 20, 2, gpu=False) for size in (1, 1000))
+def test_estimate__larger_model__needs_more_memory() -> None:
+    small, large = (estimate(size << 20, 2, gpu=False) for size in (1, 1000))
     assert small.cpu == "2000m"
     assert large.memory_mib - small.memory_mib == pytest.approx(2 * 3 * 999, abs=64)
     assert not small.measured

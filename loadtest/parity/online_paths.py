@@ -1,4 +1,4 @@
-"""The ways to ask a server: V2 over HTTP and gRPC, and BentoML's own API."""
+"""The paths to a server: V2 over HTTP and gRPC, and BentoML's `/predict`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import orjson
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Signature
 from loadtest.inputs import grpc_request, infer_body
-from loadtest.parity.base import Arrays, Way, not_json
+from loadtest.parity.paths import Arrays, InferencePath, json_limitation
 from loadtest.target import Address
 from services.online.http.predict import ROUTE, argument_names, to_array
 from services.protocol.jsondata import decode_data
@@ -23,7 +23,7 @@ from services.protocol.wire import declare, decode_raw
 _HEADER_LENGTH = "inference-header-content-length"
 
 
-class HttpWay:
+class HttpPath:
     """V2 over HTTP with tensors as `binary` data or as JSON, at the URL's `path`."""
 
     def __init__(
@@ -35,13 +35,13 @@ class HttpWay:
         self._signature = signature
         self._binary = binary
 
-    def refusal(self, arrays: Arrays) -> str | None:
-        return None if self._binary else not_json(arrays)
+    def limitation(self, arrays: Arrays) -> str | None:
+        return None if self._binary else json_limitation(arrays)
 
-    def answers(self, requests: Sequence[Arrays], size: int) -> list[Arrays]:  # noqa: ARG002
-        return [self._ask(each) for each in requests]
+    def infer(self, requests: Sequence[Arrays], size: int) -> list[Arrays]:  # noqa: ARG002
+        return [self._request(each) for each in requests]
 
-    def _ask(self, inputs: Arrays) -> Arrays:
+    def _request(self, inputs: Arrays) -> Arrays:
         body, headers = infer_body(self._signature, inputs, binary=self._binary)
         answer = _post(self._client, self._path, content=body, headers=headers)
         length = answer.headers.get(_HEADER_LENGTH)
@@ -51,7 +51,7 @@ class HttpWay:
         return _tensors(self._signature, orjson.loads(head)["outputs"], tail)
 
 
-class PredictWay:
+class PredictPath:
     """BentoML's `/predict`, with JSON, at the URL's `path`."""
 
     name = ROUTE
@@ -61,13 +61,13 @@ class PredictWay:
         self._path = path
         self._signature = signature
 
-    def refusal(self, arrays: Arrays) -> str | None:
-        return not_json(arrays)
+    def limitation(self, arrays: Arrays) -> str | None:
+        return json_limitation(arrays)
 
-    def answers(self, requests: Sequence[Arrays], size: int) -> list[Arrays]:  # noqa: ARG002
-        return [self._ask(each) for each in requests]
+    def infer(self, requests: Sequence[Arrays], size: int) -> list[Arrays]:  # noqa: ARG002
+        return [self._request(each) for each in requests]
 
-    def _ask(self, inputs: Arrays) -> Arrays:
+    def _request(self, inputs: Arrays) -> Arrays:
         names = argument_names(self._signature.inputs)
         arguments = {names[name]: _as_lists(array) for name, array in inputs.items()}
         found = _post(self._client, self._path, json=arguments).json()
@@ -78,7 +78,7 @@ class PredictWay:
         return {spec.name: to_array(spec, found[fields[spec.name]]) for spec in outputs}
 
 
-class GrpcWay:
+class GrpcPath:
     """V2 over gRPC, with raw contents."""
 
     name = "gRPC"
@@ -88,17 +88,17 @@ class GrpcWay:
         self._model = model
         self._signature = signature
 
-    def refusal(self, arrays: Arrays) -> str | None:  # noqa: ARG002 - it carries everything
+    def limitation(self, arrays: Arrays) -> str | None:  # noqa: ARG002 - it carries every value
         return None
 
-    def answers(self, requests: Sequence[Arrays], size: int) -> list[Arrays]:  # noqa: ARG002
+    def infer(self, requests: Sequence[Arrays], size: int) -> list[Arrays]:  # noqa: ARG002
         options = [("grpc.max_receive_message_length", -1)]
-        plain: Any = grpc  # which has no types for its clients
-        with plain.insecure_channel(self._address.authority, options=options) as channel:
+        untyped: Any = grpc  # its clients have no types
+        with untyped.insecure_channel(self._address.authority, options=options) as channel:
             call = channel.unary_unary(f"/{SERVICE}/ModelInfer")
-            return [self._ask(call, each) for each in requests]
+            return [self._request(call, each) for each in requests]
 
-    def _ask(self, call: Any, inputs: Arrays) -> Arrays:
+    def _request(self, call: Any, inputs: Arrays) -> Arrays:
         request = grpc_request(self._signature, inputs, self._model)
         try:
             content = call(request, metadata=tuple(self._address.headers.items()), timeout=60)
@@ -127,11 +127,11 @@ def _post(client: httpx.Client, path: str, **content: Any) -> httpx.Response:
 
 def _no_answer(reason: str, *, lost: bool) -> MlctlError:
     code = ErrorCode.UNAVAILABLE if lost else ErrorCode.PARITY_FAILED
-    return MlctlError(code, f"the server gave no answer: {reason}")
+    return MlctlError(code, f"the server did not answer: {reason}")
 
 
 def _tensors(signature: Signature, outputs: Sequence[Mapping[str, Any]], tail: bytes) -> Arrays:
-    """The outputs of an answer, whose binary data are one after the other in `tail`."""
+    """Return the outputs of an answer; `tail` holds their binary data in order."""
     specs = {spec.name: spec for spec in signature.outputs}
     found: dict[str, np.ndarray] = {}
     for each in outputs:
@@ -158,15 +158,15 @@ def open_online(
     signature: Signature,
     *,
     alone: bool = True,
-) -> list[Way]:
-    """All ways to `model`, which is the server's only one if it is `alone`.
+) -> list[InferencePath]:
+    """Return every path to `model`; `alone` says that the server has no other model.
 
-    `client` knows the server's address and its token.
+    `client` has the server's base URL and its token.
     """
     path = f"/v2/models/{model}/infer"
     return [
-        HttpWay("HTTP", client, path, signature, binary=True),
-        HttpWay("HTTP, JSON", client, path, signature, binary=False),
-        PredictWay(client, ROUTE if alone else f"{ROUTE}/{model}", signature),
-        GrpcWay(grpc_address, model, signature),
+        HttpPath("HTTP", client, path, signature, binary=True),
+        HttpPath("HTTP, JSON", client, path, signature, binary=False),
+        PredictPath(client, ROUTE if alone else f"{ROUTE}/{model}", signature),
+        GrpcPath(grpc_address, model, signature),
     ]

@@ -1,4 +1,4 @@
-"""The way through a stream: a message for each request, by a log in a temporary file."""
+"""The path through a stream: one message per request, in a log in a temporary file."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import orjson
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import DYNAMIC
 from loadtest.inputs import infer_body
-from loadtest.parity.base import Arrays, not_json, not_text
-from loadtest.parity.tables import from_column, to_column
+from loadtest.parity.batch_path import from_column, to_column
+from loadtest.parity.paths import Arrays, json_limitation, text_limitation
 from services.online.http.predict import to_array
 from services.runtime.scorable import Scorable
 from services.stream.base import LinkRequest, Outgoing, StreamUrl
@@ -26,7 +26,7 @@ from services.stream.transports import transport_of
 from services.stream.window import BatchGoals
 
 
-class StreamWay:
+class StreamPath:
     """`mlctl stream run` on SQLite; each message is one request, and one call of the model."""
 
     def __init__(self, model: Scorable, payload: str) -> None:
@@ -35,17 +35,17 @@ class StreamWay:
         self._signature = model.signature
         self._payload = payload
 
-    def refusal(self, arrays: Arrays) -> str | None:
+    def limitation(self, arrays: Arrays) -> str | None:
         if not self._signature.batched:
             return "the model has no batch dimension"
         if self._payload == "json":
-            return not_json(arrays)
+            return json_limitation(arrays)
         for spec in (*self._signature.inputs, *self._signature.outputs):
             if spec.shape[1:].count(DYNAMIC) > 1:
-                return f"{spec.name!r} has several open dimensions, which a column does not keep"
-        return not_text(arrays)
+                return f"{spec.name!r} has several open dimensions, which a column cannot keep"
+        return text_limitation(arrays)
 
-    def answers(self, requests: Sequence[Arrays], size: int) -> list[Arrays]:  # noqa: ARG002
+    def infer(self, requests: Sequence[Arrays], size: int) -> list[Arrays]:  # noqa: ARG002
         messages = [
             Outgoing(self._message(each), str(number).encode())
             for number, each in enumerate(requests)
@@ -55,23 +55,23 @@ class StreamWay:
         return [self._answer(values[number]) for number in range(len(messages))]
 
     def _run(self, messages: Sequence[Outgoing], log: StreamUrl) -> dict[int, bytes]:
-        """The answer to each message by its number."""
+        """Return the answer to each message by its number."""
         source, answers, dead = (log.named(topic) for topic in ("in", "out", "dead"))
         with transport_of(log).open_producer(source) as producer:
             producer.publish(messages)
-        wanted = StreamConfig(
+        config = StreamConfig(
             LinkRequest(source, "parity", answers, dead),
             PayloadRequest(self._payload),
             RunSettings(BatchGoals(messages=1), dead_share=1.0, until_empty=True),
         )
-        run_stream(self._model, wanted, lambda _event: None, threading.Event())
+        run_stream(self._model, config, lambda _event: None, threading.Event())
         for message in browsable(log).browse(dead):
-            why = b", ".join(value for _name, value in message.headers).decode(errors="replace")
-            raise MlctlError(ErrorCode.PARITY_FAILED, f"a message became a dead letter: {why}")
+            reason = b", ".join(value for _name, value in message.headers).decode(errors="replace")
+            raise MlctlError(ErrorCode.PARITY_FAILED, f"a message became a dead letter: {reason}")
         found = {int(each.key or b""): each.value for each in browsable(log).browse(answers)}
         if len(found) != len(messages):
-            told = f"{len(found)} answers to {len(messages)} messages"
-            raise MlctlError(ErrorCode.PARITY_FAILED, told)
+            counts = f"{len(found)} answers to {len(messages)} messages"
+            raise MlctlError(ErrorCode.PARITY_FAILED, counts)
         return found
 
     def _message(self, inputs: Arrays) -> bytes:

@@ -1,4 +1,4 @@
-"""The way through a batch job: the rows as a table, and the answers of its parts."""
+"""The path through a batch job: the rows as a table, and the answers of its parts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import DYNAMIC, Datatype, TensorSpec
-from loadtest.parity.base import Arrays, not_text
+from loadtest.parity.paths import Arrays, text_limitation
 from services.batch.base import SinkRequest, SourceRequest
 from services.batch.job import BatchConfig, RunControl, local_executor, run_job
 from services.batch.limits import ErrorLimit
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _ROW = "mlctl_row"
-# Rows in a unit: as many requests of one size as fit, so that its calls are those requests.
+# Rows of a unit: a multiple of the request size, so that its calls are the same requests.
 _UNIT_ROWS = 4096
 
 
-class BatchWay:
+class BatchPath:
     """`mlctl batch run` from Parquet to Parquet; each call of the model is one request."""
 
     name = "batch"
@@ -37,15 +37,15 @@ class BatchWay:
         self._model = model
         self._signature = model.signature
 
-    def refusal(self, arrays: Arrays) -> str | None:
+    def limitation(self, arrays: Arrays) -> str | None:
         if not self._signature.batched:
             return "the model has no batch dimension"
         for spec in (*self._signature.inputs, *self._signature.outputs):
             if spec.shape[1:].count(DYNAMIC) > 1:
-                return f"{spec.name!r} has several open dimensions, which a column does not keep"
-        return not_text(arrays)
+                return f"{spec.name!r} has several open dimensions, which a column cannot keep"
+        return text_limitation(arrays)
 
-    def answers(self, requests: Sequence[Arrays], size: int) -> list[Arrays]:
+    def infer(self, requests: Sequence[Arrays], size: int) -> list[Arrays]:
         inputs = join_rows([dict(each) for each in requests])
         with tempfile.TemporaryDirectory(prefix="mlctl-parity-") as folder:
             table = self._score(inputs, size, Path(folder))
@@ -59,7 +59,7 @@ class BatchWay:
         columns = {spec.name: to_column(spec, inputs[spec.name]) for spec in self._signature.inputs}
         numbers = pa.array(np.arange(len(next(iter(inputs.values())))))
         parquet.write_table(pa.table({_ROW: numbers, **columns}), folder / "rows.parquet")
-        wanted = BatchConfig(
+        config = BatchConfig(
             map=tuple(f"{name}={name}" for name in columns),
             keep=(_ROW,),
             unit_rows=max(1, _UNIT_ROWS // size) * size,
@@ -67,9 +67,9 @@ class BatchWay:
         run_job(
             self._model,
             self._model.digest,
-            open_source(SourceRequest(str(folder / "rows.parquet"), wanted.unit_rows)),
+            open_source(SourceRequest(str(folder / "rows.parquet"), config.unit_rows)),
             open_sink(SinkRequest(str(folder / "answers"), {"format": "parquet"})),
-            wanted,
+            config,
             local_executor(None),
             RunControl(limit=ErrorLimit(count=0)),
             size,
@@ -84,7 +84,7 @@ class BatchWay:
 
 
 def to_column(spec: TensorSpec, array: np.ndarray) -> pa.Array:
-    """A column of numbers or text, or of a list for each row, flat in row-major order."""
+    """Return a column of numbers or text, or of one list per row, flat in row-major order."""
     import pyarrow as pa
 
     flat = np.ascontiguousarray(array).reshape(-1)
@@ -98,7 +98,7 @@ def to_column(spec: TensorSpec, array: np.ndarray) -> pa.Array:
 
 
 def from_column(spec: TensorSpec, table: pa.Table) -> np.ndarray:
-    """The tensor that the column of its name was made of."""
+    """Return the tensor in the column of its name."""
     import pyarrow as pa
 
     column = table.column(spec.name).combine_chunks()
