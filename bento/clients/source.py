@@ -18,7 +18,7 @@ def find_source(reference: str, token: str | None = None) -> ApiModel:
     """Return the model of a Bento's tag, a Bento's or bundle's folder, or a server's URL.
 
     TAG/NAME and URL/NAME choose one of several models; for a pipeline's tag it is the pipeline.
-    `token` is for the server. Raises what `find_scorable` and `describe_http` do; INVALID_INPUT if a
+    `token` is for the server. Raises as `find_scorable` and `describe_http` do; INVALID_INPUT if a
     server's model has a name that is unsafe in code.
     """
     if "://" not in reference:

@@ -159,8 +159,8 @@ def build_command(engine: Engine, folder: Path, image: str, platform: Platform) 
     return [*command, "--file", str(folder / CONTAINERFILE), str(folder)]
 
 
-def _environment(ours: Mapping[str, str]) -> dict[str, str]:
-    return {**ours, "DOCKER_BUILDKIT": "1", "SOURCE_DATE_EPOCH": str(_TIME)}
+def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
+    return {**inherited, "DOCKER_BUILDKIT": "1", "SOURCE_DATE_EPOCH": str(_TIME)}
 
 
 def _require_context(folder: Path) -> None:

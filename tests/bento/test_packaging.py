@@ -79,7 +79,7 @@ def test_build_bento__altered_bento__is_built_again_with_the_same_bytes(
 
 
 def files_of(root: Path) -> dict[str, bytes]:
-    """Every file under `root` but bytecode, which a server leaves there."""
+    """Return every file under `root` except bytecode, which a server writes."""
     return {
         path.relative_to(root).as_posix(): path.read_bytes()
         for path in root.rglob("*")
@@ -166,6 +166,6 @@ def test_served_bento__invalid_setting__prints_one_reason(
     finally:
         stop(server)
     assert exit_code == ERROR_TABLE[ErrorCode.INVALID_INPUT].exit_code
-    said = log.read_text()
-    assert said.count("mlctl does not serve this bundle (invalid_input)") == 1
-    assert "Traceback" not in said
+    printed = log.read_text()
+    assert printed.count("mlctl does not serve this bundle (invalid_input)") == 1
+    assert "Traceback" not in printed

@@ -71,12 +71,12 @@ def test_check__changed_file__is_rejected(
 def test_check__forged_statement__is_rejected(
     bundle: VerifiedBundle, signed: Path, keys: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """The signer's statement of one bundle, made to speak of another."""
+    """Move the signer's statement of one bundle to another bundle."""
     other = make_bundle(tmp_path / "other", scale=3.0)
     document = json.loads(signed.read_text())
-    said = b64decode(document["dsseEnvelope"]["payload"]).decode()
-    forged = said.replace(bundle.digest, other.digest)
-    assert forged != said
+    statement = b64decode(document["dsseEnvelope"]["payload"]).decode()
+    forged = statement.replace(bundle.digest, other.digest)
+    assert forged != statement
     document["dsseEnvelope"]["payload"] = b64encode(forged.encode()).decode()
     signed.write_text(json.dumps(document))
     assert code_of(lambda: check(other, keys[1], signed)) is ErrorCode.SIGNATURE_INVALID
@@ -95,8 +95,8 @@ def test_sign__key_with_a_password__needs_it(bundle: VerifiedBundle, tmp_path: P
     private, public = make_pair(tmp_path / "closed", PASSWORD)
     signature = signature_beside(bundle.root)
     for wrong in (None, "another"):
-        refused = code_of(lambda wrong=wrong: sign(bundle, private, signature, wrong))  # type: ignore[misc]
-        assert refused is ErrorCode.INVALID_INPUT
+        rejected = code_of(lambda wrong=wrong: sign(bundle, private, signature, wrong))  # type: ignore[misc]
+        assert rejected is ErrorCode.INVALID_INPUT
     assert not signature.exists()
     sign(bundle, private, signature, PASSWORD)
     check(bundle, public, signature)

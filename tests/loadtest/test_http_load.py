@@ -27,17 +27,17 @@ def settle(done: Ended, outcome: str, timing: bytes) -> None:
 
 async def outcomes(*answers: bytes) -> tuple[list[tuple[str, bytes]], list[bytes], int]:
     """Return the outcome of each request, the requests in order, and the number of connections."""
-    left, seen, connections = list(answers), list[bytes](), 0
+    remaining, received, connections = list(answers), list[bytes](), 0
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal connections
         connections += 1
-        while left:
+        while remaining:
             try:
-                seen.append(await reader.readexactly(1))
+                received.append(await reader.readexactly(1))
             except asyncio.IncompleteReadError:
                 break
-            answer = left.pop(0)
+            answer = remaining.pop(0)
             if not answer:
                 break
             writer.write(answer)
@@ -54,15 +54,15 @@ async def outcomes(*answers: bytes) -> tuple[list[tuple[str, bytes]], list[bytes
     sender.close()
     server.close()
     await server.wait_closed()
-    return found, seen, connections
+    return found, received, connections
 
 
 def test_http_sender__answers_and_errors__are_reported_in_turn() -> None:
-    found, seen, connections = asyncio.run(outcomes(OK, CHUNKED, FULL, PLAIN))
+    found, received, connections = asyncio.run(outcomes(OK, CHUNKED, FULL, PLAIN))
     assert found == [
         ("ok", b"queue;dur=1.5"), ("ok", b""), ("503 queue_full", b""), ("502", b"")
     ]  # fmt: skip
-    assert seen == [b"a", b"b", b"a", b"b"]
+    assert received == [b"a", b"b", b"a", b"b"]
     assert connections == 1
 
 

@@ -35,14 +35,14 @@ def test_search__formula__finds_the_best_within_the_goal() -> None:
 
 
 def test_search__combinations__are_tried_once() -> None:
-    seen = []
+    tried = []
 
     def trial(values: Values) -> Score:
-        seen.append(tuple(values.items()))
+        tried.append(tuple(values.items()))
         return simulated(values)
 
     found = search([THREADS, ROWS], trial)
-    assert len(seen) == len(set(seen)) == found.trials
+    assert len(tried) == len(set(tried)) == found.trials
 
 
 def test_search__out_of_time__returns_the_best_so_far() -> None:

@@ -28,11 +28,11 @@ def test_bench__http_closed_loops__measures_each_load(
 ) -> None:
     address = http_of(server)
     served = MeasuredServer(address, address, lambda: cpu_seconds(server.process.pid))
-    told: list[Figures] = []
-    asking = RequestShape(binary=binary, rows=3, data=built.path / "src" / "model" / "golden.npz")
-    model, found = bench(served, asking, LoadProfile(SHORT, clients=(1, 4)), told.append)
+    reported: list[Figures] = []
+    shape = RequestShape(binary=binary, rows=3, data=built.path / "src" / "model" / "golden.npz")
+    model, found = bench(served, shape, LoadProfile(SHORT, clients=(1, 4)), reported.append)
     assert (model.name, model.version) == ("tiny", built.digest)
-    assert told == found
+    assert reported == found
     assert [figures.clients for figures in found] == [1, 4]
     for figures in found:
         assert figures.answered > 10
@@ -46,8 +46,8 @@ def test_bench__http_closed_loops__measures_each_load(
 
 def test_bench__grpc_open_loop__measures_the_rate(server: Server) -> None:
     address = Address("127.0.0.1", server.grpc_port, tls=False, headers={})
-    asking = RequestShape(protocol=Protocols.GRPC, model="tiny")
-    _, (figures,) = bench(MeasuredServer(address), asking, LoadProfile(SHORT, rate=100.0))
+    shape = RequestShape(protocol=Protocols.GRPC, model="tiny")
+    _, (figures,) = bench(MeasuredServer(address), shape, LoadProfile(SHORT, rate=100.0))
     assert (figures.rate, figures.clients, figures.failed) == (100.0, None, 0)
     assert figures.answered > 5
     assert figures.per_cpu_second is figures.rows_per_batch is None
@@ -68,8 +68,8 @@ def test_bench__grpc_closed_loop__shares_connections(server: Server) -> None:
 def test_bench__rejected_requests__count_by_their_code(server: Server, protocol: Protocols) -> None:
     grpc = protocol is Protocols.GRPC
     address = Address("127.0.0.1", server.grpc_port if grpc else server.port, False, {})
-    asking = RequestShape(protocol=protocol, rows=10_000)  # above the server's limit of bytes
-    _, (figures,) = bench(MeasuredServer(address), asking, LoadProfile(0.2, clients=(1,)))
+    shape = RequestShape(protocol=protocol, rows=10_000)  # above the server's limit of bytes
+    _, (figures,) = bench(MeasuredServer(address), shape, LoadProfile(0.2, clients=(1,)))
     assert not figures.answered
     (code,) = figures.errors
     assert code.startswith("RESOURCE_EXHAUSTED" if grpc else "413 payload_too_large")

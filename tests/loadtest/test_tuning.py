@@ -29,8 +29,8 @@ def test_judge__closed_loops__takes_the_most_answers_within_the_goal() -> None:
     slow = summarize(figures(100, 5), 1.0, clients=1)
     fast = summarize(figures(300, 9), 1.0, clients=8)
     late = summarize(figures(900, 30), 1.0, clients=64)
-    refused = summarize(figures(800, 1, failed=1), 1.0, clients=32)
-    best, score = judge((slow, fast, late, refused), 10.0)
+    rejected = summarize(figures(800, 1, failed=1), 1.0, clients=32)
+    best, score = judge((slow, fast, late, rejected), 10.0)
     assert best is fast
     assert (score.fits, score.gain) == (True, 300.0)
     best, score = judge((late, replace(late, p99_ms=20.0)), 10.0)
@@ -68,27 +68,27 @@ def bento(
     return find_bento(built.tag)
 
 
-def tune(bento: BentoInfo, ports: list[tuple[int, int]], told: list[str]) -> Tuned:
+def tune(bento: BentoInfo, ports: list[tuple[int, int]], reported: list[str]) -> Tuned:
     # No time for more than the first trial, which is always made.
     return Tuning(
-        bento, RequestShape(), LOAD, Goal(5000.0, 0.0), ports.pop, told.append, cores=1
+        bento, RequestShape(), LOAD, Goal(5000.0, 0.0), ports.pop, reported.append, cores=1
     ).run()
 
 
 def test_tuning__interrupted_search__resumes(bento: BentoInfo) -> None:
     http, grpc = free_ports(2)
-    told: list[str] = []
-    first = tune(bento, [(http, grpc)], told)
-    assert told == ["Trial 1: threads 1, workers 1, max_rows 32, max_wait_ms 0 ..."]
+    reported: list[str] = []
+    first = tune(bento, [(http, grpc)], reported)
+    assert reported == ["Trial 1: threads 1, workers 1, max_rows 32, max_wait_ms 0 ..."]
     assert (first.fits, first.complete) == (True, False)
     assert first.environment_lines().splitlines()[0] == "MLCTL_THREADS=1"
     (trial,) = first.trials
     assert [run.clients for run in trial.runs] == [1, 4]
     assert trial.best.answered > 10
     # The second has no port to start a server on, and needs none.
-    second = tune(bento, [], told)
+    second = tune(bento, [], reported)
     assert second == first
-    assert len(told) == 1
+    assert len(reported) == 1
 
 
 def test_serving__server_that_does_not_start__reports_its_log(

@@ -108,10 +108,12 @@ def test_server__requests_from_its_document__are_answered_as_documented(
 def test_server__json_that_violates_the_schema__is_rejected(server: Server, tmp_path: Path) -> None:
     made = json.loads(httpx.get(f"{server.url}/openapi.json").text)
     path = "/v2/models/tiny/infer"
-    asked = made["paths"][path]["post"]
-    del asked["requestBody"]["content"]["application/octet-stream"]
-    asked["parameters"] = [
-        each for each in asked["parameters"] if each["name"] != "Inference-Header-Content-Length"
+    operation = made["paths"][path]["post"]
+    del operation["requestBody"]["content"]["application/octet-stream"]
+    operation["parameters"] = [
+        each
+        for each in operation["parameters"]
+        if each["name"] != "Inference-Header-Content-Length"
     ]
     made["paths"] = {path: made["paths"][path]}
     (tmp_path / "json.json").write_text(json.dumps(made))

@@ -1,4 +1,4 @@
-"""The generated package: clean, the same each time, installed, and asking a real server."""
+"""The generated Python package: reproducible, strictly typed, and calling a real server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The generated package: the same each time, strictly compiled, and asking servers with node."""
+"""The generated TypeScript package: reproducible, strictly compiled, and calling servers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.serving import Server
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).with_name("typescript")
 EVERY = describe("every", DIGEST, every_datatype())
-# Longer is not worth it: the rest of the suite must not wait for a network.
+# The rest of the suite must not wait for a network.
 _INSTALL_SECONDS = 15
 
 
@@ -38,7 +38,7 @@ def run(folder: Path, *command: str) -> str:
 
 @pytest.fixture(scope="session")
 def compiler() -> Path:
-    """TypeScript's, installed once for all runs; skips where npm cannot do that."""
+    """The TypeScript compiler, installed once for all runs; skips without npm or a network."""
     for tool in ("node", "npm"):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is not installed")
@@ -80,7 +80,7 @@ def compiled(
     store_home: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
-    """The packages of three models, compiled at once: most of the time is the library's."""
+    """The packages of three models, compiled in one run, which takes as long as one model."""
     folder = tmp_path_factory.mktemp("typescript")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BENTOML_HOME", str(store_home))
@@ -101,7 +101,7 @@ def compiled(
 
 @pytest.fixture
 def echo() -> Iterator[str]:
-    """The URL of a server that reads requests as ours does, and answers with their tensors."""
+    """The URL of a server that echoes the tensors of requests, with the server's codec."""
     codec = V2Codec(EVERY.name, EVERY.digest, every_datatype())
 
     class Echo(BaseHTTPRequestHandler):
@@ -118,7 +118,7 @@ def echo() -> Iterator[str]:
             self.wfile.write(answer.body)
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Echo) as server:
         thread = threading.Thread(target=server.serve_forever)

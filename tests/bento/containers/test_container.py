@@ -1,4 +1,4 @@
-"""A build context, whole and the same each time, and the server that it holds."""
+"""A build context: complete, reproducible, and its server runs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def bento(built: BuiltBento, store_home: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture
 def lock(bento: BentoInfo) -> Lock:
-    """What the Bento itself names, with hashes that no index gave."""
+    """A lock of the packages that the Bento names, with made-up hashes."""
     pairs = sorted(line.split("==") for line in requirements_of(bento))
     return Lock(tuple(Package(name, version, ("ab" * 32,)) for name, version in pairs))
 
@@ -130,7 +130,7 @@ def test_lock_for__file_without_a_requirement__is_rejected(
 def test_image__running_server__writes_only_to_tmp(
     bento: BentoInfo, lock: Lock, shared_folder: Path
 ) -> None:
-    """As the image's user where the machine lets it; `make container-check` installs it, too."""
+    """Runs as the image's user where possible; `make container-check` also installs the lock."""
     context = write_context(bento, lock, Platform.AMD64, default_base(), shared_folder / "context")
     place = unpack_context(context.folder, shared_folder / "root")
     before = tree_of(place)
@@ -193,7 +193,7 @@ def test_build_image__engine_not_installed__is_reported(
 def test_buildah__context_without_run_steps__builds_the_configuration(
     bento: BentoInfo, lock: Lock, tmp_path: Path
 ) -> None:
-    """The last stage alone would need Python in its base; the first lines are what is tried."""
+    """Without RUN steps, because the base has no Python."""
     if shutil.which("buildah") is None:
         pytest.skip("buildah is not installed")
     context = write_context(bento, lock, Platform.AMD64, "scratch", tmp_path / "context")

@@ -1,4 +1,4 @@
-"""The list of what is in a Bento, against CycloneDX's own schema."""
+"""The bill of materials, validated with CycloneDX's schema."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def test_sbom__models_files_and_packages__are_listed_with_their_dependencies(
     files = {each["name"]: each["hashes"][0]["content"] for each in model["components"]}
     listed = {entry.path: entry.sha256 for entry in bundle.manifest.files}
     assert files == {**listed, MANIFEST_NAME: bundle.digest}
-    told = {each["name"]: each["value"] for each in model["properties"]}
-    assert told["mlctl:source"] == "models:/tiny/1"
+    properties = {each["name"]: each["value"] for each in model["properties"]}
+    assert properties["mlctl:source"] == "models:/tiny/1"
     assert by_ref["pypi/click"]["purl"] == "pkg:pypi/click@8.5.1"
     assert {each["content"] for each in by_ref["pypi/click"]["hashes"]} == {"1" * 64, "2" * 64}
     assert by_ref["pypi/click"]["licenses"] == [{"license": {"id": "BSD-3-Clause"}}]

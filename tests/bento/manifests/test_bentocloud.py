@@ -16,7 +16,7 @@ def made(plan: ManifestPlan, options: TargetOptions | None = None) -> Any:
 
 
 def understood(document: Any) -> Any:
-    """What BentoML's own client reads from the document and sends on."""
+    """Return the document as BentoML's own client reads and sends it."""
     return bentoml_cattr.unstructure(bentoml_cattr.structure(document, CreateDeploymentSchema))
 
 

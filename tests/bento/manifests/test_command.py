@@ -36,11 +36,11 @@ def test_manifests_command__kubernetes__writes_and_reports_the_files(
     given = ("--target", "kubernetes", "--image", IMAGE, "--gateway", "infra/public")
     done = run(bento, *given, "--output", str(folder), "--max-replicas", "4", "--json")
     assert done.exit_code == 0, done.output
-    told = json.loads(done.output)
-    assert told["digest"] == bento.digest
-    assert told["measured"] is False
+    reported = json.loads(done.output)
+    assert reported["digest"] == bento.digest
+    assert reported["measured"] is False
     written = {path.name: path.read_text() for path in folder.iterdir()}
-    assert written == told["files"]
+    assert written == reported["files"]
     found = [each for text in written.values() for each in yaml.safe_load_all(text)]
     assert {each["kind"] for each in found} == {
         "ConfigMap", "Deployment", "HTTPRoute", "NetworkPolicy", "PodDisruptionBudget",
@@ -85,7 +85,7 @@ def test_manifests_command__without_an_image__hint_names_containerize(bento: Bui
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "reason"),
     [
         (("--target", "compose", "--gateway", "g"), "--gateway is not for --target compose"),
         (("--target", "bentocloud", "--image", IMAGE), "--image is not for --target bentocloud"),
@@ -94,11 +94,11 @@ def test_manifests_command__without_an_image__hint_names_containerize(bento: Bui
     ],
 )
 def test_manifests_command__options_of_another_target__are_rejected(
-    bento: BuiltBento, arguments: tuple[str, ...], said: str
+    bento: BuiltBento, arguments: tuple[str, ...], reason: str
 ) -> None:
     done = run(bento, *arguments)
     assert done.exit_code == 2
-    assert said in done.output
+    assert reason in done.output
 
 
 def test_manifests_command__every_option__has_its_targets() -> None:

@@ -49,7 +49,7 @@ def test_compose__health_check_of_a_closed_port__fails() -> None:
         command[-1] = command[-1].replace(":3000/", f":{port}/")
         assert f":{port}/readyz" in command[-1]
         assert command[0] == "python"
-        here = [sys.executable, *command[1:]]
-        done = subprocess.run(here, capture_output=True, text=True, check=False)
+        local = [sys.executable, *command[1:]]
+        done = subprocess.run(local, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "refused" in done.stderr

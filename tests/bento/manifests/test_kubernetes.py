@@ -44,8 +44,8 @@ def test_kubernetes__every_kind_of_plan__matches_the_published_schemas(plan: Man
 
 
 def test_kubernetes__one_wrong_field_or_value__violates_the_schemas() -> None:
-    seen = {**made(FULL), "GRPCRoute": made(SINGLE)["GRPCRoute/shop-grpc"]}
-    found = {document["kind"]: document for document in seen.values()}
+    documents_by_name = {**made(FULL), "GRPCRoute": made(SINGLE)["GRPCRoute/shop-grpc"]}
+    found = {document["kind"]: document for document in documents_by_name.values()}
     assert len(found) == 9
     for kind, document in found.items():
         passed = [what for what, mutant in mutants(document) if not faults(mutant)]

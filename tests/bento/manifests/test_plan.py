@@ -21,7 +21,7 @@ from tests.bento.manifests.example_plans import PLAN
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "reason"),
     [
         ({"name": "Shop"}, "'Shop' is not a valid name"),
         ({"name": "s" * 60}, "60 characters"),
@@ -42,8 +42,8 @@ from tests.bento.manifests.example_plans import PLAN
         ({"access": NetworkAccess("g", (), "grpc.example")}, "does not move a GRPCRoute"),
     ],
 )
-def test_plan__invalid_value__is_rejected(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(MlctlError, match=said) as caught:
+def test_plan__invalid_value__is_rejected(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(MlctlError, match=reason) as caught:
         replace(PLAN, **changes)
     assert caught.value.code is ErrorCode.INVALID_INPUT
 

@@ -45,7 +45,7 @@ def test_read_bench__open_loop__names_the_rate(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("runs", "more", "said"),
+    ("runs", "more", "reason"),
     [
         ([run(1, 10, 1.0, 1 << 20)], {"version": "e" * 64}, "this Bento holds dddddddddddd"),
         ([run(1, 10, None, None)], {}, "no run without failures"),
@@ -61,9 +61,9 @@ def test_read_bench__open_loop__names_the_rate(tmp_path: Path) -> None:
     ],
 )
 def test_read_bench__unusable_file__is_rejected(
-    tmp_path: Path, runs: list[Any], more: dict[str, Any], said: str
+    tmp_path: Path, runs: list[Any], more: dict[str, Any], reason: str
 ) -> None:
-    with pytest.raises(MlctlError, match=said) as caught:
+    with pytest.raises(MlctlError, match=reason) as caught:
         read_bench(written(tmp_path / "b.json", runs, **more), {DIGEST}, gpu=False)
     assert caught.value.code is ErrorCode.INVALID_INPUT
     assert "mlctl bench NAME:VERSION --json" in caught.value.hint

@@ -120,7 +120,7 @@ def alter(folder: Path) -> None:
 
 
 def relist(folder: Path) -> None:
-    """Altered, with a list that fits: the label still names the bundle that it was."""
+    """Alter the model and the list; the label still names the original bundle."""
     path = folder / "bento" / "src" / "model" / "model.onnx"
     path.write_bytes(path.read_bytes() + b"#")
     listing = folder / LISTING_NAME
@@ -162,7 +162,7 @@ def test_push_oci__twice__gives_one_valid_layout_with_the_same_digest(
     layout = tmp_path / "layout"
     digest, sent = push.push_oci(layout, elsewhere)
     assert push.push_oci(layout, elsewhere)[0] == digest  # the same bytes, the same digest
-    # What the OCI image specification 1.1 asks of a layout with an artifact.
+    # The OCI image specification 1.1 requires these of a layout with an artifact.
     assert json.loads((layout / "oci-layout").read_text()) == {"imageLayoutVersion": "1.0.0"}
     index = json.loads((layout / "index.json").read_text())
     assert (index["schemaVersion"], index["mediaType"]) == (
@@ -258,14 +258,14 @@ def _harmed(content: bytes, kind: str) -> bytes:
 
 
 def _swap_layer(layout: Path, digest: str, content: bytes) -> None:
-    """Put another layer into the layout, with every digest on the way put right."""
+    """Replace the layer of the layout and update every digest above it."""
     document = read(layout, digest)
     document["layers"][0] |= _put(layout, content)
     _swap_manifest(layout, document)
 
 
 def _swap_config(layout: Path, digest: str, content: bytes) -> None:
-    """Put another listing into the layout, in the same way."""
+    """Replace the listing of the layout and update every digest above it."""
     document = read(layout, digest)
     document["config"] |= _put(layout, content)
     _swap_manifest(layout, document)
