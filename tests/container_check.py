@@ -1,8 +1,8 @@
 """Check a Bento's image without an engine: `make container-check`.
 
 It resolves the hashes with the package index, runs the steps of the Containerfile in a fresh
-virtual environment outside the project, and serves as another user from read-only files. With BASE=IMAGE
-(which buildah has or can fetch), buildah builds the image as well.
+virtual environment outside the project, and serves as another user from read-only files. With
+BASE=IMAGE (which buildah has or can fetch), buildah builds the image as well.
 """
 
 from __future__ import annotations
