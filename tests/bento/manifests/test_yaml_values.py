@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bento.manifests.plan import Scaling
-from bento.manifests.targets import ManifestTarget
+from bento.manifests.targets import KServeMode, ManifestTarget, TargetOptions
 from bento.manifests.yaml_values import yaml_value
 from tests.bento.manifests.example_plans import FULL, documents
 
@@ -61,9 +61,8 @@ def test_manifests__hostile_values__stay_values(text: str) -> None:
     plain = replace(plain, model=replace(FULL.model, service=f"service{text}"))
     plain = replace(plain, scaling=Scaling(0, 8, "x", "http://x"))
     for target in ManifestTarget:
-        if target is ManifestTarget.KSERVE:  # its standard mode scales to zero without a query
-            continue
-        found, expected = documents(hostile, target), documents(plain, target)
+        options = TargetOptions(KServeMode.KNATIVE, instance_type="cpu.2")
+        found, expected = (documents(each, target, options) for each in (hostile, plain))
         assert list(_shape(found)) == list(_shape(expected))
         dollars = text.replace("$", "$$") if target is ManifestTarget.COMPOSE else text
         assert dollars in list(_values(found))
