@@ -6,6 +6,7 @@ uv reads metadata only: it downloads no package and installs none.
 from __future__ import annotations
 
 import ast
+import math
 import os
 import re
 import subprocess
@@ -41,6 +42,8 @@ _UV_VARIABLES = {
     "trusted-host": "UV_INSECURE_HOST",
 }
 _UNREACHABLE = ("Failed to fetch", "error sending request", "Request failed", "timed out")
+_NO_SOLUTION = 1  # uv's exit code if no set of wheels satisfies the requirements
+_PASSWORD = re.compile(r"://[^/@\s]*@")  # of an index, in its URL
 _CAUSE = re.compile(r"^\s*cause: (.+)$", re.MULTILINE)
 _CAUSE_CHARACTERS = 600
 _TIMEOUT_SECONDS = 900.0
@@ -110,7 +113,7 @@ def resolve(requirements: Sequence[str], platform: Platform) -> Lock:
             timeout=_TIMEOUT_SECONDS,
         )
     if done.returncode != 0:
-        raise _failure(done.stderr, platform)
+        raise _failure(done.returncode, _PASSWORD.sub("://", done.stderr), platform)
     return Lock(tuple(_package(each) for each in tomllib.loads(done.stdout)["packages"]))
 
 
@@ -217,8 +220,10 @@ def _pip_settings() -> dict[str, str]:
 
 def _uv_environment(pip: Mapping[str, str]) -> dict[str, str]:
     found = {_UV_VARIABLES[key]: value for key, value in pip.items() if key in _UV_VARIABLES}
-    if links := found.get("UV_FIND_LINKS"):
-        found["UV_FIND_LINKS"] = ",".join(links.split())
+    if "UV_FIND_LINKS" in found:
+        found["UV_FIND_LINKS"] = ",".join(found["UV_FIND_LINKS"].split())
+    if "UV_HTTP_TIMEOUT" in found:  # uv takes whole seconds
+        found["UV_HTTP_TIMEOUT"] = str(math.ceil(float(found["UV_HTTP_TIMEOUT"])))
     return found
 
 
@@ -234,13 +239,19 @@ def _package(entry: Mapping[str, Any]) -> Package:
     return Package(name, version, hashes)
 
 
-def _failure(output: str, platform: Platform) -> MlctlError:
+def _failure(returncode: int, output: str, platform: Platform) -> MlctlError:
     if any(mark in output for mark in _UNREACHABLE):
         return MlctlError(
             ErrorCode.INDEX_UNAVAILABLE,
             "the package index did not answer, so the hashes of the wheels are unknown",
         )
-    cause = " ".join(_CAUSE.findall(output))[:_CAUSE_CHARACTERS] or "uv gave no reason"
+    if returncode != _NO_SOLUTION:
+        return MlctlError(
+            ErrorCode.INTERNAL,
+            f"uv failed with exit code {returncode}: {output.strip()[:_CAUSE_CHARACTERS]}",
+            "Give a lock file with --lock.",
+        )
+    cause = " ".join(_CAUSE.findall(output))[:_CAUSE_CHARACTERS]
     return MlctlError(
         ErrorCode.INVALID_INPUT,
         f"no set of wheels for {platform.oci} and Python {python_version()} satisfies the Bento: "

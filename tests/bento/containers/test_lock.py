@@ -133,6 +133,31 @@ def test_resolve__installed_here__keeps_that_version(wheels: Path) -> None:
         resolve(["app==1.0"], Platform.AMD64)
 
 
+def test_resolve__pips_settings__are_those_of_uv(
+    wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two"):
+        (wheels / name).mkdir()
+        wheel(wheels / name, name)
+    monkeypatch.setenv("PIP_FIND_LINKS", f"{wheels / 'one'} {wheels / 'two'}")
+    monkeypatch.setenv("PIP_DEFAULT_TIMEOUT", "1.5")
+    assert resolve(["one==1.0", "two==1.0"], Platform.AMD64).versions().keys() == {"one", "two"}
+    monkeypatch.setenv("UV_HTTP_TIMEOUT", "soon")
+    with pytest.raises(MlctlError, match=r"exit code 2: .*UV_HTTP_TIMEOUT") as caught:
+        resolve(["one==1.0"], Platform.AMD64)
+    assert caught.value.code is ErrorCode.INTERNAL
+
+
+def test_resolve__invalid_index__shows_no_password(
+    wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert wheels.is_dir()
+    monkeypatch.setenv("PIP_INDEX_URL", "http://user:secret@127.0.0.1:port/simple")
+    with pytest.raises(MlctlError, match="invalid port") as caught:
+        resolve(["numpy==2.0"], Platform.AMD64)
+    assert "secret" not in str(caught.value)
+
+
 def test_resolve__index_not_reachable__hint_names_the_lock_file(
     wheels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
