@@ -155,9 +155,10 @@ def test_the_way_to_join_requests_goes_into_the_bundle(catalog: MemoryCatalog) -
 
 def test_a_dry_run_does_nothing(catalog: MemoryCatalog) -> None:
     found = document(*SOME, "--dry-run")
-    assert [step["cached"] for step in found["steps"]] == [False] * 6
+    assert [step["cached"] for step in found["steps"]] == [False] * 7
     assert found["gates"] == (
-        "agreement at least 0.99; centred cosine at least 0.98; then the best by size"
+        "agreement at least 0.99; centred cosine at least 0.98; relative L2 at most 0.2; then the "
+        "best by size"
     )
     text = run(*SOME, "--dry-run")
     assert text.exit_code == 0, text.output
