@@ -8,8 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout.domain import e_values
-from rollout.domain import gates
+from rollout.domain import e_values, gates
 from rollout.domain import state_machine as machine
 from rollout.domain.counts import Counts, Totals, Window
 from rollout.domain.gates import Action, GateEvidence
