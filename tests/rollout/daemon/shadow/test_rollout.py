@@ -227,9 +227,10 @@ def refolded(rollout: Rollout, events: Iterable[JournalEvent]) -> GateEvidence:
         if event.kind == TICK and event.body["judged"]:
             window = event.body["window"]
             counts = Counts(**window["candidate"]), Counts(**window["live"])
-            evidence = gates.fold(
-                evidence, Window(*counts, representative=window["representative"]), rollout.spec
-            )
+            whole = Window(*counts, window["representative"], window["seconds"])
+            evidence = gates.fold(evidence, whole, rollout.spec)
+        if event.kind == "phase" and event.body["phase"] in (RolloutPhase.SHIFT, RolloutPhase.BAKE):
+            evidence = gates.next_step(evidence)
     return evidence
 
 
