@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from bundle.errors import ErrorCode, MlctlError
@@ -22,6 +24,8 @@ _SENTENCES = {
     Guarantee.AT_LEAST_ONCE: "no message is lost; after a kill some are answered again, with the "
     "same mlctl-source header",
 }
+# The garbage collector's threshold for its youngest generation: the objects of several batches.
+_YOUNG_OBJECTS = 200_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,24 @@ def _payload(config: StreamConfig, signature: Signature) -> Payload:
     return PrecomputedPayload(config.payload, signature, answers.options.get("key"))
 
 
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Run the garbage collector rarely: messages are many objects and have no cycles.
+
+    Objects that exist at the start are not traversed. Without this a message costs about 1.5 us
+    more, a seventh of its time on Redis.
+    """
+    before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_YOUNG_OBJECTS, 50, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
 def run_stream(
     model: Scorable,
     config: StreamConfig,
@@ -88,6 +110,6 @@ def run_stream(
     connection = connect(config.connection)
     scorer = MessageScorer(open_scorable(model), payload)
     headers = AnswerHeaders(config.connection.source, model.name, model.digest)
-    with connection:
+    with connection, _rare_collections():
         on_open(connection)
         return StreamEngine(connection, scorer, headers, config.settings, on_event, stop).run()
