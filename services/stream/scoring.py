@@ -108,8 +108,8 @@ class MessageScorer:
         run = _Run(self._model, group)
         scored = score_rows(run, {"message": np.arange(len(group.kept))}, max_faults)
         found.score_s += self._clock.monotonic() - began
-        for (place, why), code in zip(scored.reasons.items(), run.codes, strict=True):
-            found.faults[group.kept[place]] = Fault(code, why)
+        for (position, why), code in zip(scored.reasons.items(), run.codes, strict=True):
+            found.faults[group.kept[position]] = Fault(code, why)
         if scored.outputs is None:
             return
         found.rows += sum(group.rows)
@@ -142,11 +142,11 @@ class MessageScorer:
         faults: dict[int, Fault],
     ) -> Iterator[tuple[int, bytes]]:
         first = 0
-        for place, (index, count) in enumerate(zip(kept, rows, strict=True)):
+        for position, (index, count) in enumerate(zip(kept, rows, strict=True)):
             part = {name: array[first : first + count] for name, array in outputs.items()}
             first += count
             try:
-                about = [carried[place]] if carried else ()
+                about = [carried[position]] if carried else ()
                 (value,) = self._payload.encode(part, [count], about)
                 yield index, value
             except MlctlError as error:

@@ -80,8 +80,8 @@ class ArrowPayload:
         whole = pa.table(columns)
         starts = [0, *accumulate(rows)]
         return [
-            _written(whole.slice(start, count), carried[place] if carried else None)
-            for place, (start, count) in enumerate(zip(starts, rows, strict=False))
+            _written(whole.slice(start, count), carried[position] if carried else None)
+            for position, (start, count) in enumerate(zip(starts, rows, strict=False))
         ]
 
     def _pieces(

@@ -28,7 +28,7 @@ class ProtobufPayload:
     """Needs the options `descriptors`, a file, and `message`, the type's full name.
 
     With `framing=confluent` a message begins with a zero byte, the number of its schema and the
-    place of its type in that; `message` must be that type.
+    index of its type in it; `message` must be that type.
     """
 
     name = "protobuf"

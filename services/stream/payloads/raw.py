@@ -50,7 +50,7 @@ class RawPayload:
         table = np.frombuffer(bytearray().join(values), self._inputs)
         if self._bools and (bad := self._wrong_bools(table, kept, rows)):
             rejected |= dict.fromkeys(bad, "a BOOL byte is neither 0 nor 1")
-            good = [place for place, index in enumerate(kept) if index not in bad]
+            good = [position for position, index in enumerate(kept) if index not in bad]
             table = table[np.repeat(~np.isin(kept, list(bad)), rows)]
             kept, rows = [kept[i] for i in good], [rows[i] for i in good]
         names = self._inputs.names or ()

@@ -91,11 +91,11 @@ for _, flat in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], group)) do
       for at = 1, #ids, 1000 do
         local last = math.min(at + 999, #ids)
         local got = redis.call('XCLAIM', KEYS[1], group, me, 0, unpack(ids, at, last))
-        for place = 1, last - at + 1 do
-          if got[place] then
-            found[#found + 1] = got[place]
-          elseif got[place] == false then
-            redis.call('XACK', KEYS[1], group, ids[at + place - 1])
+        for index = 1, last - at + 1 do
+          if got[index] then
+            found[#found + 1] = got[index]
+          elseif got[index] == false then
+            redis.call('XACK', KEYS[1], group, ids[at + index - 1])
           end
         end
       end
