@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fix bench soak fuzz audit container-check clean
+.PHONY: help demo test quick check fix coverage coverage-core mutants bench soak fuzz audit container-check clean
 
 help: ## Show these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -12,12 +12,29 @@ help: ## Show these targets
 demo: .venv/.demo ## Walk one real model through the whole chain
 	$(BIN)/mlctl demo
 
-# The tests drive real servers and brokers, on a machine that may stall: what fails beside
-# other tests counts if it fails alone, too. Both outcomes are shown.
-test: check ## Run all checks and the whole test suite
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder || { \
-		[ $$? -eq 1 ] && echo "Some tests failed; they run once more, alone." && \
-		$(BIN)/python -m pytest --last-failed --last-failed-no-failures none --exitfirst; }
+REPORTS := build/reports
+# Two processes share the tests file by file.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+
+test: check ## Run all checks and the whole test suite; writes build/reports/tests.xml
+	$(PYTEST) --retry-stalled --junit-xml $(REPORTS)/tests.xml
+
+quick: .venv/.dev ## Run the tests that start no process and train nothing (under 3 minutes)
+	$(PYTEST) -m "not slow"
+
+# Branch coverage of the pure decisions alone, by their own tests: cheap enough for each change.
+coverage-core: .venv/.dev ## Require full branch coverage of the five pure cores
+	$(BIN)/python -m tests.suite.core coverage
+
+coverage: .venv/.dev ## Measure the branch coverage of the whole suite (takes twice as long)
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest --retry-stalled
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --skip-covered --sort=cover
+
+mutants: .venv/.dev ## Change the five pure cores line by line; each change must fail a test
+	$(PIP_INSTALL) --editable '.[mutants]'
+	$(BIN)/python -m tests.suite.core mutants
 
 check: .venv/.dev ## Check format, lint, types and layers; changes nothing
 	$(BIN)/ruff format --check .
