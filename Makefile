@@ -22,19 +22,30 @@ test: check ## Run all checks and the whole test suite; writes build/reports/tes
 quick: .venv/.dev ## Run the tests that start no process and train nothing (under 3 minutes)
 	$(PYTEST) -m "not slow"
 
-# Branch coverage of the pure decisions alone, by their own tests: cheap enough for each change.
-coverage-core: .venv/.dev ## Require full branch coverage of the five pure cores
-	$(BIN)/python -m tests.suite.core coverage
+PACKAGES := bundle,registry,services,optimize,loadtest,bento,rollout,cli
 
-coverage: .venv/.dev ## Measure the branch coverage of the whole suite (takes twice as long)
+coverage: .venv/.dev ## Measure the branch coverage of the whole suite (twice its time)
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest --retry-stalled
+	$(BIN)/coverage run --source=$(PACKAGES) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --retry-stalled
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --skip-covered --sort=cover
 
-mutants: .venv/.dev ## Change the five pure cores line by line; each change must fail a test
+# Pure decisions, of which each wrong one costs users most: tests/README.md.
+CORE := bundle/manifest.py,optimize/choice.py,services/online/batching/scheduler.py,rollout/domain/gates.py,rollout/domain/state_machine.py
+CORE_TESTS := tests/bundle/test_manifest.py tests/optimize/test_choice*.py $(addprefix tests/services/online/batching/test_,scheduler.py joining.py linger.py time_slices.py \
+	long_requests.py offered_load.py) tests/properties/test_services_batcher.py tests/properties/test_services_long.py \
+	tests/rollout/domain/test_gates.py tests/rollout/domain/test_state_machine.py tests/properties/test_rollout_machine.py
+
+coverage-core: .venv/.dev ## Require all branches of the five pure modules, by their own tests
+	$(BIN)/coverage erase
+	$(BIN)/coverage run --include=$(CORE) -m pytest --quiet -m "not slow" $(CORE_TESTS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --include=$(CORE) --show-missing --fail-under=100
+
+mutants: .venv/.dev ## Change the five pure modules line by line; lists the changes that no test notices
 	$(PIP_INSTALL) --editable '.[mutants]'
-	$(BIN)/python -m tests.suite.core mutants
+	$(BIN)/mutmut run
+	$(BIN)/mutmut results
 
 check: .venv/.dev ## Check format, lint, types and layers; changes nothing
 	$(BIN)/ruff format --check .

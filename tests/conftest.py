@@ -25,6 +25,7 @@ pytest_plugins = [
     "tests.suite.retry",
     "tests.suite.skips",
     "tests.suite.slow",
+    "tests.suite.tour",
     "tests.support.serving_fixtures",
 ]
 
