@@ -51,11 +51,37 @@ def client(tmp_path: Path) -> TestClient:
     return TestClient(gate_app(GateService({"stable": Quiet(), "canary": Quiet()}, store)))
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.yaml")))
-def test_every_document_is_complete(name: str) -> None:
+each_example = pytest.mark.parametrize(
+    "name", sorted(path.name for path in EXAMPLES.glob("*.yaml"))
+)
+
+
+@each_example
+def test_examples__each_document__has_a_version_a_namespace_and_content(name: str) -> None:
     for document in documents(name).values():
         assert document["apiVersion"]
         assert document["metadata"]["namespace"] == "shop"
+        assert set(document) - {"apiVersion", "kind", "metadata"} or (
+            document["kind"] == "ServiceAccount"
+        )
+
+
+def test_examples__each_selector__matches_the_pods_of_a_workload() -> None:
+    files = [documents(path.name) for path in EXAMPLES.glob("*.yaml")]
+    found = [each for file in files for each in file.values()]
+    workloads = [each for each in found if "template" in each.get("spec", {})]
+    pods = [each["spec"]["template"]["metadata"]["labels"].items() for each in workloads]
+    for workload, labels in zip(workloads, pods, strict=True):
+        assert workload["spec"]["selector"]["matchLabels"].items() <= labels
+    selectors = {
+        each["metadata"]["name"]: each["spec"]["selector"].items()
+        for each in found
+        if each["kind"] == "Service"
+    }
+    # The pods of these two are made by `mlctl manifests`.
+    assert selectors.keys() >= {"shop-blue", "shop-green"}
+    for name in selectors.keys() - {"shop-blue", "shop-green"}:
+        assert any(selectors[name] <= labels for labels in pods), name
 
 
 def test_what_has_a_published_schema_keeps_to_it() -> None:
