@@ -43,6 +43,7 @@ def test_packages__all_top_level_folders__are_under_the_contracts() -> None:
     assert folders - {"tests", "benchmarks"} == set(PACKAGES)
 
 
+@pytest.mark.slow
 def test_services__imported_whole__load_neither_torch_nor_mlflow() -> None:
     # services.service builds the service of the bundle it finds, so it needs one to import.
     names = [module_of(path) for path in sources("services") if path.name != "__main__.py"]
@@ -51,6 +52,7 @@ def test_services__imported_whole__load_neither_torch_nor_mlflow() -> None:
     assert not loaded_after(f"import {', '.join(names)}") & {"torch", "mlflow"}
 
 
+@pytest.mark.slow
 def test_help__without_a_command__loads_no_heavy_library() -> None:
     loaded = loaded_after(
         "from click.testing import CliRunner\n"

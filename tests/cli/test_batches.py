@@ -29,6 +29,7 @@ with stopping(output) as stop:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("option", "told"), [((), True), (("--json",), False)])
 def test_it_is_heard_while_rich_is_imported(option: tuple[str, ...], told: bool) -> None:
     command = [sys.executable, "-c", _SCRIPT, *option]

@@ -32,6 +32,7 @@ def test_every_command_has_json_and_help(name: str, command: click.Command) -> N
     assert result.exit_code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -62,6 +63,7 @@ def test_the_published_help_is_current() -> None:
     assert page.read_text() == commands_markdown(), "run `python -m docs.generate`"
 
 
+@pytest.mark.slow
 def test_nothing_is_written_to_the_current_directory(tmp_path: Path) -> None:
     home, here = tmp_path / "home", tmp_path / "here"
     here.mkdir()

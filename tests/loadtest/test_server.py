@@ -17,6 +17,8 @@ from loadtest.server import serving
 from loadtest.signals import held_back
 from tests.support.wait import PATIENCE_SECONDS
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:

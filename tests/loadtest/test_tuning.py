@@ -75,6 +75,7 @@ def tune(bento: BentoInfo, ports: list[tuple[int, int]], told: list[str]) -> Tun
     ).run()
 
 
+@pytest.mark.slow
 def test_a_search_goes_on_where_it_stood(bento: BentoInfo) -> None:
     http, grpc = free_ports(2)
     told: list[str] = []
@@ -91,6 +92,7 @@ def test_a_search_goes_on_where_it_stood(bento: BentoInfo) -> None:
     assert len(told) == 1
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_start_is_told_with_its_log(
     bento: BentoInfo, tmp_path: Path
 ) -> None:

@@ -59,6 +59,7 @@ def test_damage_in_any_cached_file_changes_nothing(
     assert verify(again.bundle.root, digest)
 
 
+@pytest.mark.slow
 def test_importing_and_optimizing_onnx_needs_no_torch(
     onnx_catalog: MemoryCatalog, data: Path, home: Path
 ) -> None:

@@ -17,6 +17,7 @@ from tests.support.bundles import make_bundle
 from tests.support.small_bento import small_bento
 
 
+@pytest.mark.slow
 def test_a_bento_goes_to_the_registry_and_comes_back(
     catalog: MlflowCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -177,6 +177,7 @@ def test_a_stop_answers_grpc_clients_that_go_on_asking(seam: Any, bundle: Verifi
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_importing_without_a_bundle_exits_with_the_reason(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", "import services.service"],
@@ -191,6 +192,7 @@ def test_importing_without_a_bundle_exits_with_the_reason(tmp_path: Path) -> Non
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_importing_loads_neither_torch_nor_mlflow(bundle: VerifiedBundle, tmp_path: Path) -> None:
     code = "import sys, services.service; assert not {'torch', 'mlflow'} & set(sys.modules)"
     subprocess.run(

@@ -19,6 +19,8 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.files import sha256_file
 from services.runtime.bento_store import BentoInfo
 
+pytestmark = pytest.mark.slow
+
 HASH = "0123456789abcdef" * 4
 NAMES = st.from_regex(r"[a-z0-9](?:-?[a-z0-9]){0,20}", fullmatch=True)
 VERSIONS = st.from_regex(r"[0-9]{1,3}(\.[0-9]{1,3}){0,3}(rc[0-9])?", fullmatch=True)

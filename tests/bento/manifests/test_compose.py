@@ -6,6 +6,8 @@ import sys
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from bento.manifests.plan import ManifestPlan
 from bento.manifests.targets import ManifestTarget
 from tests.bento.manifests.plans import FULL, PLAN, documents
@@ -40,6 +42,7 @@ def test_dollars_stay_dollars() -> None:
     assert made(plan)["services"]["shop"]["environment"]["MLCTL_SAMPLE_REDACT"] == "a$$b"
 
 
+@pytest.mark.slow
 def test_the_health_check_fails_where_nobody_listens() -> None:
     word, *command = made(PLAN)["services"]["shop"]["healthcheck"]["test"]
     assert word == "CMD"

@@ -16,6 +16,8 @@ from services.runtime.tensorrt.process import Cause, WorkerError
 from services.runtime.tensorrt.profile import SizeRange
 from tests.services.runtime.tensorrt.graphs import convolution, scaling
 
+pytestmark = pytest.mark.slow
+
 TABLE = Batching(max_rows=8, buckets=(1, 8), row_independent=True)
 
 

@@ -260,6 +260,7 @@ for recipe in (Int8Cpu(), Int8Trt()):
 """
 
 
+@pytest.mark.slow
 def test_another_process_writes_the_same_bytes(tmp_path: Path) -> None:
     digests = []
     for seed in ("1", "2"):

@@ -19,6 +19,8 @@ from tests.services.precomputed.conftest import NAME, Bench
 from tests.services.precomputed.servers import RedisServer, redis_server
 from tests.support import tables
 
+pytestmark = pytest.mark.slow
+
 UNIT, UNITS = 20, 6
 ROWS = UNIT * UNITS
 

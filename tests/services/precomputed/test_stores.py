@@ -24,6 +24,8 @@ from tests.support import tables
 from tests.support.bundles import expected
 from tests.support.wait import PATIENCE_SECONDS
 
+pytestmark = pytest.mark.slow
+
 PLACES = ("folder", "redis")
 
 

@@ -76,6 +76,7 @@ def test_the_address_of_an_input_does_not_change_the_answer(bundle: VerifiedBund
             assert session.run({"x": moved})["y"].tobytes() == want.tobytes()
 
 
+@pytest.mark.slow
 def test_the_runtime_reports_nothing_of_its_use(bundle: VerifiedBundle, tmp_path: Path) -> None:
     """Its wheels keep an identifier of the device in the home of whoever they report on."""
     script = (

@@ -11,6 +11,8 @@ from services.runtime.tensorrt.profile import SizeRange, make_profile
 from tests.services.runtime.tensorrt.graphs import scaling
 from tests.support.wait import wait_until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -14,6 +14,8 @@ from services.runtime.tensorrt.process import Cause, WorkerError, run_worker
 from services.runtime.tensorrt.provider import prepare_providers
 from tests.services.runtime.tensorrt.graphs import scaling
 
+pytestmark = pytest.mark.slow
+
 GPU = Gpu("NVIDIA H200", "9.0", "580.65.06")
 TABLE = Batching(max_rows=32, buckets=(1, 8, 32), row_independent=True)
 
