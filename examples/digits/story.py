@@ -35,6 +35,7 @@ SETTLE_SECONDS = 1.0
 PROMOTE_OPTIONS = (
     *("--steps", "5,25,50,100", "--step-seconds", "1.5", "--min-requests", "15"),
     *("--max-p99-ms", "500", "--max-error-rate", "0.02", "--bake-seconds", "2"),
+    *("--burst", "1"),
     *("--shadow-percent", "50", "--shadow-seconds", "3"),
     # A good version is rolled back in at most one of a hundred demos.
     *("--alpha", "0.01", "--deadline", "120"),
