@@ -103,10 +103,8 @@ def _why_slow(item: pytest.Item, used: float) -> str | None:
 def _started_by_fixtures_of(item: pytest.Item) -> list[str]:
     """Return what a fixture started for an earlier test, which this test uses as well."""
     assert isinstance(item, pytest.Function)
-    definitions = item._fixtureinfo.name2fixturedefs
     return [
         process
-        for name in item.fixturenames
-        for definition in definitions.get(name, ())
+        for definition in item._request._fixture_defs.values()
         for process in _started_by_fixture.get(id(definition), ())
     ]

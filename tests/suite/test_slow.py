@@ -51,9 +51,17 @@ def test_slow__marked_test_starts_a_process__passes(pytester: pytest.Pytester) -
     run(pytester, marker="@pytest.mark.slow", body=body).assert_outcomes(passed=1)
 
 
-def test_slow__fixture_of_an_earlier_test_started_it__fails(pytester: pytest.Pytester) -> None:
+@pytest.mark.parametrize(
+    "more",
+    [
+        "\ndef test_two(server):\n    pass\n",
+        "\ndef test_two(request):\n    request.getfixturevalue('server')\n",
+    ],
+)
+def test_slow__fixture_of_an_earlier_test_started_it__fails(
+    pytester: pytest.Pytester, more: str
+) -> None:
     """The second test starts nothing itself: it finds the server of the first one."""
-    more = "\ndef test_two(server):\n    pass\n"
     result = run(pytester, marker="@pytest.mark.slow", fixture="server", more=more)
     result.assert_outcomes(passed=1, failed=1)
 
