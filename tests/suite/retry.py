@@ -65,7 +65,7 @@ def pytest_runtest_makereport(
     report = yield
     if report.failed and item.get_closest_marker("may_stall"):
         assert call.excinfo is not None
-        report.may_stall = not is_leak(call.excinfo.value)
+        vars(report)["may_stall"] = not is_leak(call.excinfo.value)
     return report
 
 

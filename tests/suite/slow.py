@@ -45,9 +45,9 @@ sys.addaudithook(_on_audit_event)
 _spawn = multiprocessing.util.spawnv_passfds
 
 
-def _recorded_spawn(path: Any, arguments: Any, descriptors: Any) -> int:
-    _started.append("multiprocessing: " + " ".join(os.fsdecode(word) for word in arguments)[:200])
-    return int(_spawn(path, arguments, descriptors))
+def _recorded_spawn(path: Any, args: Any, passfds: Any) -> int:
+    _started.append("multiprocessing: " + " ".join(os.fsdecode(word) for word in args)[:200])
+    return _spawn(path, args, passfds)
 
 
 multiprocessing.util.spawnv_passfds = _recorded_spawn
