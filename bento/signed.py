@@ -6,16 +6,16 @@ from pathlib import Path
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle, verify
-from services.runtime.bento_layout import is_bundle, unpack
+from services.runtime.bento_layout import is_bundle, read_contents
 from services.runtime.bento_store import DIGEST_LABEL, BentoInfo, find_bento
-from services.runtime.signing import check, signature_beside, signature_in
+from services.runtime.signing import check_signature, signature_beside, signature_in
 
 
 def find_signable(what: str) -> list[tuple[VerifiedBundle, Path]]:
     """The verified bundles of `what`, each with the place of its signature.
 
     `what` is a bundle's folder, or NAME:VERSION or NAME of a Bento in the store. Raises as
-    `verify`, `unpack` and `find_bento` do.
+    `verify`, `read_contents` and `find_bento` do.
     """
     folder = Path(what)
     if is_bundle(folder):
@@ -26,15 +26,15 @@ def find_signable(what: str) -> list[tuple[VerifiedBundle, Path]]:
 
 def verify_bento(bento: BentoInfo, public_key: Path | None) -> None:
     """Verify every file of a Bento's bundles before it is started, and the signatures if a key is
-    given. Raises as `unpack`; SIGNATURE_INVALID if a signature is missing or wrong.
+    given. Raises as `read_contents`; SIGNATURE_INVALID if a signature is missing or wrong.
     """
     for bundle, signature in _in_bento(bento):
         if public_key is not None:
-            check(bundle, public_key, signature)
+            check_signature(bundle, public_key, signature)
 
 
 def _in_bento(bento: BentoInfo) -> list[tuple[VerifiedBundle, Path]]:
-    packed = unpack(bento.source)
+    packed = read_contents(bento.source)
     if bento.labels.get(DIGEST_LABEL) != packed.digest:
         raise MlctlError(
             ErrorCode.DIGEST_MISMATCH, f"{bento.tag} does not hold the models of its label"

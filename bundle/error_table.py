@@ -72,7 +72,7 @@ ERROR_TABLE: Mapping[ErrorCode, ErrorSpec] = MappingProxyType(
             403,
             "PERMISSION_DENIED",
         ),
-        ErrorCode.KEY_NOT_FOUND: ErrorSpec(
+        ErrorCode.NO_PRECOMPUTED_ANSWER: ErrorSpec(
             "No answer is precomputed for that entity key.",
             "Send the inputs as well: then the model answers.",
             3,
@@ -108,7 +108,7 @@ ERROR_TABLE: Mapping[ErrorCode, ErrorSpec] = MappingProxyType(
             503,
             "UNAVAILABLE",
         ),
-        ErrorCode.PICKLE_REFUSED: ErrorSpec(
+        ErrorCode.PICKLE_REJECTED: ErrorSpec(
             "The model is stored as a pickle, which runs code when it is loaded.",
             'Log it again with serialization_format="pt2", or, if you trust its author, '
             "pass --allow-pickle (the manifest records it).",
@@ -353,7 +353,7 @@ ERROR_TABLE: Mapping[ErrorCode, ErrorSpec] = MappingProxyType(
             503,
             "UNAVAILABLE",
         ),
-        ErrorCode.INDEX_UNAVAILABLE: ErrorSpec(
+        ErrorCode.PACKAGE_INDEX_UNAVAILABLE: ErrorSpec(
             "The index of Python packages could not be reached.",
             "Run it where it can be reached, or give a lock file that was made there with --lock.",
             12,

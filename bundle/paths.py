@@ -50,13 +50,13 @@ def resolve_inside(root: Path, name: str) -> Path:
     path = root
     for part in name.split("/"):
         path = path / part
-        refuse_link(path, name)
+        reject_link(path, name)
     if not path.resolve().is_relative_to(root.resolve()):
         raise MlctlError(ErrorCode.PATH_UNSAFE, f"path {name!r} is refused: it leaves the bundle")
     return path
 
 
-def refuse_link(path: Path, name: str) -> None:
+def reject_link(path: Path, name: str) -> None:
     """Raise PATH_UNSAFE if `path` exists as a symbolic link, hard link or special file."""
     try:
         status = path.lstat()

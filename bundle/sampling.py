@@ -84,7 +84,7 @@ class Sampling:
             raise _invalid(f"the sampling document is not JSON: {error}") from error
 
 
-def chosen(request_id: bytes, share: float) -> bool:
+def is_sampled(request_id: bytes, share: float) -> bool:
     """Whether the request with this id is one of the `share` that is recorded."""
     if share >= 1:
         return True

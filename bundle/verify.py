@@ -10,7 +10,7 @@ from pathlib import Path
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import sha256_file, write_atomic
 from bundle.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, FileEntry, Manifest, parse_manifest
-from bundle.paths import check_relative, refuse_link, resolve_inside
+from bundle.paths import check_relative, reject_link, resolve_inside
 from bundle.tensors import Signature
 
 
@@ -59,7 +59,7 @@ def read_manifest(root: Path) -> Manifest:
     Only its canonical bytes are taken, so that no byte of it can change unnoticed.
     """
     path = root / MANIFEST_NAME
-    refuse_link(path, MANIFEST_NAME)
+    reject_link(path, MANIFEST_NAME)
     try:
         with path.open("rb") as file:
             content = file.read(MAX_MANIFEST_BYTES + 1)
@@ -123,7 +123,7 @@ def _walk(root: Path) -> Iterator[str]:
         for entry in (*subdirectories, *files):
             path = Path(directory, entry)
             name = path.relative_to(root).as_posix()
-            refuse_link(path, name)
+            reject_link(path, name)
             if entry in files:
                 yield name
 

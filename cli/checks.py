@@ -90,18 +90,17 @@ def check_runtime() -> Finding:
 def check_tensorrt() -> Finding:
     """TensorRT finds a GPU, and is the one that the runtime's provider was built for."""
     from bundle.errors import MlctlError
-    from services.runtime.tensorrt import devices
-    from services.runtime.tensorrt.installed import provider_problem, tensorrt_version
+    from services.runtime.tensorrt import machine
 
-    version = tensorrt_version()
+    version = machine.tensorrt_version()
     if version is None:
         return Finding("tensorrt", Severity.OK, "not installed (optional)")
     try:
-        gpu = devices.find_gpu()
+        gpu = machine.find_gpu()
     except MlctlError as error:
         told = f"TensorRT {version} cannot be used: {error.message}"
         return Finding("tensorrt", Severity.WARN, told, error.hint)
-    if problem := provider_problem():
+    if problem := machine.provider_problem():
         told = f"TensorRT {version} cannot be used: {problem}"
         return Finding("tensorrt", Severity.WARN, told, install_hint("trt"))
     told = f"TensorRT {version} on {gpu.name}, driver {gpu.driver}"
@@ -152,13 +151,13 @@ def check_precomputed() -> Finding:
         )
     from bundle.errors import MlctlError
     from services.precomputed.base import StoreError
-    from services.precomputed.settings import load_place
-    from services.precomputed.store_urls import open_store, shown_place
+    from services.precomputed.settings import read_store_location
+    from services.precomputed.store_urls import open_store, redact_location
 
     where = name
     try:
-        place = load_place()
-        where = f"{name} in {'the default folder' if place is None else shown_place(place)}"
+        place = read_store_location()
+        where = f"{name} in {'the default folder' if place is None else redact_location(place)}"
         store = open_store(name, place)
         try:
             live = [each for each in store.generations() if each.live]

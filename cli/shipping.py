@@ -35,7 +35,7 @@ def build(
     stages of a pipeline; see `services.runtime.bento_layout.pack`.
     """
     from bento.packaging import build_bento
-    from services.runtime.bento_layout import pack
+    from services.runtime.bento_layout import combine_bundles
     from services.runtime.requirements import RuntimeFlavor
 
     with tempfile.TemporaryDirectory(prefix="mlctl-build-") as folder:
@@ -49,7 +49,7 @@ def build(
             "mlctl.version": first.version,
             "mlctl.source": first.source_uri,
         }
-        packed = pack(bundles, name, maps)
+        packed = combine_bundles(bundles, name, maps)
         wanted = None if flavour is None else RuntimeFlavor(flavour)
         built = build_bento(packed, labels, force=force, flavour=wanted)
     uris = {each.digest: each.uri for each in published}

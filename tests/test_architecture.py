@@ -65,8 +65,6 @@ def test_help__without_a_command__loads_no_heavy_library() -> None:
 OTHERS_IN_A_BENTO = {
     # imported by name at run time, or started as a process of its own
     "services.runtime.engine_worker",
-    "services.runtime.tensorrt.build",
-    "services.runtime.tensorrt.builder",
     # the part that the batch and stream runners share with the server
     "services.precomputed.lease",
     "services.runtime.bento_store",

@@ -21,7 +21,7 @@ from bento.containers.resolve import python_version
 from bento.containers.sbom import sbom_of
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import scratch_directory
-from services.runtime.bento_layout import BentoContents, unpack
+from services.runtime.bento_layout import BentoContents, read_contents
 from services.runtime.bento_store import DIGEST_LABEL, BentoInfo
 
 CONTAINERFILE = "Containerfile"
@@ -68,9 +68,9 @@ def write_context(
     """Write the build context of `bento` to `folder`, in place of one that is there.
 
     INVALID_INPUT if the folder holds something else, or the Bento is not mlctl's; raises as
-    `unpack` does for one that was altered.
+    `read_contents` does for one that was altered.
     """
-    packed = unpack(bento.source)
+    packed = read_contents(bento.source)
     if bento.labels.get(DIGEST_LABEL) != packed.digest:
         raise MlctlError(
             ErrorCode.DIGEST_MISMATCH, f"{bento.tag} does not hold the models of its label"

@@ -11,7 +11,7 @@ from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
 from bundle.home import state_dir
 from services.runtime.bento_store import BentoInfo
-from services.runtime.signing import packages_of
+from services.runtime.signing import signing_requirements
 
 
 def requirements_of(bento: BentoInfo) -> list[str]:
@@ -25,7 +25,7 @@ def requirements_of(bento: BentoInfo) -> list[str]:
             ErrorCode.BENTO_NOT_FOUND, f"the Bento {bento.tag} does not say what it needs"
         )
     named = [line.strip() for line in path.read_text().splitlines() if line.strip()]
-    return [*named, *packages_of(bento.source)]
+    return [*named, *signing_requirements(bento.source)]
 
 
 def lock_for(

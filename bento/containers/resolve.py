@@ -33,7 +33,7 @@ def python_version() -> str:
 def resolve(requirements: Sequence[str], platform: Platform) -> Lock:
     """The lock of `requirements` for `platform`, from the index that pip is set up to use.
 
-    INDEX_UNAVAILABLE if that cannot be reached, INVALID_INPUT for a package without a wheel
+    PACKAGE_INDEX_UNAVAILABLE if that cannot be reached, INVALID_INPUT for a package without a wheel
     for the platform, RUNTIME_MISSING without pip. It takes a minute for a hundred packages.
     """
     if util.find_spec("pip") is None:
@@ -122,7 +122,7 @@ def _installed(package: Package) -> Message | None:
 def _failed(words: str, platform: Platform) -> MlctlError:
     if any(mark in words for mark in _OFFLINE):
         return MlctlError(
-            ErrorCode.INDEX_UNAVAILABLE,
+            ErrorCode.PACKAGE_INDEX_UNAVAILABLE,
             "the package index could not be reached, so the hashes of the wheels are not known",
         )
     missing = [line for line in words.splitlines() if _NO_WHEEL in line]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bento.manifests.plan import ManifestModel
 from bento.manifests.resources import Resources, guess, read_bench
-from services.runtime.bento_layout import BentoContents, unpack
+from services.runtime.bento_layout import BentoContents, read_contents
 from services.runtime.bento_store import BentoInfo
 
 
@@ -33,7 +33,7 @@ class Subject:
 
 def subject_of(bento: BentoInfo) -> Subject:
     """Verify the Bento and describe its models; raises as `bento_layout.unpack` does."""
-    packed = unpack(bento.path / "src")
+    packed = read_contents(bento.path / "src")
     manifests = [bundle.manifest for bundle in packed.bundles]
     return Subject(
         name=packed.name,

@@ -20,8 +20,8 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.files import scratch_directory, sha256_file, write_atomic
 from bundle.home import bento_home
 from bundle.manifest import FileEntry, Name, Sha256, canonical_json
-from bundle.paths import check_relative, refuse_link, resolve_inside
-from services.runtime.bento_layout import unpack
+from bundle.paths import check_relative, reject_link, resolve_inside
+from services.runtime.bento_layout import read_contents
 from services.runtime.bento_store import CONTENT_LABEL, DIGEST_LABEL, LATEST, BentoInfo, read_bento
 
 LISTING_NAME = "listing.json"
@@ -64,7 +64,7 @@ class Listing(BaseModel):
 def list_files(bento: BentoInfo) -> Listing:
     """What there is to send of a Bento; INVALID_INPUT for one that mlctl did not build."""
     digest = bento.labels.get(DIGEST_LABEL)
-    if digest is None or unpack(bento.source).digest != digest:
+    if digest is None or read_contents(bento.source).digest != digest:
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
             f"the Bento {bento.tag} is not one that mlctl built",
@@ -156,7 +156,7 @@ def take_in(root: Path, listing: Listing, *, force: bool = False) -> BentoInfo:
         raise MlctlError(
             ErrorCode.DIGEST_MISMATCH, f"the Bento is {bento.tag}, not {listing.tag} of the list"
         )
-    if unpack(bento.source).digest != listing.digest:
+    if read_contents(bento.source).digest != listing.digest:
         raise MlctlError(
             ErrorCode.DIGEST_MISMATCH, f"the bundles of {bento.tag} are not the ones of its label"
         )
@@ -192,7 +192,7 @@ def _walk(root: Path) -> Iterator[str]:
         for entry in (*subdirectories, *files):
             path = Path(directory, entry)
             name = path.relative_to(root).as_posix()
-            refuse_link(path, name)
+            reject_link(path, name)
             if entry in files:
                 yield check_relative(name)
 

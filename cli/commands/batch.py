@@ -46,7 +46,7 @@ def run(
     from services.batch.locations import without_password
     from services.batch.sinks import form_at, open_sink
     from services.batch.sources import open_source
-    from services.runtime.scorable import find_scorable, lasting_name
+    from services.runtime.scorable import absolute_reference, find_scorable
     from services.runtime.scorable import unit_rows as usual_unit_rows
 
     limit = ErrorLimit.parse(given["max_errors"])
@@ -67,7 +67,7 @@ def run(
     executor = choose_executor(
         given["executor"], given["threads"], given["ray_address"], given["ray_actors"]
     )
-    name, size = lasting_name(bento), given["batch_rows"]
+    name, size = absolute_reference(bento), given["batch_rows"]
     with stopping(output) as stop, watching(output) as watch:
         control = RunControl(limit, given["patience"], watch, stop, given["restart"])
         report = run_job(model, name, rows, sink, wanted, executor, control, size)

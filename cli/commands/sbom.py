@@ -34,7 +34,7 @@ def sbom(
     from bento.containers.locking import lock_for
     from bento.containers.sbom import sbom_of
     from bundle.files import write_atomic
-    from services.runtime.bento_layout import unpack
+    from services.runtime.bento_layout import read_contents
     from services.runtime.bento_store import find_bento
 
     found = find_bento(bento)
@@ -42,7 +42,7 @@ def sbom(
     if lock is None:
         output.note("Finding the hashes of the packages ...")
     locked = lock_for(found, target, lock)
-    document = sbom_of(found, unpack(found.source), locked, target)
+    document = sbom_of(found, read_contents(found.source), locked, target)
     if file is None:
         click.echo(document, nl=False)
         return

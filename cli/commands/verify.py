@@ -24,12 +24,12 @@ def verify(output: CommandOutput, what: str, public_key: Path | None) -> None:
     if there is no signature, or it is not by that key.
     """
     from bento.signed import find_signable
-    from services.runtime.signing import check
+    from services.runtime.signing import check_signature
 
     found = find_signable(what)
     if public_key is not None:
         for bundle, signature in found:
-            check(bundle, public_key, signature)
+            check_signature(bundle, public_key, signature)
     signed = public_key is not None
     if output.as_json:
         output.document(

@@ -16,7 +16,7 @@ from loadtest.inputs import grpc_request, infer_body
 from loadtest.parity.base import Arrays, Way, not_json
 from loadtest.target import Address
 from services.online.http.predict import ROUTE, argument_names, to_array
-from services.protocol.jsondata import decode_data
+from services.protocol.json_data import decode_data
 from services.protocol.messages import SERVICE, methods
 from services.protocol.wire import declare, decode_raw
 

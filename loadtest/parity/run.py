@@ -26,10 +26,10 @@ from loadtest.parity.tables import BatchWay
 from loadtest.runs import Protocols
 from loadtest.server import serving
 from services.online.settings import ServerSettings, load_settings
-from services.runtime.bento_layout import read_together
+from services.runtime.bento_layout import read_bento_manifest
 from services.runtime.bento_store import find_bento
 from services.runtime.golden import load_golden
-from services.runtime.pipeline_scorer import PipelineScorer, WholePipeline
+from services.runtime.pipeline_scorer import PipelineScorer, VerifiedPipeline
 from services.runtime.scorable import Scorable, bundles_of
 from services.runtime.scorer import Scorer, split_rows
 from services.runtime.warmup import tolerance
@@ -98,7 +98,7 @@ def run_parity(
 
 def open_served(model: Scorable, settings: ServerSettings) -> Scorer | PipelineScorer:
     """The scorer as a server has it, with calls of its size; of a pipeline those of its stages."""
-    if isinstance(model, WholePipeline):
+    if isinstance(model, VerifiedPipeline):
         return PipelineScorer(model, tuple(Scorer.open(each, settings) for each in model.stages))
     return Scorer.open(model, settings)
 
@@ -107,8 +107,7 @@ def is_exact(bundle: VerifiedBundle, settings: ServerSettings) -> bool:
     """Whether a request's bits may not depend on its way: the CPU's fp32, and no padding."""
     provider = settings.provider or bundle.manifest.variant.target
     precise = bundle.manifest.variant.precision == "fp32"
-    padded = bool(bundle.manifest.batching.pad) or bool(settings.pad_rows)
-    return provider == "cpu" and precise and not padded
+    return provider == "cpu" and precise and not bundle.manifest.batching.pad
 
 
 def ask(scorer: Scorer | PipelineScorer, data: str, inputs: Arrays) -> Iterator[ParityCase]:
@@ -150,7 +149,9 @@ def golden_inputs(model: Scorable) -> dict[str, np.ndarray]:
     found: dict[str, np.ndarray] = {}
     for bundle in bundles_of(model):
         for name, array in load_golden(bundle.path(GOLDEN_NAME))[0].items():
-            if not (isinstance(model, WholePipeline) and model.pipeline.origin(bundle.name, name)):
+            if not (
+                isinstance(model, VerifiedPipeline) and model.pipeline.origin(bundle.name, name)
+            ):
                 found.setdefault(name, array)
     if not model.signature.batched:
         return found
@@ -170,7 +171,7 @@ def _recorded(
 ) -> PathComparison:
     """What the source model answered to the golden rows, beside what this one does here."""
     largest = [each for each in asked if each.data == _GOLDEN][-1]
-    if isinstance(model, WholePipeline):
+    if isinstance(model, VerifiedPipeline):
         told = "nothing is recorded of a pipeline as a whole"
         return PathComparison("recorded", _GOLDEN, largest.size, PathVerdict.LEFT_OUT, detail=told)
     recorded = load_golden(model.path(GOLDEN_NAME))[1]
@@ -200,7 +201,7 @@ def _joined(parts: Sequence[Arrays]) -> dict[str, np.ndarray]:
 def _ways(bento: str, model: Scorable, ports: tuple[int, int]) -> Iterator[list[Way]]:
     # Stored answers are not the model's, and what it stores would be seen by others.
     settings = {"MLCTL_PRECOMPUTED": ""}
-    alone = read_together(find_bento(bento).source) is None
+    alone = read_bento_manifest(find_bento(bento).source) is None
     with tempfile.TemporaryDirectory(prefix="mlctl-parity-") as folder:
         log = Path(folder) / "log"
         with (

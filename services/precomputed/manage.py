@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from bundle.errors import ErrorCode, MlctlError
 from services.precomputed.base import Generation, PrecomputedStore, StoreError
-from services.precomputed.settings import load_place
+from services.precomputed.settings import read_store_location
 from services.precomputed.store_urls import list_names, open_store
 
 T = TypeVar("T")
@@ -16,7 +16,7 @@ T = TypeVar("T")
 def names() -> list[str]:
     """Return the names of all precomputed answers in the store."""
     try:
-        return list_names(load_place())
+        return list_names(read_store_location())
     except StoreError as error:
         raise _unavailable(error) from error
 
@@ -66,7 +66,7 @@ def rollback(name: str, digest: str | None, at: float) -> Generation:
 
 
 def _with_store(name: str, act: Callable[[PrecomputedStore, list[Generation]], T]) -> T:
-    store = open_store(name, load_place())
+    store = open_store(name, read_store_location())
     try:
         found = store.generations()
         if not found:

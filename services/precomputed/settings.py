@@ -9,10 +9,10 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from bundle.errors import ErrorCode, MlctlError
 from services.precomputed.base import NAME_PATTERN
-from services.precomputed.store_urls import check_place
+from services.precomputed.store_urls import check_location
 
 
-class PlaceSettings(BaseSettings):
+class StoreSettings(BaseSettings):
     """`precomputed_store` is where precomputed answers are: a redis:// or rediss:// URL, or the
     path of a folder; unset, the folder `precomputed` of $MLCTL_HOME."""
 
@@ -24,10 +24,10 @@ class PlaceSettings(BaseSettings):
         hide_input_in_errors=True,  # the URL of a store can contain a password
     )
 
-    precomputed_store: Annotated[str, AfterValidator(check_place)] | None = None
+    precomputed_store: Annotated[str, AfterValidator(check_location)] | None = None
 
 
-class PrecomputedSettings(PlaceSettings):
+class PrecomputedSettings(StoreSettings):
     """Which precomputed answers a server has; none if `precomputed`, their name, is unset.
 
     One that is older than `precomputed_ttl_s` is not used. A lookup over the network has
@@ -39,10 +39,10 @@ class PrecomputedSettings(PlaceSettings):
     precomputed_timeout_ms: Annotated[float, Field(gt=0, le=60_000)] = 20.0
 
 
-def load_place() -> str | None:
+def read_store_location() -> str | None:
     """Where this process's environment has precomputed answers; INVALID_INPUT if nowhere."""
     try:
-        return PlaceSettings().precomputed_store
+        return StoreSettings().precomputed_store
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         raise MlctlError(

@@ -16,7 +16,7 @@ from services.precomputed.sqlite import SqliteStore
 _REDIS_SCHEMES = ("redis", "rediss")
 
 
-def check_place(place: str) -> str:
+def check_location(place: str) -> str:
     """Return `place` if it is a folder or a Redis URL; ValueError otherwise."""
     scheme, separator, _rest = place.partition("://")
     if separator and scheme not in _REDIS_SCHEMES:
@@ -29,7 +29,7 @@ def check_place(place: str) -> str:
     return place
 
 
-def shown_place(place: str) -> str:
+def redact_location(place: str) -> str:
     """`place` for messages: without the user, the password and the options of a URL."""
     if "://" not in place:
         return place

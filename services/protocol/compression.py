@@ -21,8 +21,8 @@ CODINGS = ("gzip", "deflate")
 IDENTITY = "identity"
 # An answer of a few packets gains little from being smaller; the greatest takes about twenty
 # milliseconds of the event loop.
-PACK_FROM_BYTES = 4 << 10
-PACK_TO_BYTES = 2 << 20
+COMPRESS_FROM_BYTES = 4 << 10
+COMPRESS_TO_BYTES = 2 << 20
 # What the end of an answer must shrink to for the rest to be worth it: most tensors of floats
 # do not, and many clients ask for packing without knowing.
 _SAMPLE_BYTES = 2 << 10
@@ -118,7 +118,7 @@ def inflate(body: bytes, coding: str, limit: int) -> bytes:
     return inflater.result()
 
 
-async def inflate_apart(
+async def inflate_on_thread(
     body: bytes, coding: str, limit: int, charge: Callable[[int], None], pool: Executor | None
 ) -> bytes:
     """Inflate on a thread of `pool` (None: the loop's default), in turns with other bodies.
@@ -146,13 +146,13 @@ def accepted_coding(value: str) -> str | None:
     return best if weight > 0 and weight >= weights.get(IDENTITY, 0.0) else None
 
 
-def pack(body: bytes, accept: bytes) -> tuple[bytes, Headers]:
+def compress_response(body: bytes, accept: bytes) -> tuple[bytes, Headers]:
     """An answer's body in the coding that `accept`, an Accept-Encoding header, asks for.
 
     With the headers that say so. One that would not gain by it, or that is so large that
     other requests would wait for it, stays as it is.
     """
-    if not accept or not PACK_FROM_BYTES <= len(body) <= PACK_TO_BYTES:
+    if not accept or not COMPRESS_FROM_BYTES <= len(body) <= COMPRESS_TO_BYTES:
         return body, []
     coding = accepted_coding(accept.decode("latin-1"))
     if coding is None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bundle.errors import MlctlError
-from services.runtime.faults import is_of_inputs
+from services.runtime.run_errors import is_caused_by_inputs
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -48,7 +48,7 @@ def score_rows(
             parts.append(run({name: array[first:last] for name, array in inputs.items()}))
             good.append(np.arange(first, last))
         except MlctlError as error:
-            if not is_of_inputs(error):  # of the machine or ours: it ends the job
+            if not is_caused_by_inputs(error):  # of the machine or ours: it ends the job
                 raise
             if last - first > 1:
                 middle = (first + last) // 2

@@ -57,12 +57,12 @@ class LengthPadding:
         )
         return bucket, tuple(rest)
 
-    def level(self, requests: Sequence[Arrays]) -> list[Arrays]:
+    def pad_to_longest(self, requests: Sequence[Arrays]) -> list[Arrays]:
         """The requests, each padded to the length of the longest."""
         longest = max(self.length(inputs) or 0 for inputs in requests)
-        return [self.widen(inputs, longest) for inputs in requests]
+        return [self.pad_to(inputs, longest) for inputs in requests]
 
-    def widen(self, inputs: Arrays, length: int) -> Arrays:
+    def pad_to(self, inputs: Arrays, length: int) -> Arrays:
         """One request padded to `length`; as it is if it is not shorter."""
         own = self.length(inputs)
         if own is None or own >= length:
@@ -72,7 +72,7 @@ class LengthPadding:
             for name, array in inputs.items()
         }
 
-    def cut(self, outputs: Arrays, padded: int, own: int) -> Arrays:
+    def trim(self, outputs: Arrays, padded: int, own: int) -> Arrays:
         """The answer of a request of length `own` from one of length `padded`."""
         return {
             name: array[:, :own] if name in self._outputs and array.shape[1] == padded else array

@@ -46,7 +46,7 @@ class Pipeline(BaseModel):
         return found
 
 
-def plan(signatures: Signatures, maps: Sequence[str] = ()) -> Pipeline:
+def make_pipeline(signatures: Signatures, maps: Sequence[str] = ()) -> Pipeline:
     """The pipeline of the models in this order: an input is fed by the stage right before.
 
     Each of `maps`, "STAGE.INPUT=STAGE.OUTPUT", says it otherwise. INVALID_INPUT names the stage
@@ -63,11 +63,11 @@ def plan(signatures: Signatures, maps: Sequence[str] = ()) -> Pipeline:
         stage, tensor = _tensor(stages, left, text)
         feeds.setdefault(stage, {})[tensor] = _tensor(stages, right, text)
     made = Pipeline(stages=stages, feeds={stage: fed for stage, fed in feeds.items() if fed})
-    join(made, signatures)
+    pipeline_signature(made, signatures)
     return made
 
 
-def join(pipeline: Pipeline, signatures: Signatures) -> Signature:
+def pipeline_signature(pipeline: Pipeline, signatures: Signatures) -> Signature:
     """What the pipeline takes and gives; INVALID_INPUT if its stages do not fit each other."""
     if set(signatures) != set(pipeline.stages) or len(signatures) < len(pipeline.stages):
         raise _wrong("the stages of the pipeline are not the models of the Bento")
@@ -91,7 +91,7 @@ def join(pipeline: Pipeline, signatures: Signatures) -> Signature:
     return Signature(inputs=inputs, outputs=signatures[pipeline.stages[-1]].outputs)
 
 
-def of_stage(error: MlctlError, stage: str) -> MlctlError:
+def with_stage(error: MlctlError, stage: str) -> MlctlError:
     """The same error, which may be that of a whole batch, with the stage in its words.
 
     Its class and what else it tells, as when to try again, are kept.

@@ -15,8 +15,8 @@ import numpy as np
 from bundle.errors import MlctlError
 from bundle.tensors import Signature
 from bundle.verify import VerifiedBundle
-from services.runtime.forms import check_inputs
-from services.runtime.pipeline import Arrays, Pipeline, join, of_stage
+from services.runtime.input_checks import check_inputs
+from services.runtime.pipeline import Arrays, Pipeline, pipeline_signature, with_stage
 
 if TYPE_CHECKING:
     from services.runtime.bento_layout import BentoContents
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class WholePipeline:
+class VerifiedPipeline:
     """The verified bundles of a pipeline's stages, in their order; `digest` is the Bento's."""
 
     name: str
@@ -34,13 +34,14 @@ class WholePipeline:
     stages: tuple[VerifiedBundle, ...]
 
     @classmethod
-    def of(cls, packed: BentoContents) -> WholePipeline | None:
+    def of(cls, packed: BentoContents) -> VerifiedPipeline | None:
         """The pipeline of a Bento; None if its models are none."""
-        pipeline = None if packed.together is None else packed.together.pipeline
+        pipeline = None if packed.bento_manifest is None else packed.bento_manifest.pipeline
         if pipeline is None:
             return None
         bundles = {bundle.name: bundle for bundle in packed.bundles}
-        signature = join(pipeline, {name: each.signature for name, each in bundles.items()})
+        signatures = {name: each.signature for name, each in bundles.items()}
+        signature = pipeline_signature(pipeline, signatures)
         stages = tuple(bundles[stage] for stage in pipeline.stages)
         return cls(packed.name, packed.digest, signature, pipeline, stages)
 
@@ -51,7 +52,7 @@ class PipelineScorer:
     Between the stages are at most `max_rows` rows, as many as the most careful of them takes.
     """
 
-    def __init__(self, whole: WholePipeline, stages: tuple[Scorer, ...]) -> None:
+    def __init__(self, whole: VerifiedPipeline, stages: tuple[Scorer, ...]) -> None:
         """`stages` are the scorers of `whole.stages`."""
         self.name = whole.name
         self.digest = whole.digest
@@ -59,7 +60,7 @@ class PipelineScorer:
         self.batched = whole.signature.batched
         self.joinable = all(stage.joinable for stage in stages)
         self.max_rows = min(stage.max_rows for stage in stages)
-        self.shared = all(stage.shared for stage in stages)
+        self.thread_safe = all(stage.thread_safe for stage in stages)
         # What runs on a device decides how the others are arranged around it.
         devices = (stage.provider for stage in stages if stage.provider != "cpu")
         self.provider = next(devices, "cpu")
@@ -92,6 +93,6 @@ class PipelineScorer:
                 outputs = stage.run(given)
             except MlctlError as error:
                 # What the runtime said is looked for right behind the error.
-                raise of_stage(error, stage.name) from (error.__cause__ or error)
+                raise with_stage(error, stage.name) from (error.__cause__ or error)
             made[stage.name] = outputs
         return outputs

@@ -16,9 +16,8 @@ from packaging.version import InvalidVersion, Version
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import TRANSFORM_REQUIREMENTS
-from bundle.packages import RUNTIMES, install_hint, installed_version
+from bundle.packages import RUNTIMES, install_hint, installed_version, require_onnxruntime
 from bundle.verify import VerifiedBundle
-from services.runtime.installed import require_onnxruntime
 
 # What the image needs and no more: neither torch nor mlflow. BentoML adds itself, pinned.
 REQUIREMENTS = (
@@ -42,7 +41,7 @@ class RuntimeFlavor(StrEnum):
     TRT = "trt"
 
 
-def pinned(
+def pin_requirements(
     bundles: Sequence[VerifiedBundle] = (),
     flavour: RuntimeFlavor | None = None,
     installed: Installed = installed_version,
@@ -67,12 +66,12 @@ def pinned(
     for name, pin in _runtime(flavour, installed):
         pins[name] = pin
     for bundle in bundles:
-        for line in of_bundle(bundle):
+        for line in transform_requirements(bundle):
             _add(pins, line, bundle.manifest.name)
     return sorted(pins.values())
 
 
-def of_bundle(bundle: VerifiedBundle) -> tuple[str, ...]:
+def transform_requirements(bundle: VerifiedBundle) -> tuple[str, ...]:
     """The lines of the transform's requirements; none without that file."""
     if all(entry.path != TRANSFORM_REQUIREMENTS for entry in bundle.manifest.files):
         return ()

@@ -13,13 +13,13 @@ from bundle.manifest import MODEL_NAME
 from bundle.tensors import DYNAMIC, Datatype, TensorSpec
 from bundle.verify import VerifiedBundle, verify
 from services.runtime.bento_layout import (
+    expected_digest,
     is_bundle,
-    labelled_digest,
     model_folder,
-    read_together,
-    unpack,
+    read_bento_manifest,
+    read_contents,
 )
-from services.runtime.pipeline_scorer import PipelineScorer, WholePipeline
+from services.runtime.pipeline_scorer import PipelineScorer, VerifiedPipeline
 from services.runtime.settings import RuntimeSettings, read_environment
 from services.runtime.signing import require_signed
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from services.runtime.scorer import Scorer
 
 # What rows can be scored with.
-Scorable = VerifiedBundle | WholePipeline
+Scorable = VerifiedBundle | VerifiedPipeline
 # A unit's inputs; what is larger than usual, such as pictures, comes in fewer rows.
 _UNIT_BYTES = 32 << 20
 _UNIT_ROWS = 20_000
@@ -51,7 +51,7 @@ def find_model(reference: str) -> VerifiedBundle:
 def find_scorable(reference: str) -> Scorable:
     """What `find_model` finds, and a pipeline as a whole where that refuses it."""
     source = _whole_source(reference)
-    whole = None if source is None else WholePipeline.of(unpack(source))
+    whole = None if source is None else VerifiedPipeline.of(read_contents(source))
     if whole is None:
         return find_model(reference)
     for bundle in whole.stages:
@@ -65,12 +65,12 @@ def _whole_source(reference: str) -> Path | None:
 
     source = Path(reference) / "src"
     if is_bundle(Path(reference)) or is_bundle(model_folder(source)):
-        return source if read_together(source) else None
+        return source if read_bento_manifest(source) else None
     tag, _, name = reference.partition("/")
     bento = find_bento(tag)
-    if name not in ("", bento.tag.partition(":")[0]) or not read_together(bento.source):
+    if name not in ("", bento.tag.partition(":")[0]) or not read_bento_manifest(bento.source):
         return None
-    labelled_digest(bento.source, bento.labels.get(DIGEST_LABEL))
+    expected_digest(bento.source, bento.labels.get(DIGEST_LABEL))
     return bento.source
 
 
@@ -93,7 +93,7 @@ def _find(reference: str) -> VerifiedBundle:
             f"the Bento {bento.tag} holds no bundle: it was not made by mlctl",
             "`mlctl build NAME` makes one.",
         )
-    bundle = verify(folder, labelled_digest(bento.source, bento.labels.get(DIGEST_LABEL), name))
+    bundle = verify(folder, expected_digest(bento.source, bento.labels.get(DIGEST_LABEL), name))
     if name not in ("", bundle.manifest.name):
         raise MlctlError(
             ErrorCode.MODEL_NOT_FOUND,
@@ -104,7 +104,7 @@ def _find(reference: str) -> VerifiedBundle:
 
 def _refuse_pipeline(source: Path) -> None:
     """UNSUPPORTED_MODEL if that is a pipeline's Bento, which `find_scorable` finds as a whole."""
-    together = read_together(source)
+    together = read_bento_manifest(source)
     if together is not None and together.pipeline is not None:
         stages = together.pipeline.stages
         raise MlctlError(
@@ -114,7 +114,7 @@ def _refuse_pipeline(source: Path) -> None:
         )
 
 
-def lasting_name(reference: str) -> str:
+def absolute_reference(reference: str) -> str:
     """`reference` so that it means the same in any working directory: a folder's full path."""
     return str(Path(reference).resolve()) if Path(reference).is_dir() else reference
 
@@ -142,11 +142,9 @@ def open_scorer(bundle: VerifiedBundle, batch_rows: int | None = None) -> Scorer
 
     # The calls of a job have all the same size but for the last one, which need not be the
     # largest of the bundle's sizes: there is nothing to pad to, and no graph for it.
-    given = read_environment(RuntimeSettings)
-    update: dict[str, object] = {"cuda_graphs": False}
-    if (given.provider or bundle.manifest.variant.target) == "cuda" and given.pad_rows is None:
-        update["pad_rows"] = False
-    scorer = Scorer.open(bundle, given.model_copy(update=update))
+    settings = read_environment(RuntimeSettings).model_copy(update={"cuda_graphs": False})
+    on_cuda = (settings.provider or bundle.manifest.variant.target) == "cuda"
+    scorer = Scorer.open(bundle, settings, pad_rows=False if on_cuda else None)
     rows = batch_rows or _call_rows(bundle, scorer.provider)
     if scorer.provider == "tensorrt":  # an engine takes no more than it was built for
         rows = min(rows, scorer.max_rows)
@@ -156,20 +154,20 @@ def open_scorer(bundle: VerifiedBundle, batch_rows: int | None = None) -> Scorer
 
 def open_scorable(model: Scorable, batch_rows: int | None = None) -> Scorer | PipelineScorer:
     """The scorer of a model, or those of a pipeline as one; see `open_scorer`."""
-    if isinstance(model, WholePipeline):
+    if isinstance(model, VerifiedPipeline):
         return PipelineScorer(model, tuple(open_scorer(each, batch_rows) for each in model.stages))
     return open_scorer(model, batch_rows)
 
 
 def bundles_of(model: Scorable) -> tuple[VerifiedBundle, ...]:
     """The one of a model, or those of a pipeline's stages in their order."""
-    return model.stages if isinstance(model, WholePipeline) else (model,)
+    return model.stages if isinstance(model, VerifiedPipeline) else (model,)
 
 
-def verify_at(model: Scorable, place: Callable[[VerifiedBundle], Path]) -> Scorable:
+def verify_copies(model: Scorable, place: Callable[[VerifiedBundle], Path]) -> Scorable:
     """The same model with its bundles where `place` says, proved anew; `verify`'s errors."""
     found = tuple(verify(place(bundle), bundle.digest) for bundle in bundles_of(model))
-    return replace(model, stages=found) if isinstance(model, WholePipeline) else found[0]
+    return replace(model, stages=found) if isinstance(model, VerifiedPipeline) else found[0]
 
 
 def _call_rows(bundle: VerifiedBundle, provider: str) -> int:

@@ -19,11 +19,16 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import GOLDEN_NAME, MODEL_NAME, InputConstraints, Manifest
 from bundle.tensors import Datatype, TensorSpec
 from bundle.verify import VerifiedBundle
-from services.runtime.faults import InputRejectedError, ModelRunError, RunError, lacks_memory
-from services.runtime.forms import check_inputs, check_lengths, check_ranges
+from services.runtime.cuda_graphs import open_cuda_graphs
 from services.runtime.golden import load_golden
-from services.runtime.graphs import open_graphed
+from services.runtime.input_checks import check_inputs, check_lengths, check_ranges
 from services.runtime.padding import RowPaddedSession
+from services.runtime.run_errors import (
+    InputRejectedError,
+    ModelRunError,
+    RunError,
+    is_out_of_memory,
+)
 from services.runtime.session import Session, open_session
 from services.runtime.settings import RuntimeSettings
 from services.runtime.transform import Transform, TransformError, load_transform
@@ -64,8 +69,13 @@ class Scorer:
         self._model_outputs = manifest.model_signature.outputs
 
     @classmethod
-    def open(cls, bundle: VerifiedBundle, settings: RuntimeSettings) -> Scorer:
-        """Load the model, and the transform if there is one, of a bundle that was verified."""
+    def open(
+        cls, bundle: VerifiedBundle, settings: RuntimeSettings, *, pad_rows: bool | None = None
+    ) -> Scorer:
+        """Load the model of a verified bundle, and its transform if there is one.
+
+        `pad_rows` pads batches to the bundle's sizes; None does so on CUDA and TensorRT only.
+        """
         signature = bundle.manifest.model_signature
         for spec in (*signature.inputs, *signature.outputs):
             if spec.dtype is Datatype.BF16:
@@ -84,13 +94,13 @@ class Scorer:
                     f"MLCTL_CUDA_GRAPHS is for the provider cuda, not for {provider}",
                     "Unset it, or serve with MLCTL_PROVIDER=cuda.",
                 )
-            session = open_graphed(model, signature, batching, threads)
+            session = open_cuda_graphs(model, signature, batching, threads)
         else:
             session = open_session(
-                model, provider, threads, batching=batching, engine=settings.engine
+                model, provider, threads, batching=batching, lengths=settings.lengths
             )
         fixed = provider in _FIXED_SHAPES
-        wants_fixed = fixed if settings.pad_rows is None else settings.pad_rows
+        wants_fixed = fixed if pad_rows is None else pad_rows
         if wants_fixed and bundle.manifest.signature.batched and batching.row_independent:
             session = RowPaddedSession(session, batching.buckets)
         transform, golden = load_transform(bundle), bundle.path(GOLDEN_NAME)
@@ -123,7 +133,7 @@ class Scorer:
             return self._transform.postprocess(self._infer(prepared))
 
     @property
-    def shared(self) -> bool:
+    def thread_safe(self) -> bool:
         """Whether several threads may `run` it at once: on the CPU, without a transform.
 
         ONNX Runtime takes concurrent runs of one session; of a user's functions nobody knows.
@@ -194,7 +204,7 @@ class Scorer:
             raise self._failed("the transform of ", error) from error
 
     def _failed(self, part: str, error: Exception) -> ModelRunError:
-        how = "ran out of memory" if lacks_memory(error) else "failed"
+        how = "ran out of memory" if is_out_of_memory(error) else "failed"
         return ModelRunError(f"{part}model {self.name!r} {how} on these inputs")
 
     def _blame(self, error: RunError) -> MlctlError:

@@ -20,11 +20,11 @@ import numpy as np
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import Batching
+from bundle.packages import require_onnxruntime
 from bundle.tensors import DYNAMIC
-from services.runtime.faults import run_error
-from services.runtime.graph import Graph, read_graph
-from services.runtime.installed import require_onnxruntime
-from services.runtime.tensorrt.options import EngineOptions
+from services.runtime.onnx_graph import Graph, read_graph
+from services.runtime.run_errors import run_error
+from services.runtime.tensorrt.profile import DEFAULT_LENGTHS, SizeRange
 from services.runtime.tensorrt.provider import PROVIDER as TENSORRT
 from services.runtime.tensorrt.provider import Providers, prepare_providers
 
@@ -86,7 +86,7 @@ def open_session(
     threads: int = 1,
     *,
     batching: Batching | None = None,
-    engine: EngineOptions | None = None,
+    lengths: SizeRange = DEFAULT_LENGTHS,
     graphs: bool = False,
 ) -> OnnxSession:
     """Load the ONNX file `model` on `provider`: cpu, cuda or tensorrt.
@@ -101,7 +101,7 @@ def open_session(
     require_onnxruntime()
     graphs = graphs and provider == "cuda"
     if provider == TENSORRT:
-        chain: Providers = prepare_providers(model, batching, engine or EngineOptions())
+        chain: Providers = prepare_providers(model, batching, lengths)
     elif provider in _PROVIDERS:
         graph = read_graph(model)
         options = _cuda_options(graph, graphs=graphs) if provider == "cuda" else {}

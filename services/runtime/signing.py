@@ -32,7 +32,7 @@ def signature_in(source: Path, name: str) -> Path:
     return source / SIGNATURES_FOLDER / f"{name}.sig"
 
 
-def packages_of(source: Path) -> list[str]:
+def signing_requirements(source: Path) -> list[str]:
     """`package==version` of what proves the signatures of a Bento; none if it has none.
 
     RUNTIME_MISSING if they are not installed here.
@@ -69,7 +69,7 @@ def sign(bundle: VerifiedBundle, key: Path, signature: Path, password: str | Non
         write_atomic(signature, made.read_bytes())
 
 
-def check(bundle: VerifiedBundle, public_key: Path, signature: Path) -> None:
+def check_signature(bundle: VerifiedBundle, public_key: Path, signature: Path) -> None:
     """Prove that `signature` is that of exactly this bundle under the PEM file `public_key`.
 
     SIGNATURE_INVALID if it is missing or is not, INVALID_INPUT if the key cannot be used,
@@ -106,7 +106,7 @@ def require_signed(bundle: VerifiedBundle, public_key: Path | None) -> None:
         return
     root, name = bundle.root, bundle.manifest.name
     places = [signature_in(source, name) for source in (root.parent, root.parent.parent)]
-    check(bundle, public_key, next(filter(Path.is_file, places), signature_beside(root)))
+    check_signature(bundle, public_key, next(filter(Path.is_file, places), signature_beside(root)))
 
 
 def _require_key(key: Path) -> None:

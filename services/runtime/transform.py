@@ -26,8 +26,8 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import TRANSFORM_NAME
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle
-from services.runtime.forms import misfit
-from services.runtime.requirements import check_installed, of_bundle
+from services.runtime.input_checks import describe_mismatch
+from services.runtime.requirements import check_installed, transform_requirements
 
 Arrays = Mapping[str, np.ndarray]
 Pieces = Generator[dict[str, np.ndarray], None, None]
@@ -48,7 +48,7 @@ def load_transform(bundle: VerifiedBundle) -> Transform | None:
     manifest = bundle.manifest
     if manifest.transform is None:
         return None
-    check_installed(of_bundle(bundle))
+    check_installed(transform_requirements(bundle))
     try:
         module = load_module(bundle.path(TRANSFORM_NAME), f"mlctl_transform_{bundle.digest}")
         return Transform(module, manifest.signature, manifest.model_signature)
@@ -273,7 +273,7 @@ def _read_only(array: np.ndarray) -> np.ndarray:
 def _wrong_form(spec: TensorSpec, value: object, rows: int | None) -> str | None:
     if not isinstance(value, np.ndarray):
         return f"tensor {spec.name!r}: it is a {type(value).__name__}, expected an array"
-    if reason := misfit(spec, value):
+    if reason := describe_mismatch(spec, value):
         return reason
     if rows is not None and value.shape[0] != rows:
         return f"tensor {spec.name!r}: it has {value.shape[0]} rows, expected {rows}"

@@ -11,9 +11,9 @@ from bundle.clock import Clock
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import GOLDEN_NAME, Evidence
 from bundle.verify import VerifiedBundle
-from services.runtime.faults import is_of_inputs
 from services.runtime.golden import load_golden
 from services.runtime.padding import LengthPadding
+from services.runtime.run_errors import is_caused_by_inputs
 from services.runtime.scorer import Scorer, join_rows, split_rows
 
 # The golden rows are some of those that the evidence was measured on, so its largest error
@@ -59,9 +59,9 @@ def check_padding(scorer: Scorer, lengths: LengthPadding, inputs: Mapping[str, n
     }
     try:
         alone = scorer.run(short)
-        padded = lengths.cut(scorer.run(lengths.widen(short, whole)), whole, half)
+        padded = lengths.trim(scorer.run(lengths.pad_to(short, whole)), whole, half)
     except MlctlError as error:
-        if not is_of_inputs(error):
+        if not is_caused_by_inputs(error):
             raise
         raise MlctlError(
             ErrorCode.PARITY_FAILED,

@@ -22,7 +22,7 @@ from bundle.verify import VerifiedBundle
 from services.online.server.service_bundle import find_trusted_bundles
 from services.online.settings import ServerSettings
 from services.runtime.bento_store import BentoInfo, find_bento
-from services.runtime.signing import check, sign, signature_beside, signature_in
+from services.runtime.signing import check_signature, sign, signature_beside, signature_in
 from tests.support.bundles import make_bundle
 from tests.support.keys import make_pair
 
@@ -51,13 +51,13 @@ def code_of(function: Callable[[], object]) -> ErrorCode:
 def test_a_signature_holds_for_its_bundle_and_its_key_only(
     bundle: VerifiedBundle, keys: tuple[Path, Path], signed: Path, tmp_path: Path
 ) -> None:
-    check(bundle, keys[1], signed)
+    check_signature(bundle, keys[1], signed)
     stranger = make_pair(tmp_path / "stranger")[1]
-    assert code_of(lambda: check(bundle, stranger, signed)) is ErrorCode.SIGNATURE_INVALID
+    assert code_of(lambda: check_signature(bundle, stranger, signed)) is ErrorCode.SIGNATURE_INVALID
     other = make_bundle(tmp_path / "other", scale=3.0)
-    assert code_of(lambda: check(other, keys[1], signed)) is ErrorCode.SIGNATURE_INVALID
+    assert code_of(lambda: check_signature(other, keys[1], signed)) is ErrorCode.SIGNATURE_INVALID
     signed.unlink()
-    assert code_of(lambda: check(bundle, keys[1], signed)) is ErrorCode.SIGNATURE_INVALID
+    assert code_of(lambda: check_signature(bundle, keys[1], signed)) is ErrorCode.SIGNATURE_INVALID
 
 
 def test_it_covers_every_file(
@@ -65,7 +65,7 @@ def test_it_covers_every_file(
 ) -> None:
     with (bundle.root / EVIDENCE_NAME).open("a") as file:
         file.write(" ")
-    assert code_of(lambda: check(bundle, keys[1], signed)) is ErrorCode.SIGNATURE_INVALID
+    assert code_of(lambda: check_signature(bundle, keys[1], signed)) is ErrorCode.SIGNATURE_INVALID
 
 
 def test_what_it_says_cannot_be_changed(
@@ -79,7 +79,7 @@ def test_what_it_says_cannot_be_changed(
     assert forged != said
     document["dsseEnvelope"]["payload"] = b64encode(forged.encode()).decode()
     signed.write_text(json.dumps(document))
-    assert code_of(lambda: check(other, keys[1], signed)) is ErrorCode.SIGNATURE_INVALID
+    assert code_of(lambda: check_signature(other, keys[1], signed)) is ErrorCode.SIGNATURE_INVALID
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff\xfe", b'{"dsseEnvelope": {}}'])
@@ -88,7 +88,7 @@ def test_rubbish_is_no_signature(
 ) -> None:
     path = tmp_path / "rubbish.sig"
     path.write_bytes(content)
-    assert code_of(lambda: check(bundle, keys[1], path)) is ErrorCode.SIGNATURE_INVALID
+    assert code_of(lambda: check_signature(bundle, keys[1], path)) is ErrorCode.SIGNATURE_INVALID
 
 
 def test_a_key_with_a_password(bundle: VerifiedBundle, tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_key_with_a_password(bundle: VerifiedBundle, tmp_path: Path) -> None:
         assert refused is ErrorCode.INVALID_INPUT
     assert not signature.exists()
     sign(bundle, private, signature, PASSWORD)
-    check(bundle, public, signature)
+    check_signature(bundle, public, signature)
 
 
 def test_a_file_that_is_no_key_is_told(
@@ -107,8 +107,11 @@ def test_a_file_that_is_no_key_is_told(
 ) -> None:
     assert code_of(lambda: sign(bundle, keys[1], signed)) is ErrorCode.INVALID_INPUT
     assert code_of(lambda: sign(bundle, tmp_path / "none", signed)) is ErrorCode.INVALID_INPUT
-    assert code_of(lambda: check(bundle, keys[0], signed)) is ErrorCode.INVALID_INPUT
-    assert code_of(lambda: check(bundle, tmp_path / "none", signed)) is ErrorCode.INVALID_INPUT
+    assert code_of(lambda: check_signature(bundle, keys[0], signed)) is ErrorCode.INVALID_INPUT
+    assert (
+        code_of(lambda: check_signature(bundle, tmp_path / "none", signed))
+        is ErrorCode.INVALID_INPUT
+    )
 
 
 def test_a_server_of_a_bundle_loads_only_what_is_signed(
@@ -154,7 +157,7 @@ def test_a_bento_carries_its_signatures_and_what_proves_them(
 def test_a_server_that_asks_for_a_signature_does_not_start_without(
     bento: BentoInfo, keys: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """The server's own check, in a process that no command of mlctl started."""
+    """The server's own check_signature, in a process that no command of mlctl started."""
     environment = {**os.environ, "MLCTL_REQUIRE_SIGNATURE": str(keys[1]), "PYTHONSAFEPATH": "1"}
     done = subprocess.run(
         [sys.executable, "-m", "bentoml", "serve", str(bento.path), "--port", "0"],

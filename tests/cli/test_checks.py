@@ -18,9 +18,8 @@ from cli.checks import (
 )
 from services.precomputed.base import GenerationCommit, PrecomputedRow
 from services.precomputed.store_urls import open_store
-from services.runtime.tensorrt import devices
-from services.runtime.tensorrt import installed as tensorrt
-from services.runtime.tensorrt.devices import Gpu
+from services.runtime.tensorrt import machine as tensorrt
+from services.runtime.tensorrt.machine import Gpu
 
 GPU = Gpu("NVIDIA L4", "8.9", "580.65.06")
 
@@ -105,7 +104,7 @@ def test_tensorrt_needs_a_gpu_and_the_runtimes_major(
     if gpu is None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     else:
-        monkeypatch.setattr(devices, "find_gpu", lambda: gpu)
+        monkeypatch.setattr(tensorrt, "find_gpu", lambda: gpu)
     finding = check_tensorrt()
     assert finding.severity is severity
     assert said in finding.message

@@ -25,7 +25,7 @@ from rollout.domain.verdict import Action, Gate, Verdict
 from rollout.journal import paths as places
 from rollout.journal import records
 from rollout.journal.journal import Journal
-from services.runtime.bento_layout import pack
+from services.runtime.bento_layout import combine_bundles
 from tests.support.bundles import make_bundle
 
 
@@ -40,10 +40,10 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def put(store: Path, version: str, *bundles: VerifiedBundle) -> str:
     """Lay a Bento named `shop` out by hand, as BentoML does it; its tag."""
     place = store / "bentos" / "shop" / version
-    packed = pack(bundles, "shop" if len(bundles) > 1 else None)
+    packed = combine_bundles(bundles, "shop" if len(bundles) > 1 else None)
     for folder, bundle in packed.folders():
         shutil.copytree(bundle.root, place / "src" / folder)
-    for name, text in packed.notes().items():
+    for name, text in packed.digest_files().items():
         (place / "src" / name).write_bytes(text)
     labels = {"digest": packed.digest, "model": "m", "version": "1", "source": "models:/m/1"}
     document = {"labels": {f"mlctl.{name}": text for name, text in labels.items()}}

@@ -10,7 +10,7 @@ from bundle.errors import ErrorCode, MlctlError
 from optimize import device as place
 from optimize.device import RunDevice, find_place
 from optimize.recipes.base import Target
-from services.runtime.tensorrt.devices import Gpu
+from services.runtime.tensorrt.machine import Gpu
 
 GRAPH = Path("model.onnx")
 DEVICE = "NVIDIA H200 (compute 9.0)"

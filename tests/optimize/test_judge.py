@@ -25,7 +25,7 @@ from optimize.recipes.quantize.edit import read_graph
 from optimize.recipes.quantize.layers import find_layers
 from optimize.recipes.quantize.methods import Dynamic
 from optimize.variant import Measured
-from services.runtime.faults import RunError
+from services.runtime.run_errors import RunError
 from services.runtime.session import Session, open_session
 from tests.optimize.recipes.quantize.nets import product_net, save_net, token_rows
 from tests.support.sessions import FunctionSession

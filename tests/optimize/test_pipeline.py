@@ -314,7 +314,7 @@ def test_a_pickled_model_is_refused_or_marked_in_the_manifest(
 ) -> None:
     with pytest.raises(MlctlError) as caught:
         run("shifting", pairs, catalog)
-    assert caught.value.code is ErrorCode.PICKLE_REFUSED
+    assert caught.value.code is ErrorCode.PICKLE_REJECTED
     result = run("shifting", pairs, catalog, allow_pickle=True)
     assert result.bundle.manifest.source.pickle_allowed
 

@@ -67,7 +67,7 @@ def test_what_is_missing_is_named_with_what_exists(catalog: MlflowCatalog) -> No
 
 
 def test_a_pickle_is_refused_unless_allowed(catalog: MlflowCatalog) -> None:
-    assert "models:/branchy/1" in refused(ErrorCode.PICKLE_REFUSED, "branchy", catalog)
+    assert "models:/branchy/1" in refused(ErrorCode.PICKLE_REJECTED, "branchy", catalog)
     source = catalog.resolve("branchy", allow_pickle=True)
     assert source.flavor is Flavor.PICKLE
     assert source.pickle_allowed

@@ -72,7 +72,7 @@ _BY_CODE: dict[str, type[ModelError]] = {
     "not_permitted": AccessError,
     "not_found": NotFoundError,
     "model_not_found": NotFoundError,
-    "key_not_found": NotFoundError,
+    "no_precomputed_answer": NotFoundError,
     "deadline_exceeded": DeadlineError,
     "unavailable": UnavailableError,
     "not_ready": UnavailableError,

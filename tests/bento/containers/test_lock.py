@@ -136,7 +136,7 @@ def test_an_index_that_cannot_be_reached_is_told_with_the_way_out(
     monkeypatch.setenv("PIP_RETRIES", "1")
     with pytest.raises(MlctlError, match="could not be reached") as caught:
         resolve(["numpy==2.0"], Platform.AMD64)
-    assert caught.value.code is ErrorCode.INDEX_UNAVAILABLE
+    assert caught.value.code is ErrorCode.PACKAGE_INDEX_UNAVAILABLE
     assert "--lock" in caught.value.hint
 
 

@@ -69,7 +69,7 @@ def test_what_does_not_fit_together(make: Any) -> None:
 
 
 def test_settings_are_those_of_the_server() -> None:
-    given = ("MLCTL_WORKERS=2", "MLCTL_TRT_LENGTHS=1:2:3", "MLCTL_PAD_ROWS=yes")
+    given = ("MLCTL_WORKERS=2", "MLCTL_TENSORRT_LENGTHS=1:2:3", "MLCTL_CUDA_GRAPHS=yes")
     assert settings_of(given) == dict(each.split("=") for each in given)
 
 

@@ -20,7 +20,7 @@ from loadtest.parity.streams import StreamWay
 from loadtest.parity.tables import BatchWay
 from loadtest.target import Address
 from services.online.settings import ServerSettings, load_settings
-from services.runtime.pipeline_scorer import WholePipeline
+from services.runtime.pipeline_scorer import VerifiedPipeline
 from services.runtime.scorable import Scorable
 from services.runtime.scorer import Scorer
 from tests.support.bundles import expected, make_bundle
@@ -127,7 +127,7 @@ def test_rows_that_the_model_does_not_take_are_no_answer(
 
 
 def test_a_batch_and_a_stream_of_a_pipeline_have_the_bits_of_its_stages(tmp_path: Path) -> None:
-    model = WholePipeline.of(make_pair_pipeline(tmp_path))
+    model = VerifiedPipeline.of(make_pair_pipeline(tmp_path))
     assert model is not None
     golden = golden_inputs(model)
     # The first stage has eight rows, the second one only four of what it takes from the caller.
@@ -144,7 +144,7 @@ def test_a_batch_and_a_stream_of_a_pipeline_have_the_bits_of_its_stages(tmp_path
 
 
 def test_a_stage_of_other_answers_is_told_of_a_pipeline(tmp_path: Path) -> None:
-    model = WholePipeline.of(make_pair_pipeline(tmp_path / "made"))
+    model = VerifiedPipeline.of(make_pair_pipeline(tmp_path / "made"))
     assert model is not None
     first = make_bundle(tmp_path / "other", name="first", features=2, scale=3.0)
     other = replace(model, stages=(first, model.stages[1]))
@@ -168,4 +168,3 @@ def test_what_json_has_no_word_for_is_left_out(shared_bundle: VerifiedBundle) ->
 def test_only_the_cpu_in_fp32_is_held_to_the_bit(shared_bundle: VerifiedBundle) -> None:
     assert is_exact(shared_bundle, ServerSettings())
     assert not is_exact(shared_bundle, ServerSettings(provider="cuda"))
-    assert not is_exact(shared_bundle, ServerSettings(pad_rows=True))

@@ -36,7 +36,7 @@ def test_a_pickle_inside_of_a_pt2_archive_is_never_run(
         archive.writestr(f"{folder}/data/constants/custom_obj_0", payload)
     with pytest.raises(MlctlError) as caught:
         load_reference(replace(source, artifacts=root, model_path=root))
-    assert caught.value.code is ErrorCode.PICKLE_REFUSED
+    assert caught.value.code is ErrorCode.PICKLE_REJECTED
     assert not touched.exists()
 
 
@@ -48,7 +48,7 @@ def test_a_damaged_archive_is_refused(catalog: MlflowCatalog, tmp_path: Path) ->
     (root / "data" / "model.pt2").write_bytes(b"not an archive")
     with pytest.raises(MlctlError) as caught:
         load_reference(replace(source, artifacts=root, model_path=root))
-    assert caught.value.code in (ErrorCode.UNSUPPORTED_MODEL, ErrorCode.PICKLE_REFUSED)
+    assert caught.value.code in (ErrorCode.UNSUPPORTED_MODEL, ErrorCode.PICKLE_REJECTED)
 
 
 class Half(nn.Module):

@@ -108,7 +108,7 @@ def test_without_the_package_nothing_is_claimed(
     ("cause", "ok"),
     [
         (Cause.CRASHED, False),
-        (Cause.REFUSED, False),
+        (Cause.REJECTED, False),
         (Cause.TIMED_OUT, None),
         (Cause.UNAVAILABLE, None),
     ],

@@ -11,11 +11,11 @@ from click.testing import CliRunner
 from bundle.errors import ErrorCode, MlctlError
 from cli.commands.precomputed import precomputed
 from services.online.settings import load_settings
-from services.precomputed.settings import load_place
-from services.precomputed.store_urls import shown_place
+from services.precomputed.settings import read_store_location
+from services.precomputed.store_urls import redact_location
 
 
-@pytest.mark.parametrize("load", [load_place, load_settings])
+@pytest.mark.parametrize("load", [read_store_location, load_settings])
 @pytest.mark.parametrize(
     "url", ["mysql://me:geheim@h/0", "redis://me:ge/heim@h:6379/0", "redis://me:ge?heim@h/0"]
 )
@@ -43,5 +43,5 @@ def test_precomputed_command__store_is_away__does_not_show_its_password(
 
 
 def test_shown_place__url__keeps_only_scheme_host_and_path() -> None:
-    assert shown_place("rediss://me:geheim@h:6380/1?password=x") == "rediss://h:6380/1"
-    assert shown_place("/srv/answers") == "/srv/answers"
+    assert redact_location("rediss://me:geheim@h:6380/1?password=x") == "rediss://h:6380/1"
+    assert redact_location("/srv/answers") == "/srv/answers"

@@ -177,7 +177,9 @@ def test_a_batch_into_a_shared_store_is_served_and_missed_without_it(
         np.testing.assert_allclose(answer.y, expected(x[[7, 299]]), rtol=1e-6)
         mixed = await ask([7, "new"], x[:2].tolist())
         assert mixed.parameters["precomputed_rows"] == 1
-        assert (await ask("new")).status == "key_not_found"  # known to be absent for a moment
+        assert (
+            await ask("new")
+        ).status == "no_precomputed_answer"  # known to be absent for a moment
 
     bench.run(use, precomputed=name, precomputed_store=place, precomputed_timeout_ms=20_000)
     assert (bench.counted("hit"), bench.counted("miss")) == (3, 2)

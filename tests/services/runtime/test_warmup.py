@@ -9,8 +9,8 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import Manifest
 from bundle.verify import VerifiedBundle
 from services.online.settings import ServerSettings
-from services.runtime.faults import RunError
 from services.runtime.padding import LengthPadding
+from services.runtime.run_errors import RunError
 from services.runtime.scorer import Scorer
 from services.runtime.warmup import check_golden, check_padding, warm_up
 from tests.support.bundles import expected, make_bundle

@@ -13,7 +13,7 @@ from bento.clients.runtime.wire import LENGTH_HEADER, decode, encode
 from bundle.tensors import Datatype
 from services.online.openapi.model import describe
 from services.protocol.codec import V2Codec
-from services.protocol.jsondata import BINARY_ONLY
+from services.protocol.json_data import BINARY_ONLY
 from tests.bento.clients.models import DIGEST, every_datatype
 
 SIGNATURE = every_datatype()

@@ -3,7 +3,7 @@ import tracemalloc
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from services.protocol.jsonbody import MAX_OBJECTS, MAX_VALUES, parse_object
+from services.protocol.json_body import MAX_OBJECTS, MAX_VALUES, parse_object
 
 
 def test_an_object_is_read() -> None:

@@ -17,8 +17,7 @@ from services.online.models.served_model import ServedModel
 from services.online.settings import ServerSettings
 from services.protocol.codec import V2Codec
 from services.protocol.compression import deflate
-from services.protocol.jsonbody import parse_object
-from services.protocol.jsonnumbers import Numbers, parse_request
+from services.protocol.json_body import Numbers, parse_object, parse_request
 from services.protocol.wire import InferRequest
 from tests.services.online.http.test_app import INFER, open_client
 from tests.support.listening import until

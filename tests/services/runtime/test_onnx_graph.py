@@ -6,7 +6,7 @@ from onnx import TensorProto, helper
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import MODEL_NAME
-from services.runtime.graph import read_graph
+from services.runtime.onnx_graph import read_graph
 
 
 def external_model(path: Path, location: str) -> None:

@@ -32,7 +32,7 @@ class FoundRows(NamedTuple):
     down: bool = False
 
 
-class Finder:
+class Lookup:
     """Looks keys up with one reader, for one event loop; `timeout` is in seconds."""
 
     def __init__(self, reader: GenerationReader, timeout: float, clock: Clock) -> None:

@@ -19,13 +19,13 @@ import numpy as np
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import Batching
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from services.runtime.faults import RunError
+from services.runtime.run_errors import RunError
 from services.runtime.session import OnnxSession, open_session, run_options
 
 _REMEDY = "Serve it without MLCTL_CUDA_GRAPHS."
 
 
-class GraphedSession:
+class CudaGraphSession:
     """Replays batches of `buckets` rows as graphs; runs batches of other sizes without."""
 
     def __init__(
@@ -104,9 +104,9 @@ class _Graph:
         return {name: np.array(value.numpy()) for name, value in self._outputs.items()}
 
 
-def open_graphed(
+def open_cuda_graphs(
     model: Path, signature: Signature, batching: Batching, threads: int = 1
-) -> GraphedSession:
+) -> CudaGraphSession:
     """Load `model` on CUDA with a graph for each batch size of `batching`.
 
     UNSUPPORTED_MODEL if ONNX Runtime cannot capture it; else the errors of `open_session`.
@@ -126,7 +126,7 @@ def open_graphed(
         if error.code is ErrorCode.UNSUPPORTED_MODEL:  # control flow, or operators without a kernel
             raise MlctlError(error.code, error.message, _REMEDY) from error
         raise
-    return GraphedSession(inner, signature, batching.buckets)
+    return CudaGraphSession(inner, signature, batching.buckets)
 
 
 def _dtype(spec: TensorSpec) -> np.dtype[Any]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Datatype, TensorSpec
-from services.protocol.jsonnumbers import Numbers
+from services.protocol.json_body import Numbers
 from services.protocol.wire import Declared, invalid, shown
 
 # For each answer, as members of an Enum are found and hashed in Python.

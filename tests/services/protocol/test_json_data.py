@@ -5,7 +5,7 @@ import pytest
 
 from bundle.errors import MlctlError
 from bundle.tensors import Datatype, TensorSpec
-from services.protocol.jsondata import decode_data, encode_data
+from services.protocol.json_data import decode_data, encode_data
 from services.protocol.wire import declare
 
 

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-import services.runtime.graphs
+import services.runtime.cuda_graphs
 import services.runtime.scorer
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import MODEL_NAME, Batching
 from bundle.tensors import Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle
 from services.online.settings import ServerSettings
-from services.runtime.faults import RunError
-from services.runtime.graphs import GraphedSession, open_graphed
+from services.runtime.cuda_graphs import CudaGraphSession, open_cuda_graphs
 from services.runtime.padding import RowPaddedSession
+from services.runtime.run_errors import RunError
 from services.runtime.scorable import open_scorer
 from services.runtime.scorer import Scorer
 from services.runtime.session import OnnxSession, Session, open_session
@@ -80,8 +80,8 @@ def model(bundle: VerifiedBundle) -> Path:
     return bundle.path(MODEL_NAME)
 
 
-def graphed(bundle: VerifiedBundle, inner: Capturing) -> GraphedSession:
-    return GraphedSession(inner, bundle.manifest.signature, BUCKETS, device="cpu")
+def graphed(bundle: VerifiedBundle, inner: Capturing) -> CudaGraphSession:
+    return CudaGraphSession(inner, bundle.manifest.signature, BUCKETS, device="cpu")
 
 
 def test_batch_sizes__taking_turns__are_replayed_each_from_its_own_memory(
@@ -180,7 +180,7 @@ def opened(
             raise refusal
         return Capturing(model) if graphs else open_session(path)
 
-    monkeypatch.setattr(services.runtime.graphs, "open_session", open_here)
+    monkeypatch.setattr(services.runtime.cuda_graphs, "open_session", open_here)
     monkeypatch.setattr(services.runtime.scorer, "open_session", open_here)
     return asked
 
@@ -191,7 +191,7 @@ def test_open_graphed__the_runtime_cannot_capture_the_model__is_an_error_with_th
     refusal = MlctlError(ErrorCode.UNSUPPORTED_MODEL, "it has control flow nodes")
     opened(monkeypatch, model, refusal)
     with pytest.raises(MlctlError, match="control flow") as caught:
-        open_graphed(model, bundle.manifest.signature, BATCHING)
+        open_cuda_graphs(model, bundle.manifest.signature, BATCHING)
     assert "MLCTL_CUDA_GRAPHS" in caught.value.hint
 
 
@@ -208,14 +208,14 @@ def test_open_graphed__rows_of_unlike_size__is_unsupported(
     odd = TensorSpec(name="odd", dtype=dtype, shape=shape)
     signature = Signature(inputs=(*plain.inputs, odd), outputs=plain.outputs)
     with pytest.raises(MlctlError, match="'odd'") as caught:
-        open_graphed(model, signature, BATCHING)
+        open_cuda_graphs(model, signature, BATCHING)
     assert caught.value.code is ErrorCode.UNSUPPORTED_MODEL
     assert asked == []
 
 
 def test_open_graphed__no_cuda__is_unavailable(bundle: VerifiedBundle, model: Path) -> None:
     with pytest.raises(MlctlError, match="built without it") as caught:
-        open_graphed(model, bundle.manifest.signature, BATCHING)
+        open_cuda_graphs(model, bundle.manifest.signature, BATCHING)
     assert caught.value.code is ErrorCode.PROVIDER_UNAVAILABLE
 
 
@@ -226,11 +226,10 @@ def test_scorer__on_cuda__pads_to_the_sizes_of_the_bundle_with_graphs_or_without
     for settings, padded in (
         (ServerSettings(provider="cuda", cuda_graphs=True), True),
         (ServerSettings(provider="cuda"), True),
-        (ServerSettings(provider="cuda", pad_rows=False), False),
     ):
         scorer = Scorer.open(bundle, settings)
         assert isinstance(scorer._session, RowPaddedSession) is padded
-    assert asked == [True, False, False]
+    assert asked == [True, False]
 
 
 def test_scorer__graphs_on_another_provider__is_rejected(bundle: VerifiedBundle) -> None:
@@ -267,7 +266,7 @@ def test_batch_job__on_tensorrt__takes_no_more_rows_than_the_engine_was_built_fo
 
 @pytest.mark.gpu
 def test_gpu__with_graphs__answers_as_it_does_without(bundle: VerifiedBundle, model: Path) -> None:
-    session = open_graphed(model, bundle.manifest.signature, BATCHING)
+    session = open_cuda_graphs(model, bundle.manifest.signature, BATCHING)
     plain = open_session(model, "cuda")
     for turn in range(12):
         x = tables.inputs((*BUCKETS, 3)[turn % 4], turn)

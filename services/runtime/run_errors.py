@@ -51,7 +51,7 @@ def run_error(error: Exception) -> RunError:
     that a graph computes itself, as for Reshape, is not: an export may have fixed it.
     """
     status = _STATUS.search(str(error))
-    if status is None or lacks_memory(error):
+    if status is None or is_out_of_memory(error):
         return RunError(str(error))
     message = status["message"]
     if misfit := _MISFIT.search(message):
@@ -61,12 +61,12 @@ def run_error(error: Exception) -> RunError:
     return InputRejectedError(message.strip()[:_SENTENCE_CHARS])
 
 
-def is_of_inputs(error: MlctlError) -> bool:
+def is_caused_by_inputs(error: MlctlError) -> bool:
     """Return whether the inputs caused it; any other error is the machine's or mlctl's."""
     return error.code is ErrorCode.INVALID_INPUT or isinstance(error, ModelRunError)
 
 
-def lacks_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Return whether the error or one of its causes says that memory ran out."""
     cause: BaseException | None = error
     while cause is not None:

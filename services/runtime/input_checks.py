@@ -16,7 +16,7 @@ _DTYPES: Mapping[Datatype, np.dtype] = MappingProxyType(
 )
 
 
-def misfit(spec: TensorSpec, array: np.ndarray) -> str | None:
+def describe_mismatch(spec: TensorSpec, array: np.ndarray) -> str | None:
     """Return why `array` does not have the dtype or shape of `spec`, or None if it has both."""
     if array.dtype != _DTYPES[spec.dtype]:
         return (
@@ -36,7 +36,7 @@ def check_inputs(
     if inputs.keys() != specs.keys():
         raise _wrong_names(specs, inputs)
     for name, array in inputs.items():
-        if reason := misfit(specs[name], array):
+        if reason := describe_mismatch(specs[name], array):
             raise MlctlError(ErrorCode.INVALID_INPUT, reason)
     return _count_rows(inputs) if batched else 1
 
