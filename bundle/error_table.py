@@ -273,7 +273,7 @@ ERROR_TABLE: Mapping[ErrorCode, ErrorSpec] = MappingProxyType(
         ),
         ErrorCode.WORSE_EVIDENCE: ErrorSpec(
             "The candidate's proved score is clearly worse than the live model's on the same data.",
-            "Promote another version, or start this one all the same with --force.",
+            "Promote another version, or start this one anyway with --skip-checks.",
             8,
             409,
             "FAILED_PRECONDITION",
@@ -302,7 +302,7 @@ ERROR_TABLE: Mapping[ErrorCode, ErrorSpec] = MappingProxyType(
         ErrorCode.CANNOT_END: ErrorSpec(
             "A rollout is not expected to end before its deadline at today's traffic.",
             "Send more traffic, allow more time with --deadline, loosen the limits, or start it "
-            "all the same with --force.",
+            "anyway with --skip-checks.",
             11,
             500,
             "FAILED_PRECONDITION",

@@ -77,7 +77,7 @@ def split_stages(models: Sequence[str], maps: Sequence[str]) -> tuple[list[str],
             raise MlctlError(
                 ErrorCode.INVALID_INPUT,
                 "only the stages of a pipeline are mapped",
-                "Write a pipeline as one word: mlctl build A+B --map B.INPUT=A.OUTPUT.",
+                "Write a pipeline as one word: mlctl build A+B --connect B.INPUT=A.OUTPUT.",
             )
         return stages, None
     if len(models) > 1 or "" in stages:
@@ -112,7 +112,7 @@ def runtime_hint(parts: Sequence[dict[str, Any]], flavour: str | None) -> str | 
         return None
     return (
         f"{', '.join(asked)}: made for a GPU, but ONNX Runtime here is the one for CPUs, and so "
-        "is the Bento's. --flavour gpu makes one for GPUs."
+        "is the Bento's. --runtime gpu makes one for GPUs."
     )
 
 

@@ -19,7 +19,7 @@ _OPTIONS = (
     click.option(
         "--metrics-port",
         type=click.IntRange(1, 65535),
-        help="Serve metrics of the rollouts there, on loopback.",
+        help="Serve Prometheus metrics on this port of 127.0.0.1.",
     ),
     click.option(
         "--webhook",
@@ -27,7 +27,7 @@ _OPTIONS = (
         multiple=True,
         metavar="URL",
         envvar="MLCTL_WEBHOOKS",
-        help="Send a notice of each event there; may be given several times.",
+        help="Send each event to this URL; repeatable.",
     ),
     click.option("--no-runs", is_flag=True, help="Do not record rollouts as MLflow runs."),
 )

@@ -16,7 +16,8 @@ from bento.packaging import bento_sources
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = (
-    "bundle", "registry", "services", "optimize", "loadtest", "bento", "rollout", "examples", "cli",
+    "bundle", "registry", "services", "optimize", "loadtest", "bento", "rollout", "doctor",
+    "examples", "cli",
 )  # fmt: skip
 HEAVY = {"torch", "mlflow", "bentoml", "onnxruntime", "onnx", "pandas", "numpy", "pydantic"}
 

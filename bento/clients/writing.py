@@ -19,7 +19,7 @@ def write_files(folder: Path, files: Mapping[str, str | bytes], *, force: bool =
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
             f"{folder} exists and is no empty folder",
-            "Name another with --output, or replace the files of the same names with --force.",
+            "Name another one with --out, or overwrite its files with --force.",
         )
     for name, content in files.items():
         check_relative(name)

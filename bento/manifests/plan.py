@@ -160,7 +160,7 @@ class ManifestPlan:
         if self.edge.grpc_host and self.layout is ManifestLayout.BLUE_GREEN:
             raise _invalid(
                 "`mlctl promote` moves no GRPCRoute: with two slots gRPC goes through the "
-                "HTTPRoute, on the same host. Leave out --grpc-host, or use --layout single"
+                "HTTPRoute, on the same host. Leave out --grpc-hostname, or use --layout single"
             )
 
     @property

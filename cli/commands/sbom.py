@@ -13,14 +13,17 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 
 @click.command()
 @click.argument("bento")
-@click.option("--output", "file", type=_FILE, help="Write it there instead of to stdout.")
+@click.option("--out", "file", type=_FILE, help="File to write.  [default: stdout]")
 @click.option(
     "--platform",
     type=click.Choice(["linux/amd64", "linux/arm64"]),
     default="linux/amd64",
     show_default=True,
+    help="Platform of the image.",
 )
-@click.option("--lock", type=_FILE, help="Take packages and hashes from this file, ask no index.")
+@click.option(
+    "--lock", type=_FILE, help="Lock file with packages and hashes; no package index is used."
+)
 @reporting
 def sbom(
     output: CommandOutput, bento: str, file: Path | None, platform: str, lock: Path | None

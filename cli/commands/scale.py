@@ -19,7 +19,9 @@ from cli.scaling import bound_options, bounds
     help="Run exactly this many replicas; turns autoscaling off.",
 )
 @bound_options
-@click.option("--wait/--no-wait", default=True, show_default=True, help="Until all are ready.")
+@click.option(
+    "--wait/--no-wait", default=True, show_default=True, help="Wait until all replicas are ready."
+)
 @reporting
 def scale(
     output: CommandOutput,

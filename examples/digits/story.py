@@ -33,11 +33,11 @@ REQUESTS_PER_SECOND = 200.0
 SETTLE_SECONDS = 1.0
 # Short steps for a demo; the defaults of `mlctl promote` take minutes, as production should.
 PROMOTE_OPTIONS = (
-    *("--steps", "5,25,50,100", "--step-seconds", "1.5", "--min-requests", "15"),
-    *("--max-p99-ms", "500", "--max-error-rate", "0.02", "--bake-seconds", "2"),
-    *("--shadow-percent", "50", "--shadow-seconds", "3"),
+    *("--steps", "5,25,50,100", "--step-time", "1.5s", "--min-requests", "15"),
+    *("--max-p99-ms", "500", "--max-error-rate", "0.02", "--bake-time", "2s"),
+    *("--shadow-percent", "50", "--shadow-time", "3s"),
     # A good version is rolled back in at most one of a hundred demos.
-    *("--alpha", "0.01", "--deadline", "120"),
+    *("--alpha", "0.01", "--deadline", "120s"),
 )
 
 

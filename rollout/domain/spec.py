@@ -223,7 +223,7 @@ class RolloutSpec:
                 ErrorCode.INVALID_INPUT,
                 f"no step from {FAIR_WEIGHT} to 99 % is in {','.join(map(str, self.steps))}: "
                 "latency seen at a smaller share flatters the candidate and proves nothing",
-                f"Add a step of {FAIR_WEIGHT} %, or take it as a proof with --force.",
+                f"Add a step of {FAIR_WEIGHT} %, or take it as a proof with --skip-checks.",
             )
 
     def to_json(self) -> str:

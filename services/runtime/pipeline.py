@@ -165,5 +165,5 @@ def _form(spec: TensorSpec) -> str:
 
 
 def _wrong(message: str, hint: str | None = None) -> MlctlError:
-    hint = hint or "--map STAGE.INPUT=STAGE.OUTPUT says which output feeds which input."
+    hint = hint or "--connect STAGE.INPUT=STAGE.OUTPUT sets which output feeds which input."
     return MlctlError(ErrorCode.INVALID_INPUT, message, hint)

@@ -74,7 +74,7 @@ def test_a_model_with_other_inputs_is_refused(store: Path, tmp_path: Path) -> No
     told = refused(wider)
     assert "callers of 'shop' would break with shop:2" in told
     assert "'shop': input 'x' is FP32 [-1, 5], was FP32 [-1, 4]" in told
-    assert refused(wider, "--full") == refused(wider, "--force") == told
+    assert refused(wider, "--full") == refused(wider, "--skip-checks") == told
     for reason in broken_by("shop", find_revision(wider)):
         assert reason in told
 
@@ -139,7 +139,7 @@ def test_promote__a_byte_of_the_candidate_is_changed__refused_before_anything_st
     serve(put(store, "1", make_bundle(tmp_path / "a", name="shop")))
     tag = put(store, "2", make_bundle(tmp_path / "b", name="shop", scale=3.0))
     (store / "bentos" / "shop" / "2" / "src" / "model" / "model.onnx").write_bytes(b"torn")
-    told = CliRunner().invoke(cli, ["promote", "shop", tag, "--force", "--json"])
+    told = CliRunner().invoke(cli, ["promote", "shop", tag, "--skip-checks", "--json"])
     assert json.loads(told.stdout)["error"]["code"] == "file_altered"
     with Journal(places.journal()) as journal:
         assert journal.rollouts("shop") == ()
@@ -155,9 +155,9 @@ def test_promote__proved_score_is_clearly_worse__refused_with_both_scores_unless
     assert (told.exit_code, error["code"]) == (8, "worse_evidence")
     assert "is 0.3 on 1,000 rows" in error["message"]
     assert "0.89" in error["message"]
-    assert "--force" in error["hint"]
+    assert "--skip-checks" in error["hint"]
     monkeypatch.setattr("rollout.client.deployments.ensure_daemon", lambda *_: None)
-    forced = CliRunner().invoke(cli, ["promote", "shop", worse, "--force", "--detach"])
+    forced = CliRunner().invoke(cli, ["promote", "shop", worse, "--skip-checks", "--detach"])
     assert forced.exit_code == 0, forced.output
 
 

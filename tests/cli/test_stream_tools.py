@@ -40,7 +40,7 @@ def _run(*arguments: str) -> Result:
 
 def test_a_minute_with_the_embedded_log(mlctl: Mlctl, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(mlctl.home)
-    told = _run("send", "sqlite://e.db#in", "--file", "rows.jsonl", "--key", "id", "--json")
+    told = _run("send", "sqlite://e.db#in", "--in", "rows.jsonl", "--key-field", "id", "--json")
     assert json.loads(told.stdout) == {"place": "sqlite://e.db#in", "sent": 2}
     done = _run(
         "run", "tiny", "--in", "sqlite://e.db#in", "--out", "sqlite://e.db#out",
@@ -88,7 +88,7 @@ def test_pipes_carry_answers_and_nothing_else(mlctl: Mlctl) -> None:
     assert ["mlctl-error", "invalid_input"] in letter["mlctl"]["headers"]  # type: ignore[index]
     refused = CliRunner().invoke(cli, [*command, "--json"])
     assert refused.exit_code == 2
-    assert "--json prints on the standard output" in refused.stdout
+    assert "--json and answers on - both write to the standard output" in refused.stdout
 
 
 def test_a_run_is_watched_and_ends_politely(mlctl: Mlctl) -> None:

@@ -11,8 +11,8 @@ import yaml  # type: ignore[import-untyped]
 from click.testing import CliRunner, Result
 
 from bento.packaging import BuiltBento
+from cli.commands.manifests import BELONGS
 from cli.main import cli
-from cli.manifest_options import BELONGS
 from tests.bento.manifests.plans import IMAGE
 from tests.support.schemas import faults
 
@@ -32,7 +32,7 @@ def run(bento: BuiltBento, *arguments: str) -> Result:
 def test_files_of_a_cluster_are_written_and_told(bento: BuiltBento, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     given = ("--target", "kubernetes", "--image", IMAGE, "--gateway", "infra/public")
-    done = run(bento, *given, "--output", str(folder), "--max-replicas", "4", "--json")
+    done = run(bento, *given, "--out", str(folder), "--max-replicas", "4", "--json")
     assert done.exit_code == 0, done.output
     told = json.loads(done.output)
     assert told["digest"] == bento.digest
@@ -45,7 +45,7 @@ def test_files_of_a_cluster_are_written_and_told(bento: BuiltBento, tmp_path: Pa
         "ScaledObject", "Service", "ServiceMonitor",
     }  # fmt: skip
     assert not [fault for each in found for fault in faults(each)]
-    again = run(bento, *given, "--output", str(folder), "--max-replicas", "4")
+    again = run(bento, *given, "--out", str(folder), "--max-replicas", "4")
     assert again.exit_code == 0, again.output
     assert "guesses" in again.stderr
     assert {path.name: path.read_text() for path in folder.iterdir()} == written

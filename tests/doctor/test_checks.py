@@ -6,8 +6,8 @@ import pytest
 
 from bundle.home import HOME_VARIABLE
 from bundle.packages import installed_version
-from cli import checks
-from cli.checks import (
+from doctor import checks
+from doctor.checks import (
     Finding,
     Severity,
     check_home,
@@ -154,3 +154,14 @@ def test_a_store_of_precomputed_answers_that_is_away_is_told(
     assert told in found.message
     assert "heim" not in found.message
     assert found.remedy
+
+
+def test_settings__misspelt_or_invalid__are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert checks.check_settings().severity is Severity.OK
+    monkeypatch.setenv("MLCTL_WORKERS", "many")
+    invalid = checks.check_settings()
+    assert (invalid.severity, "MLCTL_WORKERS" in invalid.message) == (Severity.FAIL, True)
+    monkeypatch.setenv("MLCTL_WORKER", "2")
+    unknown = checks.check_settings()
+    assert unknown.severity is Severity.WARN
+    assert "did you mean MLCTL_WORKERS?" in unknown.message
