@@ -45,18 +45,34 @@ from cli.commands.up import up
 from cli.commands.verify import verify
 from cli.commands.why import why
 
-COMMANDS = (
-    doctor, demo, models, optimize, pull, build, sign, verify, serve, containerize, sbom, client,
-    manifests, batch, stream, precomputed, bench, parity, up, scale, promote, pause, resume, abort,
-    rollback, status, ps, logs, history, why, gate, down,
-)  # fmt: skip
+SECTIONS = {
+    "Start here": (doctor, demo),
+    "Models and Bentos": (models, optimize, build, pull, sign, verify),
+    "Serve and score": (serve, batch, stream, precomputed, client, bench, parity),
+    "Deployments and rollouts": (
+        up, scale, promote, pause, resume, abort, rollback, status, ps, logs, history, why, down,
+    ),
+    "Containers and clusters": (containerize, sbom, manifests, gate),
+}  # fmt: skip
+COMMANDS = tuple(command for commands in SECTIONS.values() for command in commands)
 
 
 class Mlctl(click.Group):
-    """The group of all commands: keeps their order, and prints usage errors as JSON with --json."""
+    """The group of all commands: help in sections, and usage errors as JSON with --json."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return list(self.commands)
+
+    def format_commands(
+        self,
+        ctx: click.Context,  # noqa: ARG002 - click's signature
+        formatter: click.HelpFormatter,
+    ) -> None:
+        for title, commands in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(str(each.name), each.get_short_help_str(66)) for each in commands], 13, 2
+                )
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> Any:
         arguments = list(sys.argv[1:] if args is None else args)
@@ -80,7 +96,9 @@ def _print_usage_error(error: click.UsageError) -> int:
     return failure.spec.exit_code
 
 
-@click.group(cls=Mlctl, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=Mlctl, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(__version__, prog_name="mlctl")
 def cli() -> None:
     """Take a model from the MLflow registry to traffic in production, with proof at each step.

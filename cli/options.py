@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import click
+
+from bundle.errors import ErrorCode, MlctlError
 
 OUTPUT_FILE = click.Path(dir_okay=False, path_type=Path)
 OUTPUT_FOLDER = click.Path(file_okay=False, path_type=Path)
@@ -56,3 +58,11 @@ def add_options(
 ) -> Callable[..., Any]:
     """Decorate `command` with `options`, in the order in which its help lists them."""
     return reduce(lambda made, option: option(made), reversed(options), command)
+
+
+def parse_options(texts: Iterable[str]) -> dict[str, str]:
+    """Parse `--option NAME=VALUE` values by name; INVALID_INPUT for another form."""
+    found = [text.partition("=") for text in texts]
+    if wrong := next((name for name, separator, _value in found if not separator), None):
+        raise MlctlError(ErrorCode.INVALID_INPUT, f"--option {wrong}: write it as NAME=VALUE")
+    return {name: value for name, _separator, value in found}

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from bundle.errors import ErrorCode, MlctlError
-from cli.options import Duration, add_options
+from cli.options import Duration, add_options, parse_options
 from cli.output import CommandOutput, counted, reporting
 from cli.progress import clock_time, json_line, only_results_on_stdout, stopping
 
@@ -170,7 +169,7 @@ def _work_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.group()
 def batch() -> None:
-    """Score tables with a Bento's model: each row exactly once, even after a crash."""
+    """Score tables with a Bento's model, each row exactly once."""
 
 
 @batch.command()
@@ -300,14 +299,6 @@ def estimate(
         output.document({"digest": model.digest, **found.as_dict()})
     else:
         _show_estimate(output, found)
-
-
-def parse_options(texts: Iterable[str]) -> dict[str, str]:
-    """Parse `--option NAME=VALUE` values by name; INVALID_INPUT for another form."""
-    found = [text.partition("=") for text in texts]
-    if wrong := next((name for name, separator, _value in found if not separator), None):
-        raise MlctlError(ErrorCode.INVALID_INPUT, f"--option {wrong}: write it as NAME=VALUE")
-    return {name: value for name, _separator, value in found}
 
 
 @contextlib.contextmanager

@@ -56,7 +56,9 @@ def containerize(
     platform: str,
     lock: Path | None,
 ) -> None:
-    """Write the build context of BENTO's image, and build the image if an engine is installed.
+    """Write the build context of BENTO's image, and build it.
+
+    The image is built only if an engine is installed, see --engine.
 
     BENTO is NAME:VERSION, or NAME for the newest. The hashes of its packages come from the
     package index that pip uses. The context needs no mlctl: any engine builds it.

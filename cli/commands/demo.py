@@ -48,7 +48,7 @@ class _Narration:
 )
 @reporting
 def demo(output: CommandOutput, keep: bool, port: int | None) -> None:
-    """Run the whole chain with a small model of handwritten digits.
+    """Run the whole chain with a small demo model.
 
     Trains, optimizes, builds, deploys and promotes it, and rolls a bad version back. Needs no
     setup; state is in a temporary folder, which is removed at the end without --keep-running.

@@ -15,7 +15,7 @@ _STYLE = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 @click.command()
 @reporting
 def doctor(output: CommandOutput) -> None:
-    """Check this machine: Python, packages, settings, registry and stores.
+    """Check this machine: packages, settings, registry, stores.
 
     Exits 7 if a check fails; warnings concern commands that need more packages.
     """

@@ -62,7 +62,7 @@ def gate(
     expire_seconds: float,
     pods: str,
 ) -> None:
-    """Judge canaries of Argo Rollouts or Flagger over HTTP, until interrupted.
+    """Judge canaries of Argo Rollouts or Flagger over HTTP.
 
     GET /gates/ID?blue=NAME&green=NAME answers success, failure or inconclusive as JSON;
     POST /flagger/HOOK answers with a status code. The service reads only the --source servers, and

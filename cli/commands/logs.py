@@ -34,7 +34,7 @@ _POLL_SECONDS = 0.2
 @click.option("-f", "--follow", is_flag=True, help="Keep printing new lines until Ctrl-C.")
 @reporting(json_lines=True)
 def logs(output: CommandOutput, name: str, role: str | None, lines: int, *, follow: bool) -> None:
-    """Print the last lines of the logs of the deployment NAME, running or stopped.
+    """Print the logs of the deployment NAME, running or stopped.
 
     With --json each line is a document {"role": ..., "text": ...}.
     """

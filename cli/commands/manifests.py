@@ -150,7 +150,9 @@ def _manifest_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def manifests(
     output: CommandOutput, /, bento: str, target: str, folder: Path | None, **given: Any
 ) -> None:
-    """Write manifests that run BENTO (NAME:VERSION, or NAME for the newest) on another platform.
+    """Write manifests that run BENTO on Kubernetes and others.
+
+    BENTO is NAME:VERSION, or NAME for the newest.
 
     Only writes files, or prints them without --out: nothing is deployed. The same Bento and options
     always give the same bytes.

@@ -12,7 +12,7 @@ from cli.output import CommandOutput, reporting
 @click.command()
 @reporting
 def models(output: CommandOutput) -> None:
-    """List the registered models with their aliases, and the source of optimized ones."""
+    """List the registered models, their aliases and sources."""
     from registry.mlflow_catalog import MlflowCatalog
     from registry.tracking import TRACKING_VARIABLE, registry_address
 

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 @click.group()
 def precomputed() -> None:
-    """Show and switch precomputed predictions, which a server with MLCTL_PRECOMPUTED=NAME uses.
+    """Show and switch precomputed predictions.
 
+    A server with MLCTL_PRECOMPUTED=NAME uses them.
     `mlctl batch run ... --out precomputed://NAME` writes a new generation of them. They are stored
     at MLCTL_PRECOMPUTED_STORE (default: $MLCTL_HOME/precomputed).
     """

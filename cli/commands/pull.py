@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 )
 @reporting
 def pull(output: CommandOutput, what: str, out: Path | None, force: bool) -> None:
-    """Fetch the bundle of an optimized MODEL, or a BENTO that was pushed, and verify it.
+    """Fetch and verify an optimized MODEL, or a pushed BENTO.
 
     MODEL is a name (its newest optimized version), NAME@ALIAS or NAME/VERSION of the
     source model, or NAME-optimized/VERSION. Plain `bentoml serve` and `bentoml build` use a

@@ -28,7 +28,9 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 def sbom(
     output: CommandOutput, bento: str, file: Path | None, platform: str, lock: Path | None
 ) -> None:
-    """List the packages and models of BENTO with versions, hashes and licences (CycloneDX 1.6).
+    """List the packages and models of BENTO as CycloneDX 1.6.
+
+    With versions, hashes and licences.
 
     BENTO is NAME:VERSION, or NAME for the newest. The hashes of its packages come from the
     package index that pip uses.

@@ -33,10 +33,10 @@ def scale(
     *,
     wait: bool,
 ) -> None:
-    """Change how many replicas the deployment NAME has, or between what bounds it scales itself.
+    """Change the number of replicas of NAME, or its autoscaling.
 
-    A replica that goes finishes its requests first. Not during a rollout: both revisions are
-    compared at the same size.
+    A replica finishes its requests before it stops. Rejected during a rollout, which compares both
+    revisions at the same size.
     """
     from rollout.client import scaling as resizing
 

@@ -24,7 +24,7 @@ PASSWORD_VARIABLE = "MLCTL_KEY_PASSWORD"  # noqa: S105 - the name of the variabl
 )
 @reporting
 def sign(output: CommandOutput, what: str, key: Path) -> None:
-    """Sign a bundle's folder, or every bundle in a Bento of the store.
+    """Sign a bundle's folder, or every bundle of a Bento.
 
     The signature is written next to the bundle as FOLDER.sig, or into the Bento. If the key has a
     password, set MLCTL_KEY_PASSWORD.

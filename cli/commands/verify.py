@@ -18,7 +18,7 @@ from cli.output import CommandOutput, reporting
 )
 @reporting
 def verify(output: CommandOutput, what: str, public_key: Path | None) -> None:
-    """Check every file of a bundle's folder, or of every bundle in a Bento of the store.
+    """Check every file of a bundle's folder or of a Bento.
 
     Exits 4 and names the first file that is altered, missing or unlisted; with --public-key also
     if a signature is missing or was made with another key.

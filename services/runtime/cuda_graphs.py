@@ -1,10 +1,10 @@
-"""CUDA graphs of ONNX Runtime: each batch size runs as one graph, on device memory of its own.
+"""CUDA graphs of ONNX Runtime: each batch size runs as one graph with its own device memory.
 
 A graph launches all kernels of a model at once, which saves a small model most of its time. It
-reads and writes the addresses that it was captured with. ONNX Runtime does all of this itself:
-its values own the device memory, its bindings connect them with the model, and its session
-captures the first run of a graph's number and replays it in every later one. It keeps graphs per
-thread, so one thread makes all runs.
+reads and writes the addresses that it was captured with. ONNX Runtime implements all of this: its
+values own the device memory, its bindings connect them with the model, and its session captures
+the first run of a graph's number and replays it in later runs. Graphs belong to a thread, so one
+thread makes all runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _REMEDY = "Serve it without MLCTL_CUDA_GRAPHS."
 
 
 class CudaGraphSession:
-    """Replays batches of `buckets` rows as graphs; runs batches of other sizes without."""
+    """Replays batches of `buckets` rows as graphs; runs other batch sizes without a graph."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class CudaGraphSession:
         return outputs
 
     def _rows(self, inputs: Mapping[str, np.ndarray]) -> int:
-        """The rows of inputs that fit the signature; 0 for others, which the runtime rejects."""
+        """Return the rows of inputs that match the signature; 0 for others (the runtime fails)."""
         if inputs.keys() != {spec.name for spec in self._signature.inputs}:
             return 0
         pairs = [(spec, inputs[spec.name]) for spec in self._signature.inputs]
@@ -78,9 +78,9 @@ class CudaGraphSession:
 
 
 class _Graph:
-    """The device memory of a batch of `rows` rows, and the graph that runs on it.
+    """The device memory of a batch of `rows` rows, and the graph that uses it.
 
-    The first run captures it. RunError if there is no memory.
+    The first run captures the graph. RunError if there is not enough memory.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ def open_cuda_graphs(
 ) -> CudaGraphSession:
     """Load `model` on CUDA with a graph for each batch size of `batching`.
 
-    UNSUPPORTED_MODEL if ONNX Runtime cannot capture it; else the errors of `open_session`.
+    UNSUPPORTED_MODEL if ONNX Runtime cannot capture it; otherwise the errors of `open_session`.
     """
     for spec in (*signature.inputs, *signature.outputs):
         dynamic = not signature.batched or DYNAMIC in spec.shape[1:]
@@ -117,7 +117,7 @@ def open_cuda_graphs(
             raise MlctlError(
                 ErrorCode.UNSUPPORTED_MODEL,
                 f"no CUDA graph: tensor {spec.name!r} is {spec.dtype} {list(spec.shape)}, and a "
-                "graph takes rows of one size",
+                "graph needs rows of a fixed size",
                 _REMEDY,
             )
     try:
@@ -134,12 +134,12 @@ def _dtype(spec: TensorSpec) -> np.dtype[Any]:
 
 
 def _fits(spec: TensorSpec, array: np.ndarray) -> bool:
-    """Whether `array` holds rows of `spec`."""
+    """Whether `array` has rows of `spec`."""
     return bool(array.ndim) and (array.dtype, array.shape[1:]) == (_dtype(spec), spec.shape[1:])
 
 
 def _allocate(spec: TensorSpec, rows: int, device: str) -> Any:
-    """Memory of the device for `rows` rows of `spec`."""
+    """Allocate device memory for `rows` rows of `spec`."""
     import onnxruntime
 
     runtime: Any = onnxruntime

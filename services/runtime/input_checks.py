@@ -17,7 +17,7 @@ _DTYPES: Mapping[Datatype, np.dtype] = MappingProxyType(
 
 
 def describe_mismatch(spec: TensorSpec, array: np.ndarray) -> str | None:
-    """Return why `array` does not have the dtype or shape of `spec`, or None if it has both."""
+    """Return why `array` does not have the dtype or shape of `spec`, or None if it does."""
     if array.dtype != _DTYPES[spec.dtype]:
         return (
             f"tensor {spec.name!r}: dtype is {array.dtype}, "
@@ -29,9 +29,9 @@ def describe_mismatch(spec: TensorSpec, array: np.ndarray) -> str | None:
 def check_inputs(
     specs: Mapping[str, TensorSpec], inputs: Mapping[str, np.ndarray], *, batched: bool
 ) -> int:
-    """Check that `inputs` are those of `specs`; return their rows, 1 if they are not `batched`.
+    """Check `inputs` against `specs`; return their rows, 1 if they are not `batched`.
 
-    INVALID_INPUT names the tensor and what was expected of it.
+    INVALID_INPUT names the tensor, its value and the expected one.
     """
     if inputs.keys() != specs.keys():
         raise _wrong_names(specs, inputs)

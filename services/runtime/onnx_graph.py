@@ -1,4 +1,4 @@
-"""What an ONNX file says of itself before any runtime loads it: its inputs and its data files."""
+"""Read the inputs and data files of an ONNX file without loading its weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NUMBER = re.compile("[0-9]{1,18}")
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """`files` are the graph and its data files; `inputs` are shapes by name, -1 is dynamic."""
+    """`files` are the graph and its data files; `inputs` are shapes by name (-1: dynamic)."""
 
     files: tuple[Path, ...]
     inputs: Mapping[str, tuple[int, ...]]
@@ -26,8 +26,8 @@ class Graph:
 def read_graph(model: Path) -> Graph:
     """Read the ONNX file `model` without its weights.
 
-    PATH_UNSAFE or FILE_MISSING for a tensor whose data lies outside of the model's
-    directory or is missing; UNSUPPORTED_MODEL for a file that is not ONNX.
+    PATH_UNSAFE or FILE_MISSING for a tensor whose data is outside the model's folder or missing;
+    UNSUPPORTED_MODEL for a file that is not ONNX.
     """
     import onnx
 
@@ -59,9 +59,9 @@ def _data_files(proto: Any, directory: Path) -> list[Path]:
 
 
 def _locations(tensor: Any) -> Iterator[str]:
-    """Every location that is given, whichever of them a runtime would take."""
+    """Yield every location of a tensor, because runtimes differ in which one they use."""
     for entry in tensor.external_data:
-        value = str(entry.value)  # bytes, where it is no text
+        value = str(entry.value)  # bytes if it is not text
         if entry.key in ("offset", "length") and not _NUMBER.fullmatch(value):
             raise MlctlError(
                 ErrorCode.UNSUPPORTED_MODEL,
@@ -84,7 +84,7 @@ def _inputs(graph: Any) -> dict[str, tuple[int, ...]]:
 
 
 def _tensors(message: Any) -> Iterator[Any]:
-    """Every TensorProto in a message, however deep: initializers, constants, subgraphs."""
+    """Yield every TensorProto in a message: initializers, constants, and those of subgraphs."""
     for field, value in message.ListFields():
         if field.message_type is None:
             continue

@@ -1,4 +1,4 @@
-"""Who is at fault for a failed run: the caller, the model, or mlctl."""
+"""Classify a failed run: the inputs, the model or mlctl is at fault."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from bundle.errors import ErrorCode, MlctlError
 
-# Texts of runtimes that ran out of memory.
+# Texts of runtimes that are out of memory.
 _MEMORY = ("out of memory", "failed to allocate", "bad_alloc", "allocation failed", "cudamalloc")
 # ONNX Runtime's status code and message; of a kernel's failure without the node's name.
 _STATUS = re.compile(
@@ -15,7 +15,7 @@ _STATUS = re.compile(
     r"(?P<message>[^\n]*)"
 )
 _INVALID_ARGUMENT = "2"
-# Kernels report some values and sizes that do not fit under a code that stands for anything.
+# Kernels report some mismatched values and sizes under a generic status code.
 _MISFIT = re.compile(
     r"Attempting to broadcast an axis by a dimension other than 1\. \d+ by \d+"
     r"|(?:left|right) operand cannot broadcast .*"
@@ -27,17 +27,17 @@ _SENTENCE_CHARS = 200
 
 
 class RunError(Exception):
-    """A call of the runtime failed; the text is the runtime's. Raise it for such calls only."""
+    """A call of the runtime failed; the text is the runtime's. Only for calls of the runtime."""
 
 
 class InputRejectedError(RunError):
-    """The runtime rejects the values or sizes of its inputs, in words that a caller may read."""
+    """The runtime rejects the values or sizes of its inputs; a caller may read the text."""
 
 
 class ModelRunError(MlctlError):
     """The model, its runtime or its transform failed on these inputs: INTERNAL, without its text.
 
-    A defect of mlctl is INTERNAL as well, but never this class, so no row is blamed for it.
+    A defect of mlctl is INTERNAL as well, but never this class, so it rejects no row.
     """
 
     def __init__(self, message: str) -> None:
@@ -45,10 +45,10 @@ class ModelRunError(MlctlError):
 
 
 def run_error(error: Exception) -> RunError:
-    """Return what a failed call of ONNX Runtime means.
+    """Return the error for a failed call of ONNX Runtime.
 
-    An index out of bounds and lengths that do not fit each other are InputRejectedError. A shape
-    that a graph computes itself, as for Reshape, is not: an export may have fixed it.
+    An index out of bounds and mismatched lengths are InputRejectedError. A shape that a graph
+    computes itself, as for Reshape, is not: the export may have fixed it.
     """
     status = _STATUS.search(str(error))
     if status is None or is_out_of_memory(error):
@@ -62,7 +62,7 @@ def run_error(error: Exception) -> RunError:
 
 
 def is_caused_by_inputs(error: MlctlError) -> bool:
-    """Return whether the inputs caused it; any other error is the machine's or mlctl's."""
+    """Return whether the inputs caused the error, rather than the machine or mlctl."""
     return error.code is ErrorCode.INVALID_INPUT or isinstance(error, ModelRunError)
 
 

@@ -1,4 +1,4 @@
-"""How a model is run: environment variables with the prefix MLCTL_."""
+"""Settings of a session: environment variables with the prefix MLCTL_."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def _check_lengths(text: str) -> str:
 
 
 class RuntimeSettings(BaseSettings):
-    """How a session is opened, for a server, a batch job or a stream.
+    """How to open a session, for a server, a batch job or a stream.
 
     Attributes:
-        provider: ONNX Runtime's provider; unset, the one that the bundle was made for.
+        provider: ONNX Runtime's execution provider; unset, the bundle's target.
         threads: CPU threads of the session.
-        cuda_graphs: run each of these sizes as one CUDA graph (provider cuda).
+        cuda_graphs: run each of the bundle's batch sizes as one CUDA graph (provider cuda).
         require_signature: the public key that must have signed a bundle before it is loaded.
         tensorrt_lengths: MIN:OPT:MAX size of every dynamic dimension but the batch, for engines.
     """
@@ -57,10 +57,7 @@ class RuntimeSettings(BaseSettings):
 
 
 def read_environment(settings: type[S]) -> S:
-    """Return `settings` read from this process's environment.
-
-    INVALID_INPUT names the variable that is wrong.
-    """
+    """Read `settings` from this process's environment; INVALID_INPUT names an invalid variable."""
     try:
         return settings()
     except ValidationError as error:

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from cli.commands.stream import watching
 from cli.output import CommandOutput
+from cli.streams import watching
 from services.stream.events import StreamEvent, StreamPhase, StreamTotals
 
 

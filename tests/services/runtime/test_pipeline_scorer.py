@@ -79,7 +79,7 @@ def test_it_is_found_as_a_whole_and_proved(bento: Path, whole: VerifiedPipeline)
     stage = find_scorable(str(alone))
     assert isinstance(stage, VerifiedBundle)
     assert (stage.name, whole.digest != stage.digest) == ("triple", True)
-    with pytest.raises(MlctlError, match="here one model is needed"):
+    with pytest.raises(MlctlError, match="not a single model"):
         find_model(str(bento))
 
 
@@ -112,7 +112,7 @@ def test_a_tag_means_the_whole_and_the_label_is_believed(
     with pytest.raises(MlctlError) as caught:
         find_scorable("both:v1")
     assert caught.value.code is ErrorCode.DIGEST_MISMATCH
-    with pytest.raises(MlctlError, match="is not a Bento's tag"):
+    with pytest.raises(MlctlError, match="is not a tag of a Bento"):
         find_scorable(str(tmp_path))
 
 

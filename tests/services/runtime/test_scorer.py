@@ -110,7 +110,7 @@ def test_a_defect_of_ours_is_not_the_models() -> None:
 
     scorer = two_inputs({})
     scorer._session = Broken()
-    with pytest.raises(MlctlError, match="could not be asked") as caught:
+    with pytest.raises(MlctlError, match="could not be run") as caught:
         scorer.run(good(1))
     assert caught.value.code is ErrorCode.INTERNAL
     assert not isinstance(caught.value, ModelRunError)

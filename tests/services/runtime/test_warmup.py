@@ -112,7 +112,7 @@ def test_a_model_that_fails_on_a_half_of_its_inputs_cannot_be_padded() -> None:
 
     scorer = sequence_scorer(run)
     lengths = LengthPadding(scorer.signature, {"x": 0})
-    with pytest.raises(MlctlError, match="a golden row, cut in half at x") as caught:
+    with pytest.raises(MlctlError, match="half of a golden row, in x") as caught:
         check_padding(scorer, lengths, {"x": np.ones((2, 6), np.float32)})
     assert caught.value.code is ErrorCode.PARITY_FAILED
     assert "unlike" not in caught.value.message
