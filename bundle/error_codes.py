@@ -1,4 +1,4 @@
-"""The names of every failure; stable, since scripts and clients match on them."""
+"""The error codes; stable, because scripts and clients match on them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class ErrorCode(StrEnum):
-    """Stable machine-readable names of failures."""
+    """Stable machine-readable names of errors."""
 
     INTERNAL = "internal"
     INVALID_INPUT = "invalid_input"

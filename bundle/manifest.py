@@ -1,7 +1,7 @@
-"""The manifest (schema version 1): what a bundle is, where it came from, which files it holds.
+"""The manifest (schema version 1): a bundle's model, its origin, its evidence and its files.
 
-Its canonical form, and so the bundle's digest, does not depend on key order,
-whitespace or the platform: sorted keys, no spaces, UTF-8, no NaN or infinity.
+Its canonical form, and so the bundle's digest, does not depend on key order, whitespace or the
+platform: sorted keys, no spaces, UTF-8, no NaN or infinity.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class SourceVersion(_Value):
 
 
 class VariantInfo(_Value):
-    """Which optimization made the model file, and for which runtime."""
+    """The recipe that made the model file, and the runtime that it is for."""
 
     recipe: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
     precision: Literal["fp32", "fp16", "bf16", "int8", "int4"]

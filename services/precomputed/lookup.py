@@ -1,7 +1,7 @@
 """Lookups that never fail: while the store is down, every key counts as missing.
 
-A quick reader is called in place. Others are called on threads, with a timeout; the keys that
-they lack are cached for a second, and a store that failed is not asked again for a second.
+A quick reader is called on the event loop. Others run on threads, with a timeout; missing keys are
+cached for a second, and a store that failed is not queried for a second.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from bundle.clock import Clock
 from services.precomputed.base import GenerationReader, PrecomputedRow, StoreError
 
 _THREADS = 4
-# How long a store is not asked after a failure, or after so many timeouts in a row.
+# Pause after a failure, or after this many consecutive timeouts.
 _PAUSE_SECONDS = 1.0
 _MAX_TIMEOUTS = 3
-# How long, and of how many keys, it is remembered that the store lacks them.
+# How long missing keys are cached, and how many.
 _ABSENT_SECONDS = 1.0
 _ABSENT_KEYS = 65_536
 logger = logging.getLogger("mlctl.precomputed")
@@ -56,7 +56,7 @@ class Lookup:
             self._pause(error)
             return _nothing(keys)
         if self._is_down:
-            self._recovered()
+            self._resume()
         return FoundRows(rows)
 
     async def find_on_thread(self, keys: Sequence[str]) -> FoundRows:
@@ -82,7 +82,7 @@ class Lookup:
             return _nothing(keys)
         self._timeouts = 0
         if self._is_down:
-            self._recovered()
+            self._resume()
         found = dict(zip(wanted, rows, strict=True))
         self._remember_absent([key for key, row in found.items() if row is None])
         return FoundRows([found.get(key) for key in keys])
@@ -104,11 +104,11 @@ class Lookup:
         self._timeouts = 0
         if not self._is_down:
             self._is_down = True
-            logger.warning("precomputed answers are unavailable, the model answers: %s", reason)
+            logger.warning("precomputed predictions are unavailable, the model answers: %s", reason)
 
-    def _recovered(self) -> None:
+    def _resume(self) -> None:
         self._is_down = False
-        logger.info("precomputed answers are available again")
+        logger.info("precomputed predictions are available again")
 
 
 def _nothing(keys: Sequence[str]) -> FoundRows:

@@ -1,7 +1,7 @@
-"""One row's outputs as bytes, and the bytes of many rows as the arrays of an answer.
+"""Encode one row's outputs as bytes, and decode the bytes of many rows to arrays.
 
-The outputs follow each other in the order of the signature, each in the raw form that the
-V2 protocol has for it. The model's digest stands for the signature, so none is stored.
+A row has the outputs in the order of the signature, each in the raw form of the V2 protocol. The
+model's digest identifies the signature, so it is not stored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LENGTH = struct.Struct("<I")
 
 
 def check_storable(outputs: Sequence[TensorSpec]) -> None:
-    """UNSUPPORTED_MODEL for a model whose answers do not fall apart into rows of one shape."""
+    """Raise UNSUPPORTED_MODEL for a model whose outputs do not have rows of a fixed shape."""
     for spec in outputs:
         if spec.shape[0] != DYNAMIC or DYNAMIC in spec.shape[1:]:
             raise MlctlError(
@@ -41,7 +41,7 @@ class RowCodec:
         self._kind = np.dtype([(spec.name, *_field(spec)) for spec in self._specs if self._plain])
 
     def encode(self, outputs: dict[str, np.ndarray]) -> list[bytes]:
-        """The payload of each row."""
+        """Return the payload of each row."""
         rows = len(outputs[self._specs[0].name])
         if not self._plain:
             return [
@@ -55,7 +55,7 @@ class RowCodec:
         return [content[start : start + size] for start in range(0, rows * size, size)]
 
     def fits(self, payload: bytes) -> bool:
-        """Whether `decode` takes `payload`."""
+        """Whether `decode` accepts `payload`."""
         if self._plain:
             return len(payload) == self._kind.itemsize
         try:
@@ -65,12 +65,12 @@ class RowCodec:
         return True
 
     def decode(self, payloads: Sequence[bytes]) -> dict[str, np.ndarray]:
-        """The outputs of rows; StoreError for bytes that are no row of this model."""
+        """Return the outputs of rows; StoreError for bytes that are not a row of this model."""
         if not self._plain:
             return self._decode_texts(payloads)
         size = self._kind.itemsize
         if any(len(payload) != size for payload in payloads):
-            raise StoreError("a row has another size than the model's answers")
+            raise StoreError("a row does not have the size of the model's answers")
         table = np.frombuffer(b"".join(payloads), self._kind)
         return {spec.name: table[spec.name] for spec in self._specs}
 
@@ -94,7 +94,7 @@ def _field(spec: TensorSpec) -> tuple[np.dtype, tuple[int, ...]]:
 
 
 def _take(spec: TensorSpec, payload: bytes, start: int) -> tuple[np.ndarray, int]:
-    """The values of one output that begin at `start`, and where they end."""
+    """Return the values of one output that start at `start`, and their end."""
     count = math.prod(spec.shape[1:])
     try:
         if spec.dtype is not Datatype.BYTES:

@@ -1,4 +1,4 @@
-"""Settings of precomputed predictions: the variables MLCTL_PRECOMPUTED*, checked at start."""
+"""Settings of precomputed predictions: the variables MLCTL_PRECOMPUTED*."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from services.precomputed.store_urls import check_location
 
 
 class StoreSettings(BaseSettings):
-    """`precomputed_store` is where precomputed answers are: a redis:// or rediss:// URL, or the
-    path of a folder; unset, the folder `precomputed` of $MLCTL_HOME."""
+    """`precomputed_store` is the store of precomputed predictions: a redis:// or rediss:// URL, or
+    the path of a folder; unset, the folder `precomputed` of $MLCTL_HOME."""
 
     model_config = SettingsConfigDict(
         env_prefix="MLCTL_",
@@ -28,10 +28,10 @@ class StoreSettings(BaseSettings):
 
 
 class PrecomputedSettings(StoreSettings):
-    """Which precomputed answers a server has; none if `precomputed`, their name, is unset.
+    """The precomputed predictions of a server; none if `precomputed`, their name, is unset.
 
-    One that is older than `precomputed_ttl_s` is not used. A lookup over the network has
-    `precomputed_timeout_ms`, after which the model is asked.
+    Answers older than `precomputed_ttl_s` are not used. A lookup over the network is limited to
+    `precomputed_timeout_ms`; then the model answers.
     """
 
     precomputed: Annotated[str, Field(pattern=NAME_PATTERN)] | None = None
@@ -40,7 +40,7 @@ class PrecomputedSettings(StoreSettings):
 
 
 def read_store_location() -> str | None:
-    """Where this process's environment has precomputed answers; INVALID_INPUT if nowhere."""
+    """Read the store's location from the environment, None if unset; INVALID_INPUT if malformed."""
     try:
         return StoreSettings().precomputed_store
     except ValidationError as error:

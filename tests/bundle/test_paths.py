@@ -14,7 +14,7 @@ ESCAPES = [
 
 @pytest.mark.parametrize("name", ESCAPES)
 def test_names_that_could_escape_are_refused(name: str) -> None:
-    with pytest.raises(MlctlError, match="is refused") as caught:
+    with pytest.raises(MlctlError, match="is rejected") as caught:
         check_relative(name)
     assert caught.value.code is ErrorCode.PATH_UNSAFE
 

@@ -82,7 +82,9 @@ def test_a_model_with_other_inputs_is_refused(store: Path, tmp_path: Path) -> No
 def test_a_bento_without_one_of_its_models_is_refused(store: Path, tmp_path: Path) -> None:
     one, two, three = (make_bundle(tmp_path / name, name=name) for name in ("one", "two", "three"))
     serve(put(store, "1", one, two))
-    assert refused(put(store, "2", one, three)).endswith("would break with shop:2: 'two' is gone")
+    assert refused(put(store, "2", one, three)).endswith(
+        "would break with shop:2: 'two' is missing"
+    )
 
 
 def test_what_is_meant_goes_on_and_is_on_record(store: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from services.batch.job import BatchConfig
 from services.batch.sinks import open_sink
 from services.online.models.served_model import ServedModel
 from services.precomputed.base import GenerationCommit, PrecomputedRow, PrecomputedStore
+from services.precomputed.redis_store import RedisStore
 from services.precomputed.store_urls import list_names, open_store
 from tests.services.precomputed.conftest import NAME, Ask, Bench
 from tests.services.precomputed.servers import redis_server
@@ -113,7 +114,7 @@ def test_the_one_before_stays_and_older_ones_go(store: PrecomputedStore) -> None
     store.flip(numbers[1], 200.0)
     assert reader.get(["a"]) == [PrecomputedRow("a", float(numbers[1]), b"")]
     store.drop(numbers[3])
-    with pytest.raises(MlctlError, match="there is no generation"):
+    with pytest.raises(MlctlError, match="does not exist"):
         store.flip(numbers[0], 1.0)
     with pytest.raises(MlctlError, match="no longer this job's"):
         store.commit(numbers[3], "me", GenerationCommit([]))
@@ -159,6 +160,30 @@ def test_upsert__adds_to_the_live_generation_or_creates_one(store: PrecomputedSt
         (2, True, True)
     ]
     reader.close()
+
+
+@pytest.mark.parametrize("place", ["redis"], indirect=True)
+@pytest.mark.parametrize("created", [True, False])
+def test_upsert__another_writer_is_faster__keeps_the_rows(
+    store: PrecomputedStore, name: str, place: str, monkeypatch: pytest.MonkeyPatch, created: bool
+) -> None:
+    rival = open_store(name, place)
+    if created:
+        rival.upsert("blue", [PrecomputedRow("b", 1.0, b"1")])
+    read_live, others = RedisStore._live, iter([True])
+
+    def overtaken(self: RedisStore, digest: str, at: float) -> int:
+        number = read_live(self, digest, at)
+        if self is store and next(others, False):
+            other = rival.create("blue", 2.0, "job")
+            rival.seal(other, "job")
+            rival.flip(other, 2.0)
+        return number
+
+    monkeypatch.setattr(RedisStore, "_live", overtaken)
+    store.upsert("blue", [PrecomputedRow("a", 3.0, b"3")])
+    assert store.reader("blue", 5.0).get(["a"]) == [PrecomputedRow("a", 3.0, b"3")]
+    rival.close()
 
 
 @pytest.mark.parametrize("place", ["redis"], indirect=True)

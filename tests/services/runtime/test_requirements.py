@@ -93,7 +93,7 @@ def test_a_transform_adds_to_the_requirements(tmp_path: Path) -> None:
         ("six==1.16.0", "numpy==2.0", "onnxruntime-gpu==1.31.1", "bentoml==1.0")
     ):
         other = with_needs(tmp_path / str(number), line, "others")
-        with pytest.raises(MlctlError, match=f"'others' asks for {line}") as caught:
+        with pytest.raises(MlctlError, match=f"'others' needs {line}") as caught:
             pin_requirements([first, other], None, here)
         assert caught.value.code is ErrorCode.INVALID_INPUT
 
