@@ -1,8 +1,9 @@
-"""JSON bodies, read strictly: limits before anything is built, and no key twice.
+"""Parse JSON bodies strictly: limits before objects are created, and no duplicate keys.
 
-NaN, infinities, lone surrogates and bytes that are not UTF-8 are no JSON, and nesting
-ends at the parser's 1024 levels. A body of small values takes some thirty times its size
-as objects, so their number is bounded before they are made.
+NaN, infinities, lone surrogates and bytes that are not UTF-8 are rejected; the parser's limit is
+1024 levels of nesting. Small values take about thirty times their size as objects, so their number
+is limited before they are created. Long arrays of numbers are cut out of the body and parsed in
+parts, because the parser holds the GIL: millions of numbers would stop the server for a second.
 """
 
 from __future__ import annotations
@@ -19,25 +20,24 @@ import orjson
 from bundle.errors import ErrorCode, MlctlError
 from services.protocol.wire import invalid, shown
 
-# About 250 MB as Python's numbers; more should come as binary data anyway.
+# About 250 MB as Python objects; larger tensors should be binary data anyway.
 MAX_VALUES = 1 << 23
-# Objects and keys together. Far above what a request needs, and each costs the event loop
-# a microsecond.
+# Objects and keys together: far more than a request needs. Each takes a microsecond.
 MAX_OBJECTS = 1 << 16
 _OPENING_AND_NEXT = b",[{"
-# Below this the whole is parsed at once, which takes about a millisecond.
+# A smaller body is parsed in one call, which takes about a millisecond.
 _LONG_BYTES = 64 << 10
 _PIECE_BYTES = 32 << 10
 _NAME = b'"data"'
 _OPENING = re.compile(rb"[ \t\r\n]*:[ \t\r\n]*\[")
-# What stands for them in the parsed document; no caller can know it.
+# Placeholder of a long array in the parsed document; callers cannot guess it.
 _TOKEN = os.urandom(16).hex()
 
 
 def parse_object(content: bytes) -> dict[str, Any]:
-    """The JSON object in `content`; INVALID_INPUT if it is not one or has a key twice.
+    """Parse a JSON object; INVALID_INPUT if it is malformed or has a duplicate key.
 
-    PAYLOAD_TOO_LARGE if it has more values than `MAX_VALUES`, or a great many objects.
+    PAYLOAD_TOO_LARGE above `MAX_VALUES` values or `MAX_OBJECTS` objects and keys.
     """
     check_values(content)
     if content.count(b"{") + content.count(b":") > MAX_OBJECTS:
@@ -48,30 +48,30 @@ def parse_object(content: bytes) -> dict[str, Any]:
         raise invalid(f"the body is not valid JSON (at character {error.pos})") from None
     if not isinstance(document, dict):
         raise invalid("the body is not a JSON object")
-    # Every key has a colon: as many as there are keys means that the parser dropped none.
+    # Every key has a colon. If there are as many colons as keys, no key was a duplicate.
     if content.count(b":") != _count_keys(document):
         _check_keys(content)
     return document
 
 
 def check_values(content: bytes) -> None:
-    """PAYLOAD_TOO_LARGE if `content` has more values than `MAX_VALUES`."""
+    """Raise PAYLOAD_TOO_LARGE if `content` has more than `MAX_VALUES` values."""
     if len(content) <= MAX_VALUES:
         return
     array = np.frombuffer(content, np.uint8)
-    # Each value but the outermost follows one of these; those within texts only add to it.
+    # Each value but the outermost follows one of these characters; strings only add to the count.
     found = sum(int(np.count_nonzero(array == mark)) for mark in _OPENING_AND_NEXT)
     if found > MAX_VALUES:
         raise MlctlError(
             ErrorCode.PAYLOAD_TOO_LARGE,
-            f"the JSON has about {found} values, the limit is {MAX_VALUES}",
+            f"the JSON has about {found} values (limit {MAX_VALUES})",
             "Send the tensors as binary data, or fewer rows in each request.",
         )
 
 
 def _check_objects(content: bytes) -> None:
-    # A pair of backslashes and an escaped quote end no text; in this order what is left of
-    # the quotes begins and ends texts in turn.
+    # Escaped backslashes and quotes do not end a string. After removing them in this order, the
+    # remaining quotes begin and end strings in turn.
     bare = content.replace(rb"\\", b"").replace(rb"\"", b"")
     array = np.frombuffer(bare, np.uint8)
     outside = np.cumsum(array == ord('"'), dtype=np.uint8) & 1 == 0
@@ -79,13 +79,13 @@ def _check_objects(content: bytes) -> None:
     if found > MAX_OBJECTS:
         raise MlctlError(
             ErrorCode.PAYLOAD_TOO_LARGE,
-            f"the JSON has {found} objects and keys, the limit is {MAX_OBJECTS}",
-            "The protocol has one object for each tensor; send BYTES as texts.",
+            f"the JSON has {found} objects and keys (limit {MAX_OBJECTS})",
+            "The protocol has one object per tensor; send BYTES as strings.",
         )
 
 
 def _count_keys(document: dict[str, Any]) -> int:
-    """How many keys are where the protocol has objects; fewer than all if there are others."""
+    """Count the keys of objects of the protocol; fewer than all keys if there are other objects."""
     found = len(document)
     for value in document.values():
         if type(value) is dict:
@@ -102,7 +102,7 @@ def _count_keys(document: dict[str, Any]) -> int:
 
 
 def _check_keys(content: bytes) -> None:
-    """Look at each object's keys. Slow, and needed only for colons in texts or a key twice."""
+    """Check each object's keys. Slow; needed only for colons in strings and duplicate keys."""
     try:
         json.loads(content, object_pairs_hook=_distinct)
     except RecursionError:
@@ -118,7 +118,7 @@ def _distinct(pairs: list[tuple[str, Any]]) -> None:
 
 
 class Numbers:
-    """The inside of one flat JSON array: `content` from `start` to `end`."""
+    """The elements of a flat JSON array of numbers: `content` from `start` to `end`."""
 
     __slots__ = ("_content", "_end", "_start")
 
@@ -128,12 +128,12 @@ class Numbers:
         self._end = end
 
     @property
-    def most(self) -> int:
-        """How many values there can be."""
+    def max_count(self) -> int:
+        """The maximum number of values in that many bytes."""
         return (self._end - self._start + 1) // 2
 
     def pieces(self) -> Iterator[list[Any]]:
-        """The values, a few thousand at a time; INVALID_INPUT if they are no JSON."""
+        """Yield the values, a few thousand at a time; INVALID_INPUT if they are not JSON."""
         start = self._start
         while start <= self._end:
             end = self._content.find(b",", start + _PIECE_BYTES, self._end)
@@ -149,7 +149,7 @@ class Numbers:
 
 
 def parse_request(content: bytes) -> dict[str, Any]:
-    """What `parse_object` makes of a request; long flat data of its inputs are `Numbers`."""
+    """Parse a request like `parse_object`; long flat data of its inputs become `Numbers`."""
     if len(content) <= _LONG_BYTES:
         return parse_object(content)
     check_values(content)
@@ -161,20 +161,20 @@ def parse_request(content: bytes) -> dict[str, Any]:
         if isinstance(data, str) and data in cut:
             tensor["data"] = cut.pop(data)
     if cut:
-        raise invalid("a long array is named 'data' where the protocol has none")
+        raise invalid("a long array is named 'data' outside the inputs")
     return document
 
 
 def _cut(content: bytes) -> tuple[bytes, dict[str, Numbers]]:
-    """`content` with a text in place of each long run of numbers, and these by the texts."""
+    """Replace each long array of numbers by a placeholder; return the arrays by placeholder."""
     parts: list[bytes] = []
     cut: dict[str, Numbers] = {}
     done = start = 0
     while (found := content.find(_NAME, start)) >= 0:
         start = found + len(_NAME)
         opening = _OPENING.match(content, start)
-        # After a backslash the quote is one in a text. The end of a text it cannot be: no
-        # name follows that, and what is left is no JSON either.
+        # After a backslash the quote is inside a string. It cannot end a string here: then the
+        # rest would not be JSON.
         if opening is None or content[found - 1 : found] == b"\\":
             continue
         begin = opening.end()
@@ -189,5 +189,5 @@ def _cut(content: bytes) -> tuple[bytes, dict[str, Numbers]]:
 
 
 def _is_flat(content: bytes, begin: int, end: int) -> bool:
-    """Whether neither texts nor arrays nor objects are there."""
+    """Whether there are no strings, arrays or objects."""
     return all(content.find(mark, begin, end) < 0 for mark in (b'"', b"[", b"{"))

@@ -1,7 +1,7 @@
 """Tensor data in JSON: numbers and strings to arrays without silent conversions, and back.
 
-Numbers may be flat or nested in the declared shape. An integer tensor takes no
-fraction, a BOOL tensor no number, nothing overflows quietly; BF16 has no JSON form.
+Data may be flat or nested in the declared shape. An integer tensor accepts no fractions and a BOOL
+tensor no numbers; overflow is an error; BF16 has no JSON form.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bundle.tensors import Datatype, TensorSpec
 from services.protocol.json_body import Numbers
 from services.protocol.wire import Declared, invalid, shown
 
-# For each answer, as members of an Enum are found and hashed in Python.
+# Looked up once: members of an Enum are found and hashed in Python, for every answer.
 _BF16, _BYTES = Datatype.BF16, Datatype.BYTES
 BINARY_ONLY = frozenset({_BF16})
 _FLOATS = frozenset({Datatype.FP16, Datatype.FP32, Datatype.FP64})
@@ -36,7 +36,7 @@ _CALLED: Mapping[type, str] = MappingProxyType(
 
 
 def decode_data(declared: Declared, data: object) -> np.ndarray:
-    """The array of a tensor's JSON `data`; INVALID_INPUT names the tensor and the reason."""
+    """Return the array of a tensor's JSON `data`; INVALID_INPUT names the tensor and the reason."""
     spec = declared.spec
     if spec.dtype in BINARY_ONLY:
         raise invalid(f"tensor {spec.name!r}: {spec.dtype.value} must be sent as binary data")
@@ -44,7 +44,7 @@ def decode_data(declared: Declared, data: object) -> np.ndarray:
         return _from_numbers(declared, data)
     if not isinstance(data, list):
         raise invalid(f"tensor {spec.name!r}: field 'data' must be an array")
-    # Before numpy sees them: it makes room for the longest of all texts for each value.
+    # Before numpy, which allocates the length of the longest string for every value.
     count = _count(spec, data, _OTHER.get(spec.dtype, _WHOLE))
     if count != declared.count:
         raise _wrong_count(declared, (count,))
@@ -57,7 +57,7 @@ def decode_data(declared: Declared, data: object) -> np.ndarray:
 
 
 def encode_data(spec: TensorSpec, array: np.ndarray) -> np.ndarray | list[str]:
-    """The flat data of an output, for `orjson`; INVALID_INPUT if only binary data can carry it."""
+    """Return the flat data of an output for `orjson`; INVALID_INPUT if it must be binary data."""
     if spec.dtype is _BF16:
         raise invalid(f"output {spec.name!r} is {spec.dtype.value}: request it as binary data")
     if spec.dtype is _BYTES:
@@ -70,7 +70,7 @@ def encode_data(spec: TensorSpec, array: np.ndarray) -> np.ndarray | list[str]:
     if array.dtype.kind == "f" and not _finite(array):
         raise MlctlError(
             ErrorCode.INTERNAL,
-            f"output {spec.name!r} is not finite, which JSON cannot carry",
+            f"output {spec.name!r} is not finite, which JSON does not support",
             "Request it as binary data.",
         )
     flat = array.ravel()
@@ -78,7 +78,7 @@ def encode_data(spec: TensorSpec, array: np.ndarray) -> np.ndarray | list[str]:
 
 
 def _count(spec: TensorSpec, data: list[Any], allowed: frozenset[type], depth: int = 1) -> int:
-    """How many values are in the nested lists `data`; INVALID_INPUT if one is of a wrong type."""
+    """Count the values in the nested lists `data`; INVALID_INPUT if one has a wrong type."""
     kinds = set(map(type, data))
     if list not in kinds:
         if not kinds <= allowed:
@@ -91,8 +91,8 @@ def _count(spec: TensorSpec, data: list[Any], allowed: frozenset[type], depth: i
 
 def _from_numbers(declared: Declared, numbers: Numbers) -> np.ndarray:
     spec, filled = declared.spec, 0
-    # Not more than can be there is allocated, whatever the caller declares.
-    found = np.empty(min(declared.count, numbers.most), spec.dtype.numpy_name)
+    # Allocates at most what the body can contain, independent of the declared shape.
+    found = np.empty(min(declared.count, numbers.max_count), spec.dtype.numpy_name)
     for values in numbers.pieces():
         _count(spec, values, _OTHER.get(spec.dtype, _WHOLE))
         end = filled + len(values)
@@ -119,7 +119,7 @@ def _as_array(spec: TensorSpec, data: list[Any]) -> np.ndarray:
 
 
 def _finite(array: np.ndarray) -> bool:
-    # Counting is what numpy does fastest for few values; `all` takes three times as long.
+    # Counting is fastest for few values; `all` takes three times as long.
     return int(np.count_nonzero(np.isfinite(array))) == array.size
 
 
@@ -127,24 +127,24 @@ def _out_of_range(spec: TensorSpec) -> MlctlError:
     if spec.dtype in _FLOATS:
         return invalid(f"tensor {spec.name!r}: a value does not fit {spec.dtype.value}")
     limits = np.iinfo(spec.dtype.numpy_name)
-    return invalid(f"tensor {spec.name!r}: a value is outside of {limits.min} to {limits.max}")
+    return invalid(f"tensor {spec.name!r}: a value is outside {limits.min} to {limits.max}")
 
 
 def _ragged(spec: TensorSpec) -> MlctlError:
     return invalid(
-        f"tensor {spec.name!r}: data is ragged or nested too deep for shape {list(spec.shape)}"
+        f"tensor {spec.name!r}: data is ragged or nested too deeply for shape {list(spec.shape)}"
     )
 
 
 def _wrong_type(spec: TensorSpec, data: list[Any], allowed: frozenset[type]) -> MlctlError:
     value = next(value for value in data if type(value) not in allowed)
-    # The JSON parser makes a float of an integer that 64 bits do not hold.
+    # The JSON parser returns integers that exceed 64 bits as floats.
     if allowed is _WHOLE and type(value) is float and abs(value) >= 1 << 63:
         return _out_of_range(spec)
     wanted = _CALLED[float if allowed is _NUMBER else next(iter(allowed))]
     return invalid(
         f"tensor {spec.name!r}: {shown(value)} is not of datatype {spec.dtype.value}, "
-        f"which takes {wanted}"
+        f"which accepts {wanted}"
     )
 
 

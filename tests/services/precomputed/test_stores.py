@@ -116,7 +116,7 @@ def test_the_one_before_stays_and_older_ones_go(store: PrecomputedStore) -> None
     store.drop(numbers[3])
     with pytest.raises(MlctlError, match="does not exist"):
         store.flip(numbers[0], 1.0)
-    with pytest.raises(MlctlError, match="no longer this job's"):
+    with pytest.raises(MlctlError, match="no longer belongs to this job"):
         store.commit(numbers[3], "me", GenerationCommit([]))
     reader.close()
 
