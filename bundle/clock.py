@@ -25,7 +25,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only when told; the in-memory twin of `SystemClock`."""
+    """A clock for tests, which moves only by `advance`."""
 
     def __init__(self, start: float = 0.0) -> None:
         self._now = start

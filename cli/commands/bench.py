@@ -219,8 +219,8 @@ def _bench(output: CommandOutput, target: str, asking: RequestShape, load: LoadP
         model, found = run(served, asking, load, show)
     if output.as_json:
         runs = [figures.as_dict() for figures in found]
-        told = {"model": model.name, "version": model.version, "runs": runs}
-        output.document({**told, "ready_seconds": served.ready_seconds})
+        document = {"model": model.name, "version": model.version, "runs": runs}
+        output.document({**document, "ready_seconds": served.ready_seconds})
     else:
         title = f"{model.name} {model.version[:12]}, {asking.protocol}, rows {asking.rows}"
         output.table(columns_of(), [row_of(figures) for figures in found], title)

@@ -365,7 +365,7 @@ def _show(output: CommandOutput, judged: Sequence[Judged]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Piecework:
-    """Work in countable pieces: when it began, with how many done, and how many are done now."""
+    """Work in countable pieces: its start, and how many were done then and are done now."""
 
     what: str
     since: float
@@ -374,11 +374,11 @@ class Piecework:
     total: int
 
     def left(self, now: float) -> float | None:
-        """Seconds left if the rest goes as fast as what was seen; None before a piece is seen."""
-        seen = self.done - self.first
-        if seen <= 0:
+        """Return the estimated seconds left; None before the first piece is done."""
+        completed = self.done - self.first
+        if completed <= 0:
             return None
-        return (now - self.since) / seen * (self.total - self.done)
+        return (now - self.since) / completed * (self.total - self.done)
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,7 +394,7 @@ class StepRow:
 
 
 class Board:
-    """The table as a value that events change; it can be drawn at any time."""
+    """The progress table: events change it, and it can be drawn at any time."""
 
     def __init__(self, recipes: Sequence[str], clock: Clock) -> None:
         names = (*_STEPS_BEFORE, *recipes, *_STEPS_AFTER)
@@ -408,7 +408,7 @@ class Board:
             self._rows[name] = self._changed(row, event)
 
     def cells(self) -> list[list[str]]:
-        """The texts of every row: name, state, numbers, elapsed time."""
+        """Return the cells of every row: name, state, numbers, elapsed time."""
         now = self._clock.monotonic()
         return [
             [row.name, _state(row, now), *_numbers(row), _elapsed(row, now)]
@@ -449,7 +449,7 @@ class Board:
 
 
 class Lines:
-    """One line for each finished step."""
+    """Prints one line per finished step."""
 
     def __init__(self, output: CommandOutput) -> None:
         self._output = output
@@ -463,7 +463,7 @@ class Lines:
 
 @contextlib.contextmanager
 def watching(output: CommandOutput, recipes: Sequence[str]) -> Iterator[ProgressListener]:
-    """A progress that shows events as fits where the output goes; the table goes with the block."""
+    """Yield a listener: a live table on a terminal, plain lines elsewhere."""
     if not output.live:
         yield Lines(output)
         return
@@ -471,7 +471,7 @@ def watching(output: CommandOutput, recipes: Sequence[str]) -> Iterator[Progress
     from rich.live import Live
 
     board = Board(recipes, SystemClock())
-    # Libraries are silenced by replacing sys.stderr, which must not stop this table.
+    # Libraries are silenced by replacing sys.stderr, which must not affect this table.
     console = Console(file=sys.stderr, highlight=False)
     with Live(board, console=console, refresh_per_second=4, transient=True):
         yield board

@@ -63,17 +63,17 @@ def _show(output: CommandOutput, tag: str, found: ParityReport) -> None:
 
 def _line(finding: PathComparison) -> tuple[str, ...]:
     about = f" of {finding.output!r}" if finding.output and finding.differing else ""
-    told = f": {finding.detail}" if finding.detail else ""
-    seen = finding.rows > 0
+    detail = f": {finding.detail}" if finding.detail else ""
+    compared = finding.rows > 0
     return (
         finding.way,
         finding.data,
         f"{finding.size:,}",
-        f"{finding.rows:,}" if seen else "-",
-        f"{finding.differing:,}" if seen else "-",
-        _number(finding.largest) if seen else "-",
-        ("0" if finding.allowed is None else _number(finding.allowed)) if seen else "-",
-        f"{finding.verdict.value}{about}{told}",
+        f"{finding.rows:,}" if compared else "-",
+        f"{finding.differing:,}" if compared else "-",
+        _number(finding.largest) if compared else "-",
+        ("0" if finding.allowed is None else _number(finding.allowed)) if compared else "-",
+        f"{finding.verdict.value}{about}{detail}",
     )
 
 

@@ -61,8 +61,8 @@ def _pull_bento(
     listing = list_files(bento)
     digest, parcel = listing.digest, listing.parcel_digest
     if output.as_json:
-        told = {"tag": bento.tag, "digest": digest, "parcel_digest": parcel}
-        output.document({**told, "path": str(bento.path)})
+        document = {"tag": bento.tag, "digest": digest, "parcel_digest": parcel}
+        output.document({**document, "path": str(bento.path)})
     else:
         output.line(f"{bento.tag} is in the store, digest {digest}, parcel {parcel}")
 

@@ -9,9 +9,9 @@ from click.core import ParameterSource
 
 from cli.kubernetes_options import kubernetes_options, kubernetes_settings
 from cli.output import CommandOutput, reporting
+from cli.reporting_options import reporting_options, reporting_settings
 from cli.scaling import bound_options, settings_of
 from cli.security_options import security_options, security_settings, warn_exposure
-from cli.telling import telling, telling_options
 
 if TYPE_CHECKING:
     from rollout.domain.spec import DeploymentSettings
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 )
 @security_options
 @kubernetes_options
-@telling_options
+@reporting_options
 @click.option(
     "--all", "everything", is_flag=True, help="Start all deployments that ran before a reboot."
 )
@@ -129,7 +129,7 @@ def _refuse_settings() -> None:
 
 def _settings(target: str, options: dict[str, Any], **local: Any) -> DeploymentSettings:
     """Those of a cluster or, as `local` says, of this machine; `options` are all others."""
-    told = telling(options)
+    told = reporting_settings(options)
     remote = kubernetes_settings(target, **options)
     counts = [local[name] for name in ("replicas", "min_replicas", "max_replicas")]
     if remote and counts != [None, None, None]:

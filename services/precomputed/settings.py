@@ -46,5 +46,6 @@ def read_store_location() -> str | None:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         raise MlctlError(
-            ErrorCode.INVALID_INPUT, f"MLCTL_PRECOMPUTED_STORE: {first['msg']}"
+            ErrorCode.INVALID_INPUT,
+            f"MLCTL_PRECOMPUTED_STORE: {first['msg'].removeprefix('Value error, ')}",
         ) from error

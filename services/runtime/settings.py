@@ -63,4 +63,5 @@ def read_environment(settings: type[S]) -> S:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         variable = PREFIX + "_".join(str(part) for part in first["loc"]).upper()
-        raise MlctlError(ErrorCode.INVALID_INPUT, f"{variable}: {first['msg']}") from error
+        reason = first["msg"].removeprefix("Value error, ")
+        raise MlctlError(ErrorCode.INVALID_INPUT, f"{variable}: {reason}") from error

@@ -140,8 +140,8 @@ def test_the_store_of_precomputed_answers_is_asked_where_there_is_one(
         ("redis://127.0.0.1:1/0?password=geheim", "scores in redis://127.0.0.1:1/0: "),
         ("redis://me:ge?heim@127.0.0.1:1/0", "percent-encode"),
         ("redis://geheim@127.0.0.1:1/0?socket_timeout=geheim", "Invalid value for"),
-        ("postgresql://me:geheim@127.0.0.1:1/db", "postgresql:// is no store"),
-        ("ftp://me:geheim@h", "ftp:// is no store"),
+        ("postgresql://me:geheim@127.0.0.1:1/db", "postgresql:// is not a store"),
+        ("ftp://me:geheim@h", "ftp:// is not a store"),
     ],
 )
 def test_a_store_of_precomputed_answers_that_is_away_is_told(

@@ -1,4 +1,4 @@
-"""Commands that ask the daemon for something about the rollout under way."""
+"""Send an operator command to the daemon of a deployment, and show its result."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ if TYPE_CHECKING:
     from rollout.domain.operator_commands import OperatorCommand
 
 
-def ask(output: CommandOutput, name: str, wish: OperatorCommand, reason: str) -> None:
-    """Ask, wait until it is done, and show the event that says so."""
+def send_command(output: CommandOutput, name: str, command: OperatorCommand, reason: str) -> None:
+    """Send a command, wait until the daemon applied it, and show its event."""
     from cli.rollouts import event_line
     from rollout.client import deployments
 
-    event = deployments.ask(name, wish, reason)
+    event = deployments.ask(name, command, reason)
     if output.as_json:
         output.document({"name": name, "rollout": event.rollout, **event.body})
     else:
         output.line(event_line(event) or "")
 
 
-def take_back(output: CommandOutput, name: str, wish: OperatorCommand, reason: str) -> None:
-    """Ask for the traffic back, and follow until the rollout has ended."""
+def roll_back(output: CommandOutput, name: str, command: OperatorCommand, reason: str) -> None:
+    """Send a command that returns the traffic, and follow the rollout until it ends."""
     from cli.rollouts import event_line
     from rollout.client import deployments
 
-    rollout = deployments.rollback(name, reason, wish)
+    rollout = deployments.rollback(name, reason, command)
     restored: dict[str, object] = {}
     for event in deployments.follow(name, rollout):
         if event.kind == "traffic_restored":
@@ -37,7 +37,7 @@ def take_back(output: CommandOutput, name: str, wish: OperatorCommand, reason: s
             output.line(event_line(event) or "")
     if not restored:
         raise MlctlError(
-            ErrorCode.DEPLOYMENT_NOT_FOUND, f"{name} was taken down before the traffic was back"
+            ErrorCode.DEPLOYMENT_NOT_FOUND, f"{name} was stopped before the traffic was restored"
         )
     if output.as_json:
         output.document({"name": name, "rollout": rollout, **restored})

@@ -1,4 +1,4 @@
-"""The options of `up` about who is told of rollouts, and how that is shown."""
+"""The options of `up` for metrics, webhooks and MLflow runs of rollouts, and how they are shown."""
 
 from __future__ import annotations
 
@@ -33,27 +33,29 @@ _OPTIONS = (
 )
 
 
-def telling_options(function: Callable[..., Any]) -> Callable[..., Any]:
+def reporting_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add --metrics-port, --webhook and --no-runs."""
     for option in reversed(_OPTIONS):
         function = option(function)
     return function
 
 
-def telling(options: dict[str, Any]) -> Callable[[DeploymentSettings], DeploymentSettings]:
-    """Take these options out of all that were given; what puts them into settings."""
+def reporting_settings(
+    options: dict[str, Any],
+) -> Callable[[DeploymentSettings], DeploymentSettings]:
+    """Remove these options from `options`; return a function that puts them into settings."""
     metrics_port, webhooks = options.pop("metrics_port"), options.pop("webhooks")
     no_runs = options.pop("no_runs")
 
-    def told(settings: DeploymentSettings) -> DeploymentSettings:
+    def apply(settings: DeploymentSettings) -> DeploymentSettings:
         settings = replace(settings, metrics_port=metrics_port, webhooks=webhooks)
         return replace(settings, runs=()) if no_runs else settings
 
-    return told
+    return apply
 
 
 def links_document(links: Links) -> dict[str, Any]:
-    """Where else a deployment is seen, for --json; of a webhook the host only."""
+    """Return the metrics URL and webhooks of a deployment for --json, without webhook paths."""
     return {
         "metrics": links.metrics,
         "webhooks": [asdict(webhook) for webhook in links.webhooks],
@@ -61,12 +63,12 @@ def links_document(links: Links) -> dict[str, Any]:
 
 
 def run_document(link: RunLink | None) -> dict[str, Any] | None:
-    """A rollout's run in MLflow, for --json."""
+    """Return a rollout's MLflow run for --json."""
     return None if link is None else asdict(link)
 
 
 def show_links(output: CommandOutput, links: Links, rollout: int | None) -> None:
-    """What a person wants to know of them: where they are, and what fails."""
+    """Print the metrics URL, failing webhooks, and the MLflow run."""
     if links.metrics is not None:
         output.line(f"  metrics  {links.metrics}")
     for webhook in links.webhooks:
@@ -77,6 +79,6 @@ def show_links(output: CommandOutput, links: Links, rollout: int | None) -> None
     if run is None:
         return
     if run.error is not None:
-        output.line(f"  run      MLflow is not told: {run.error}; it is tried again")
+        output.line(f"  run      not recorded in MLflow: {run.error}; retrying")
     elif run.run is not None:
         output.line(f"  run      {run.url or run.run}")
