@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from bundle.errors import ErrorCode, MlctlError
 from services.precomputed.base import NAME_PATTERN
 from services.precomputed.store_urls import check_location
+from services.runtime.settings import read_environment
 
 
 class StoreSettings(BaseSettings):
@@ -41,11 +41,4 @@ class PrecomputedSettings(StoreSettings):
 
 def read_store_location() -> str | None:
     """Read the store's location from the environment, None if unset; INVALID_INPUT if malformed."""
-    try:
-        return StoreSettings().precomputed_store
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        raise MlctlError(
-            ErrorCode.INVALID_INPUT,
-            f"MLCTL_PRECOMPUTED_STORE: {first['msg'].removeprefix('Value error, ')}",
-        ) from error
+    return read_environment(StoreSettings).precomputed_store
