@@ -175,10 +175,10 @@ def _named(target: str, option: str | None) -> tuple[str, str | None]:
 
 def _known(target: str, model: str | None) -> str | None:
     """Return the model's name in a Bento; a server lists its own models."""
-    from loadtest.naming import asked_model
+    from loadtest.naming import resolve_model
     from services.runtime.bento_store import find_bento
 
-    return model if "://" in target else asked_model(find_bento(target).source, model)
+    return model if "://" in target else resolve_model(find_bento(target).source, model)
 
 
 def _check(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,19 +116,19 @@ _GATES = (
     click.option(
         "--max-accuracy-drop",
         type=click.FloatRange(0),
-        help="Maximum drop of the score against the source model (upper confidence bound); needs "
-        "labels.  [default: 0.01 with labels]",
+        help="Maximum drop of the metric against the source model, judged by its upper bound; "
+        "needs labels.  [default: 0.01; for errors such as rmse 1 % of the source's error]",
     ),
     click.option(
         "--min-agreement",
         type=_SHARE,
-        help="Minimum share of rows with the source model's top class.  "
-        "[default: 0.99 without labels]",
+        help="Minimum share of rows that agree with the source model, for class scores and "
+        "labels.  [default: 0.99 without labels]",
     ),
     click.option(
         "--min-cosine",
         type=_SHARE,
-        help="Minimum centred cosine similarity with the source model's outputs.  "
+        help="Minimum centred cosine with the source's outputs; also limits relative L2.  "
         "[default: 0.98 without labels]",
     ),
     click.option("--max-p95-ms", type=_POSITIVE, help="Maximum p95 latency of a single row."),
@@ -249,7 +249,7 @@ def _check_paths(data: str, report: Path | None) -> None:
 
 
 def _request(model: str, data: str, given: dict[str, Any]) -> _Request:
-    from optimize.batching import DEFAULT, read_joining
+    from optimize.batching import DEFAULT, read_batching_options
     from optimize.data import RowLimits
     from optimize.goals import Goals, Prefer
     from optimize.prepare import Options
@@ -272,7 +272,9 @@ def _request(model: str, data: str, given: dict[str, Any]) -> _Request:
         calibrator=Calibrator(given["calibrator"]),
         sampling=RowLimits(given["calibration_rows"], given["eval_rows"]),
         transform=given["transform"],
-        joining=DEFAULT if given["batching"] is None else read_joining(given["batching"]),
+        batching_options=DEFAULT
+        if given["batching"] is None
+        else read_batching_options(given["batching"]),
         allow_pickle=given["allow_pickle"],
     )
     return _Request(
@@ -487,7 +489,7 @@ def _state(row: StepRow, now: float) -> str:
 
 def _numbers(row: StepRow) -> tuple[str, ...]:
     measured = None if row.variant is None else row.variant.measured
-    return number_cells(None if measured is None else asdict(measured))
+    return number_cells(None if measured is None else measured.record())
 
 
 def _elapsed(row: StepRow, now: float) -> str:

@@ -66,7 +66,7 @@ def _line(finding: PathComparison) -> tuple[str, ...]:
     detail = f": {finding.detail}" if finding.detail else ""
     compared = finding.rows > 0
     return (
-        finding.way,
+        finding.path,
         finding.data,
         f"{finding.size:,}",
         f"{finding.rows:,}" if compared else "-",

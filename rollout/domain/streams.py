@@ -14,7 +14,6 @@ from itertools import islice
 import numpy as np
 
 from rollout.domain import agreement
-from rollout.domain import e_values as eprocess
 from rollout.domain.agreement import ShadowEvidence
 from rollout.domain.compare import Answer, Compared, compare, norm, statistics
 from rollout.domain.drift import Drift, rows_needed
@@ -88,9 +87,11 @@ class _Judge:
             distance=max(each.distance for each in found.values()),
             psi=max(indices, default=None),
             psi_rows=self._pairs,
+            seconds=self._spec.burst_seconds,  # each part of the messages is a block
         )
         self.evidence = agreement.fold(self.evidence, window, self._spec)
-        shown = eprocess.log_mean(self.evidence.disagreement) >= self._threshold
+        limit = self._spec.max_disagreement
+        shown = limit is not None and agreement.log_harm(self.evidence, limit) >= self._threshold
         if self._stopped is None and shown:
             self._stopped = agreement.disagrees(self.evidence, self._spec)
 
@@ -101,7 +102,7 @@ class _Judge:
             agreement.broken(self.evidence)
             or self._stopped
             or agreement.doubtful(self.evidence, self._spec)
-            or agreement.unproved(self.evidence, self._spec, self._threshold)
+            or agreement.unproved(self.evidence, self._spec)
         )
         why = f"{total.differed} of {total.requests} messages are answered otherwise"
         return found or Verdict(Action.ADVANCE, Gate.DISAGREEMENT, why, n=total.requests)
