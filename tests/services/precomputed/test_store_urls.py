@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from bundle.errors import ErrorCode, MlctlError
-from cli.commands.precomputed import precomputed
+from cli.main import cli
 from services.online.settings import load_settings
 from services.precomputed.settings import read_store_location
 from services.precomputed.store_urls import redact_location
@@ -37,7 +37,7 @@ def test_precomputed_command__store_is_away__does_not_show_its_password(
     command: list[str], url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLCTL_PRECOMPUTED_STORE", url)
-    done = CliRunner().invoke(precomputed, command)
+    done = CliRunner().invoke(cli, ["precomputed", *command])
     assert done.exit_code in {2, 12}
     assert "heim" not in done.output
 
