@@ -11,11 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-import numpy as np
-
 from rollout.domain import agreement
 from rollout.domain.agreement import ShadowEvidence
-from rollout.domain.compare import Answer, Compared, compare, norm, statistics
+from rollout.domain.compare import Answer, Compared, LiveOutputs, compare, statistics
 from rollout.domain.drift import Drift, rows_needed
 from rollout.domain.shadow_window import ShadowWindow
 from rollout.domain.spec import RolloutSpec
@@ -68,7 +66,9 @@ class _Judge:
         self._live = live
         self._drift: dict[str, Drift] = {}
         self._pairs = 0
-        self._sizes = _usual_sizes(live)
+        self._outputs = LiveOutputs()
+        for answer in live.values():
+            self._outputs.add(answer)
         self._stopped: Verdict | None = None
 
     def look(self, sources: Sequence[str], candidate: Mapping[str, Answer | None]) -> None:
@@ -117,21 +117,11 @@ class _Judge:
             self.left_out |= ours.keys() ^ theirs.keys()
             ours = {name: ours[name] for name in ours.keys() & theirs.keys()}
             theirs = {name: theirs[name] for name in ours}
-        answers = dict(statistics(theirs)) if theirs is not None else {}
-        for name, value in statistics(ours):
+        answers = dict(statistics(theirs, self._outputs)) if theirs is not None else {}
+        for name, value in statistics(ours, self._outputs):
             if name not in self._drift:
                 self._drift[name] = Drift(rows_needed(self._spec.max_psi))
             self._drift[name].add(value, answers.get(name, "none"))
         if theirs is None or not ours:
             return _NONE
-        return compare(ours, theirs, self._spec.tolerance, self._sizes)
-
-
-def _usual_sizes(live: Mapping[str, Answer]) -> dict[str, float]:
-    """The mean norm of each output, for answers close to zero."""
-    norms: dict[str, list[float]] = {}
-    for answer in live.values():
-        for name, output in answer.items():
-            if (size := norm(output)) is not None:
-                norms.setdefault(name, []).append(size)
-    return {name: float(np.mean(sizes)) for name, sizes in norms.items()}
+        return compare(ours, theirs, self._spec.tolerance, self._outputs)
