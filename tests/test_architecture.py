@@ -16,7 +16,8 @@ from bento.packaging import bento_sources
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = (
-    "bundle", "registry", "services", "optimize", "loadtest", "bento", "rollout", "examples", "cli",
+    "bundle", "registry", "services", "optimize", "loadtest", "bento", "rollout", "doctor",
+    "examples", "cli",
 )  # fmt: skip
 HEAVY = {"torch", "mlflow", "bentoml", "onnxruntime", "onnx", "pandas", "numpy", "pydantic"}
 
@@ -67,8 +68,6 @@ def test_help__without_a_command__loads_no_heavy_library() -> None:
 OTHERS_IN_A_BENTO = {
     # imported by name at run time, or started as a process of its own
     "services.runtime.engine_worker",
-    "services.runtime.tensorrt.build",
-    "services.runtime.tensorrt.builder",
     # the part that the batch and stream runners share with the server
     "services.precomputed.lease",
     "services.runtime.bento_store",

@@ -30,9 +30,9 @@ pytestmark = [
 RATE = 200.0
 # Short steps, and limits that a good variant keeps on a busy machine as well.
 QUICK = (
-    *("--steps", "50,100", "--step-seconds", "1", "--bake-seconds", "2", "--min-requests", "20"),
-    *("--shadow-percent", "50", "--shadow-seconds", "2"),
-    *("--max-error-rate", "0.05", "--alpha", "0.01", "--deadline", "200"),
+    *("--steps", "50,100", "--step-time", "1s", "--bake-time", "2s", "--min-requests", "20"),
+    *("--shadow-percent", "50", "--shadow-time", "2s"),
+    *("--max-error-rate", "0.05", "--alpha", "0.01", "--deadline", "200s"),
 )
 
 
@@ -236,7 +236,7 @@ def abort_a_rollout_and_scale_down(story: Story) -> None:
     """An abort gives all traffic back to the live model; then one replica is enough."""
     _precompute(story, story.good, {"both": 0, "good only": 2})
     _precompute(story, story.live, {"both": 1})
-    unshadowed = (*QUICK, "--shadow-percent", "0", "--min-requests", "1000000", "--force")
+    unshadowed = (*QUICK, "--shadow-percent", "0", "--min-requests", "1000000", "--skip-checks")
     story.mlctl.json("promote", "shop", story.live["tag"], *unshadowed, "--detach")
     wait_until(lambda: story.phase() == "shift", what="half of the traffic is on it")
     _check_slots_keep_their_answers(story)
@@ -252,7 +252,7 @@ def abort_a_rollout_and_scale_down(story: Story) -> None:
 
 def end_the_deployment_during_a_shadow(story: Story) -> None:
     """`mlctl down` leaves no recorded request behind."""
-    endless = (*QUICK, "--min-agreement", "0.999999", "--force")
+    endless = (*QUICK, "--min-agreement", "0.999999", "--skip-checks")
     story.mlctl.json("promote", "shop", story.live["tag"], *endless, "--detach")
     wait_until(lambda: story.phase() == "shadow" and story.samples(), what="requests are recorded")
     assert story.mlctl.run("down", "shop").returncode == 0

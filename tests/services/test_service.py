@@ -208,3 +208,16 @@ def test_the_reason_names_code_and_hint(seam: Any) -> None:
     assert "file_altered" in seam.explain(error)
     assert error.hint in seam.explain(error)
     assert "boom" in seam.explain(RuntimeError("boom"))
+
+
+@pytest.mark.slow
+def test_start__with_a_misspelt_setting__warns(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import services.service"],
+        env={**os.environ, "MLCTL_WORKER": "2", "MLCTL_BUNDLE": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 4, done.stderr
+    assert "Warning: MLCTL_WORKER is not a setting of mlctl" in done.stderr

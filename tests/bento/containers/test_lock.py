@@ -169,6 +169,6 @@ def test_resolve__index_not_reachable__hint_names_the_lock_file(
     monkeypatch.setenv("PIP_RETRIES", "0")
     with pytest.raises(MlctlError, match="did not answer") as caught:
         resolve(["numpy==2.0"], Platform.AMD64)
-    assert caught.value.code is ErrorCode.INDEX_UNAVAILABLE
+    assert caught.value.code is ErrorCode.PACKAGE_INDEX_UNAVAILABLE
     assert "--lock" in caught.value.hint
     assert "secret" not in str(caught.value)

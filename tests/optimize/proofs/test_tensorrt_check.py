@@ -110,7 +110,7 @@ def test_check_importable__without_the_package__does_not_decide(
     ("cause", "ok"),
     [
         (Cause.CRASHED, False),
-        (Cause.REFUSED, False),
+        (Cause.REJECTED, False),
         (Cause.TIMED_OUT, None),
         (Cause.UNAVAILABLE, None),
     ],

@@ -44,7 +44,7 @@ def test_unknown_and_absent_providers_are_refused(bundle: VerifiedBundle) -> Non
 
 
 def test_an_absent_tensorrt_is_rejected_with_the_extra_to_install(bundle: VerifiedBundle) -> None:
-    with pytest.raises(MlctlError, match="'tensorrt' was asked for") as caught:
+    with pytest.raises(MlctlError, match="'tensorrt' is not available") as caught:
         open_session(bundle.path(MODEL_NAME), "tensorrt")
     assert caught.value.code is ErrorCode.PROVIDER_UNAVAILABLE
     assert "'.[trt]'" in caught.value.hint
