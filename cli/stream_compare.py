@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from bundle.errors import ERROR_TABLE, ErrorCode
 from cli.output import CommandOutput, reporting
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 @click.argument("live")
 @click.argument("candidate")
 @click.option(
+    "-n",
     "--last",
     type=click.IntRange(1),
     default=10_000,
@@ -63,8 +65,10 @@ def compare(
     spec = RolloutSpec(max_disagreement=1.0 - min_agreement, tolerance=tolerance)
     found = judge_streams(expected.answers, actual.answers, spec)
     _show(output, found, sorted(expected.digests), sorted(actual.digests))
-    if code := {"rollback": 10, "advance": 0}.get(found.verdict.action.value, 11):
-        raise click.exceptions.Exit(code)
+    action = found.verdict.action.value
+    if action != "advance":
+        code = ErrorCode.ROLLED_BACK if action == "rollback" else ErrorCode.INCONCLUSIVE
+        raise click.exceptions.Exit(ERROR_TABLE[code].exit_code)
 
 
 def _show(

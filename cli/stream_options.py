@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bundle.errors import ErrorCode, MlctlError
+from cli.options import Duration, parse_options
 
 if TYPE_CHECKING:
     from services.stream.base import StreamUrl
@@ -104,10 +105,10 @@ _OPTIONS = (
     ),
     click.option(
         "--patience",
-        type=click.FloatRange(0),
-        default=300.0,
+        type=Duration(),
+        default="5m",
         show_default=True,
-        help="Seconds to wait for a broker or a model that is unavailable.",
+        help="Time to wait for a broker or a model that is unavailable.",
     ),
     click.option("--max-messages", type=click.IntRange(1), help="End after this many messages."),
     click.option("--until-empty", is_flag=True, help="End when the group's lag is 0."),
@@ -126,7 +127,6 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def stream_config(given: Mapping[str, Any], *, as_json: bool) -> StreamConfig:
     """Return the run that the options describe; INVALID_INPUT for an invalid value."""
-    from cli.batches import pairs
     from services.stream.base import ConnectionRequest, StreamUrl
     from services.stream.batching import BatchGoals
     from services.stream.engine import RunSettings
@@ -149,7 +149,7 @@ def stream_config(given: Mapping[str, Any], *, as_json: bool) -> StreamConfig:
             tuple(name for text in given["keep"] for name in text.split(",") if name),
             given["max_message_bytes"],
             map=given["mapped"],
-            options=pairs(given["options"]),
+            options=parse_options(given["options"]),
         ),
         RunSettings(
             BatchGoals(given["max_latency_ms"] / 1e3, given["max_batch"]),

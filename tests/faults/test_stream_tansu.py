@@ -17,6 +17,8 @@ from tests.services.stream.contract import answered, numbered, send, take
 from tests.support.tansu import committed_values, create_topics, tansu_broker
 from tests.support.wait import PATIENCE_SECONDS
 
+pytestmark = pytest.mark.may_stall
+
 _PARTITIONS = 2
 _OPTIONS = "session.timeout.ms=6000&heartbeat.interval.ms=500&transaction.timeout.ms=6000"
 _TOPICS = ("in", "out", "dead")
