@@ -17,8 +17,6 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from services.online.batching.budget import Hold
 from services.online.grpc.health import HEALTH_SERVICE, HealthService
 from services.online.grpc.http2.call import GrpcCall, MethodHandler
-from services.online.grpc.http2.desk import InferDesk
-from services.online.grpc.http2.desks import InferDesks
 from services.online.grpc.http2.server import Http2Server
 from services.online.grpc.models import GrpcModels, RequestContext
 from services.online.grpc.stream import StreamInfer
@@ -45,11 +43,6 @@ class GrpcServer:
         self._host = host
         self._models = GrpcModels(host)
         self._methods = methods()
-        response = self._methods["ModelInfer"].response
-        self._desks = {
-            each.host.name: InferDesk(each.host, each.codec, response) for each in self._models.all
-        }
-        desks = list(self._desks.values())
         typed = typed_services(self._models)
         self._health = HealthService(host, SERVICE, *(service.name for service in typed))
         answered = {
@@ -58,8 +51,7 @@ class GrpcServer:
             **self._health.handlers(),
             **_reflection(typed),
         }
-        desk = desks[0] if len(desks) == 1 else InferDesks(desks)
-        self._server = Http2Server(host, answered, desk)
+        self._server = Http2Server(host, answered)
         self.port = self._server.listen(address, port, None if tls is None else tls.context())
 
     async def start(self) -> None:
@@ -157,7 +149,7 @@ class GrpcServer:
         decoded = model.codec.decode(request)
         parse = perf_counter() - start
         kind = self._methods["ModelInfer"].response
-        response = await ask(
+        return await ask(
             model,
             asking,
             decoded,
@@ -165,8 +157,6 @@ class GrpcServer:
             parse,
             lambda answer: model.codec.encode(kind, decoded, answer.outputs, answer.parameters),
         )
-        self._desks[model.host.name].learn(message, request, decoded)
-        return response
 
     def _parsed(
         self, name: str, answer: Callable[[Any], Awaitable[Any]]

@@ -10,7 +10,7 @@ from services.online.batching.budget import Hold
 from services.online.batching.executor import Answer
 from services.online.grpc.http2.call import GrpcCall
 from services.online.grpc.models import GrpcModel, GrpcModels, RequestContext
-from services.online.observability.calls import Stages
+from services.online.observability.calls import GRPC, Stages
 from services.protocol.priority import LANE_HEADER, Priority, named_lane
 from services.protocol.wire import InferRequest
 
@@ -23,17 +23,14 @@ async def counted(
 ) -> Any:
     """Return what `infer` answers to an infer message, and count its outcome."""
     asking = RequestContext(models, message.__len__, call)
-    failure: BaseException | None = None
     try:
         with Hold(models.inflight) as hold:
             hold.grow(len(message))
             return await infer(asking)
     except BaseException as error:
-        failure = error
         asking.ended(error)
+        asking.count(error)
         raise
-    finally:
-        asking.count(failure)
 
 
 async def ask(
@@ -52,7 +49,7 @@ async def ask(
     start = perf_counter()
     response = encode(answer)
     serialize = perf_counter() - start
-    host.stages(parse, answer.queue_seconds, answer.infer_seconds, serialize)
+    host.answered(GRPC, parse, answer.queue_seconds, answer.infer_seconds, serialize)
     if seen is not None and host.observer is not None:
         stages = Stages(parse, answer.queue_seconds, answer.infer_seconds, serialize)
         host.observer.answered(seen, stages, request.inputs, answer, response.ByteSize())

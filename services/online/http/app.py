@@ -132,14 +132,14 @@ class V2App:
         """Reject what the HTTP protocol leaves: another method, or a model that is not here."""
         headers, inference = fields_of(scope["headers"]), self._meant(parts)
         request_id = inference.request_id(headers)
-        seen = inference.watch(headers, request_id, scope.get("client"))
+        seen = inference.observe(headers, request_id, scope.get("client"))
         error = _no_such_path()
         try:
             _require_method(scope, "POST")
             self._require_path(parts)
         except MlctlError as found:
             error = found
-        response = inference.refuse(error, request_id, seen)
+        response = inference.reject(error, request_id, seen)
         close_if_expecting(headers, response)
         await _send(send, response)
 
@@ -148,19 +148,19 @@ class V2App:
     ) -> None:
         headers, inference = fields_of(scope["headers"]), self._meant(parts)
         request_id = inference.request_id(headers)
-        seen = inference.watch(headers, request_id, scope.get("client"))
+        seen = inference.observe(headers, request_id, scope.get("client"))
         events = EventWriter(send, request_id)
         try:
             _require_method(scope, "POST")
             self._require_path(parts)
             await _stream(inference, headers, events, receive, seen)
-            inference.ended(seen)
+            inference.report(seen)
         except (GoneError, asyncio.CancelledError) as error:
-            inference.gone(seen)
+            inference.disconnected(seen)
             if not isinstance(error, GoneError):
                 raise
         except Exception as error:  # noqa: BLE001 - it is logged and answered
-            response = inference.refuse(error, request_id, seen)
+            response = inference.reject(error, request_id, seen)
             if events.started:
                 await events.end(b"error", response.body)
             else:
@@ -192,8 +192,8 @@ async def _stream(
     deadline = asyncio.get_running_loop().time() + inference.seconds
     with inference.hold() as hold:
         body = await _read_in_time(receive, inference, hold, deadline)
-        asked = await inference.ask_stream(head, body, hold)
-        await send_events(asked, inference, events, receive)
+        streamed = await inference.submit_stream(head, body, hold)
+        await send_events(streamed, inference, events, receive)
 
 
 async def _read_in_time(

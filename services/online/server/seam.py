@@ -104,8 +104,8 @@ def gated(app: App, inference: InferHandler, host: Serving) -> App:
     def refuse(error: MlctlError, scope: Message) -> Response:
         headers = dict(scope["headers"])
         request_id = inference.request_id(headers)
-        seen = inference.watch(headers, request_id, scope.get("client"))
-        return inference.refuse(error, request_id, seen)
+        seen = inference.observe(headers, request_id, scope.get("client"))
+        return inference.reject(error, request_id, seen)
 
     return TokenGate(app, host.access, refuse)
 

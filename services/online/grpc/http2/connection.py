@@ -15,8 +15,6 @@ from typing import Any, cast
 from bundle.errors import MlctlError
 from services.online.grpc.http2.call import GrpcCall
 from services.online.grpc.http2.core import Core
-from services.online.grpc.http2.desk import InferCall
-from services.online.grpc.http2.desks import Taker
 from services.online.grpc.http2.events import (
     HeadersReceived,
     Left,
@@ -29,7 +27,6 @@ from services.online.grpc.http2.events import (
 )
 from services.online.grpc.http2.frames import MAX_STREAM, BrokenError, Reason
 from services.online.grpc.http2.head import CallHead
-from services.online.grpc.http2.known import KnownCall
 from services.online.grpc.http2.leaky_bucket import Bucket
 from services.online.grpc.http2.outbox import Outbox, Parking
 
@@ -69,7 +66,7 @@ class Connection(asyncio.Protocol):
     """One connection. `open_call` makes and begins a call: of which stream, whether that ended.
 
     `connections` has all that are open, of which there may be `most`, and `parking` what they
-    could not send yet. `desk` is asked first.
+    could not send yet.
     """
 
     transport: asyncio.Transport
@@ -81,20 +78,17 @@ class Connection(asyncio.Protocol):
         most: int,
         times: Times,
         parking: Parking,
-        desk: Taker,
     ) -> None:
         self._open_call = open_call
         self.connections = connections
         self._most = most
         self._times = times
-        self._desk = desk
-        self.known: KnownCall | None = None
         self._core = Core()
         self.gone = asyncio.get_running_loop().create_future()
         self._parking = parking
         self.outbox = Outbox(self._core, self._wake, parking)
         self.peer = ""
-        self._calls: dict[int, GrpcCall | InferCall] = {}
+        self._calls: dict[int, GrpcCall] = {}
         self._waking = False
         self._closed = False
         self._draining = False
@@ -142,14 +136,10 @@ class Connection(asyncio.Protocol):
         self._asked = False
         self._waking = True  # nobody else has to: all is written at the end
         try:
-            call = self._core.again(data)
-            if call is None:
-                for event in self._core.receive(data):
-                    self._handlers[type(event)](event)
-                    if self.transport.is_closing():
-                        return
-            else:
-                self._meet(*call)
+            for event in self._core.receive(data):
+                self._handlers[type(event)](event)
+                if self.transport.is_closing():
+                    return
             self.flush()
         except BrokenError as error:
             logger.info("a connection broke HTTP/2's rules: %s", error)
@@ -177,19 +167,7 @@ class Connection(asyncio.Protocol):
             self._core.give(stream, size)
             self._wake()
 
-    def begin(self, call: InferCall) -> None:
-        """The call is open."""
-        self._calls[call.stream] = call
-
-    def turn_away(self, stream: int, block: bytes) -> None:
-        """Answer a call, which may be open, with a block of trailers alone."""
-        self._core.turn_away(stream, block)
-        self._calls.pop(stream, None)
-        self._bucket.answered()
-        self._note_called()
-        self._wake()
-
-    def over(self, call: GrpcCall | InferCall) -> None:
+    def over(self, call: GrpcCall) -> None:
         """Forget the call."""
         self._bucket.answered()
         if self._calls.pop(call.stream, None) is not None:
@@ -226,8 +204,6 @@ class Connection(asyncio.Protocol):
         """A call came at once."""
         if not self._takes(stream):
             return
-        if self._desk.take(self, stream, head, data):
-            return
         call = self._open_call(self, stream, head, True)
         if not call.done:
             self._calls[stream] = call
@@ -254,7 +230,7 @@ class Connection(asyncio.Protocol):
 
     def _on_sent(self, event: Sent) -> None:
         call = self._calls.get(event.stream)
-        if isinstance(call, GrpcCall):
+        if call is not None:
             call.feed(event.data, event.size, ended=event.ended)
             if event.ended:
                 call.end()

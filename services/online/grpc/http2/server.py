@@ -15,7 +15,6 @@ from bundle.errors import MlctlError
 from services.online.batching.budget import Inflight
 from services.online.grpc.http2.call import GrpcCall, MethodHandler, stopping
 from services.online.grpc.http2.connection import Connection, Times
-from services.online.grpc.http2.desks import Taker
 from services.online.grpc.http2.head import CallHead
 from services.online.grpc.http2.messages import CODINGS
 from services.online.grpc.http2.observed_calls import GrpcCalls
@@ -37,15 +36,13 @@ _UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED
 class Http2Server:
     """Answer calls with `handlers`, by "/SERVICE/METHOD", within the limits of `host`.
 
-    `desk` answers the calls that it recognizes. If a token is required, callers without one are
-    rejected before a message is read.
+    If a token is required, callers without one are rejected before a message is read.
     """
 
     def __init__(
         self,
         host: Serving,
         handlers: Mapping[str, MethodHandler],
-        desk: Taker,
     ) -> None:
         self._host = host
         self._handlers = handlers
@@ -57,7 +54,6 @@ class Http2Server:
         self._servers: list[asyncio.AbstractServer] = []
         self._connections: set[Connection] = set()
         self._parking = Parking()
-        self._desk = desk
 
     def listen(self, address: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Listen on all addresses that `address` resolves to, and return the port.
@@ -123,9 +119,7 @@ class Http2Server:
 
     def _connect(self) -> Connection:
         most = self._host.settings.max_connections
-        return Connection(
-            self._open, self._connections, most, self._times, self._parking, self._desk
-        )
+        return Connection(self._open, self._connections, most, self._times, self._parking)
 
     def _open(self, connection: Connection, stream: int, head: CallHead, ended: bool) -> GrpcCall:
         """Return the call of a new stream, which has begun or is answered already."""

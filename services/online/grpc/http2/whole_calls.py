@@ -7,7 +7,7 @@ from typing import Final
 from services.online.grpc.http2 import frames
 from services.online.grpc.http2.events import Noise, Whole
 from services.online.grpc.http2.frames import BrokenError, Reason
-from services.online.grpc.http2.head import CallHead, MalformedError
+from services.online.grpc.http2.head import MalformedError
 from services.online.grpc.http2.hpack import HeadReader
 from services.online.grpc.http2.sending import (
     CONNECTION_WINDOW_BYTES,
@@ -47,29 +47,6 @@ class AtOnce(Sending):
         self._reader = HeadReader(MAX_HEADER_BYTES)
         self._tail = bytearray()
         self._block: Block | None = None
-
-    def again(self, data: bytes) -> tuple[int, CallHead, bytes] | None:
-        """The call that `data` is, if it is one and nothing else and its head is the last one's.
-
-        Its parts are those of the event that `receive` would tell; nothing has changed if it
-        is None.
-        """
-        last = self._reader.last
-        if last is None or self._tail or self._block is not None:
-            return None
-        block, head = last
-        end, size = 9 + len(block), len(data)
-        if size < end + 9 or not data.startswith(block, 9):
-            return None
-        word, flags, stream = _unpack(data)
-        if word != len(block) << 8 | frames.HEADERS or flags != frames.END_HEADERS:
-            return None
-        found = self._body(data, stream, end)
-        if found is None or found[2] != size:
-            return None
-        window, start, _ = found
-        self._begin(stream, window, size - start)
-        return stream, head, data[start:]
 
     def _whole(
         self, data: bytes, stream: int, start: int, end: int
