@@ -18,6 +18,7 @@ from services.online.batching.budget import Hold
 from services.online.grpc.health import HEALTH_SERVICE, HealthService
 from services.online.grpc.http2.call import GrpcCall, MethodHandler
 from services.online.grpc.http2.server import Http2Server
+from services.online.grpc.infer_call import InferCalls
 from services.online.grpc.models import GrpcModels, RequestContext
 from services.online.grpc.stream import StreamInfer
 from services.online.grpc.typed.service import TypedService, typed_services
@@ -51,7 +52,7 @@ class GrpcServer:
             **self._health.handlers(),
             **_reflection(typed),
         }
-        self._server = Http2Server(host, answered)
+        self._server = Http2Server(host, answered, InferCalls(self._models).open)
         self.port = self._server.listen(address, port, None if tls is None else tls.context())
 
     async def start(self) -> None:

@@ -10,7 +10,7 @@ import logging
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from bundle.errors import MlctlError
 from services.online.grpc.http2.call import GrpcCall
@@ -62,6 +62,23 @@ class Times:
 OpenCall = Callable[["Connection", int, CallHead, bool], GrpcCall]
 
 
+class ConnectionCall(Protocol):
+    """A call as its connection knows it."""
+
+    stream: int
+
+    def leave(self) -> None:
+        """Withdraw the call: its client disconnected or cancelled it."""
+
+    def stop(self, reason: MlctlError) -> None:
+        """End the call with the status of `reason`."""
+
+
+# Answers a call that arrived whole and returns True, or returns False for others; it registers the
+# call with its last argument.
+OpenWhole = Callable[["Connection", int, CallHead, bytes, Callable[[ConnectionCall], None]], bool]
+
+
 class Connection(asyncio.Protocol):
     """One connection. `open_call` makes and begins a call: of which stream, whether that ended.
 
@@ -78,8 +95,10 @@ class Connection(asyncio.Protocol):
         most: int,
         times: Times,
         parking: Parking,
+        open_whole: OpenWhole,
     ) -> None:
         self._open_call = open_call
+        self._open_whole = open_whole
         self.connections = connections
         self._most = most
         self._times = times
@@ -88,7 +107,7 @@ class Connection(asyncio.Protocol):
         self._parking = parking
         self.outbox = Outbox(self._core, self._wake, parking)
         self.peer = ""
-        self._calls: dict[int, GrpcCall] = {}
+        self._calls: dict[int, ConnectionCall] = {}
         self._waking = False
         self._closed = False
         self._draining = False
@@ -167,8 +186,11 @@ class Connection(asyncio.Protocol):
             self._core.give(stream, size)
             self._wake()
 
-    def over(self, call: GrpcCall) -> None:
-        """Forget the call."""
+    def _register(self, call: ConnectionCall) -> None:
+        self._calls[call.stream] = call
+
+    def over(self, call: ConnectionCall) -> None:
+        """Forget the call, which was answered."""
         self._bucket.answered()
         if self._calls.pop(call.stream, None) is not None:
             self._note_called()
@@ -204,6 +226,8 @@ class Connection(asyncio.Protocol):
         """A call came at once."""
         if not self._takes(stream):
             return
+        if self._open_whole(self, stream, head, data, self._register):
+            return
         call = self._open_call(self, stream, head, True)
         if not call.done:
             self._calls[stream] = call
@@ -230,7 +254,7 @@ class Connection(asyncio.Protocol):
 
     def _on_sent(self, event: Sent) -> None:
         call = self._calls.get(event.stream)
-        if call is not None:
+        if isinstance(call, GrpcCall):
             call.feed(event.data, event.size, ended=event.ended)
             if event.ended:
                 call.end()

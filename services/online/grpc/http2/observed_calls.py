@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from bundle.errors import MlctlError
+from services.online.grpc.http2.head import CallHead
 from services.online.http.fields import fields_of
 from services.online.models.served_model import ServedModel
 from services.online.observability.calls import GRPC, RequestRecord
@@ -34,6 +35,18 @@ class GrpcCalls:
         if seen is not None and size is not None:
             seen.bytes_in = size()
         return seen
+
+    def begin_call(self, head: CallHead, peer: str, size: int) -> RequestRecord | None:
+        """Return the record of a call of `size` bytes, or None if nothing of it is recorded."""
+        observer = self._host.observer
+        if observer is None:
+            return None
+        request_id = self._ids.of(head.field(b"x-request-id"))
+        traceparent, tracestate = head.field(b"traceparent"), head.field(b"tracestate")
+        record = observer.begin(GRPC, request_id, traceparent, peer, tracestate)
+        if record is not None:
+            record.bytes_in = size
+        return record
 
     def refused(self, error: MlctlError, call: GrpcCall) -> None:
         """Count and report a call that was rejected before its message was read."""

@@ -86,7 +86,9 @@ class Outbox:
 
     def answer(self, stream: int, message: bytes, seconds: float) -> None:
         """Send a whole answer of one message, in any number of frames."""
-        if self.paused or not self._core.answer(stream, message):
+        if not self.paused and self._core.answer(stream, message):
+            self._wake()
+        else:
             self.start(stream, HEADERS)
             self.message(stream, message)
             self.end(stream, OK_TRAILERS, refuse_rest=False, seconds=seconds)

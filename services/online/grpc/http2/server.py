@@ -14,7 +14,7 @@ import grpc
 from bundle.errors import MlctlError
 from services.online.batching.budget import Inflight
 from services.online.grpc.http2.call import GrpcCall, MethodHandler, stopping
-from services.online.grpc.http2.connection import Connection, Times
+from services.online.grpc.http2.connection import Connection, OpenWhole, Times
 from services.online.grpc.http2.head import CallHead
 from services.online.grpc.http2.messages import CODINGS
 from services.online.grpc.http2.observed_calls import GrpcCalls
@@ -43,9 +43,11 @@ class Http2Server:
         self,
         host: Serving,
         handlers: Mapping[str, MethodHandler],
+        open_whole: OpenWhole,
     ) -> None:
         self._host = host
         self._handlers = handlers
+        self._open_whole = open_whole
         self._calls = GrpcCalls(host.hosts[0])
         self._room = Inflight(_CALLS_BYTES)
         self._probes = Inflight(_PROBES_BYTES)
@@ -119,7 +121,9 @@ class Http2Server:
 
     def _connect(self) -> Connection:
         most = self._host.settings.max_connections
-        return Connection(self._open, self._connections, most, self._times, self._parking)
+        return Connection(
+            self._open, self._connections, most, self._times, self._parking, self._open_whole
+        )
 
     def _open(self, connection: Connection, stream: int, head: CallHead, ended: bool) -> GrpcCall:
         """Return the call of a new stream, which has begun or is answered already."""
