@@ -96,9 +96,7 @@ def forward(future: asyncio.Future[Answer], waiter: Waiter) -> Cancellable:
     """Complete `waiter` as `future` is completed; return the future, to cancel the request."""
 
     def pass_on(done: asyncio.Future[Answer]) -> None:
-        if done.cancelled():
-            return
-        error = done.exception()
+        error = asyncio.CancelledError() if done.cancelled() else done.exception()
         if waiter.done():
             return
         if error is None:
