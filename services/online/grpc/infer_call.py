@@ -22,7 +22,6 @@ from services.online.grpc.models import GrpcModel, GrpcModels
 from services.online.grpc.status import status_of, trailers
 from services.online.observability.calls import GRPC, RequestRecord, Stages
 from services.online.security.public import failed, is_public
-from services.online.security.tokens import unauthenticated
 from services.protocol.messages import SERVICE
 from services.protocol.wire import InferRequest
 
@@ -34,7 +33,6 @@ class InferConnection(Protocol):
     """The connection of an infer call."""
 
     outbox: Outbox
-    peer: str
 
     def over(self, call: InferCall) -> None:
         """Forget the call, which was answered."""
@@ -68,8 +66,7 @@ class InferCall:
         handler = self._handler
         self._observe(head, arrived)
         try:
-            if not handler.access.allows(head.authorization):
-                raise unauthenticated()
+            handler.access.require(head.authorization)
             self._hold.grow(arrived)
             before = self._model
             request = self._request = handler.messages.decode(message, self._use)
@@ -88,8 +85,9 @@ class InferCall:
         self._model = model
 
     def _observe(self, head: CallHead, arrived: int) -> None:
-        if self._model.host.observer is not None:
-            self._record = self._model.calls.begin_call(head, self._connection.peer, arrived)
+        observer = self._model.host.observer
+        if observer is not None and observer.active:
+            self._record = self._model.calls.begin_call(head, arrived)
 
     def done(self) -> bool:
         """Whether the call was answered or cancelled."""

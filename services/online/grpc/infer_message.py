@@ -1,4 +1,4 @@
-"""ModelInfer messages as bytes: decoded and encoded without protobuf objects where that is possible.
+"""ModelInfer messages as bytes, decoded and encoded without protobuf objects where possible.
 
 The fields of a request but its id and its raw tensors are parsed once and cached by their bytes.
 The response's fields but its id and its raw tensors are encoded once for each shape of outputs.

@@ -132,7 +132,7 @@ class V2App:
         """Reject what the HTTP protocol leaves: another method, or a model that is not here."""
         headers, inference = fields_of(scope["headers"]), self._meant(parts)
         request_id = inference.request_id(headers)
-        seen = inference.observe(headers, request_id, scope.get("client"))
+        seen = inference.observe(headers, request_id)
         error = _no_such_path()
         try:
             _require_method(scope, "POST")
@@ -148,7 +148,7 @@ class V2App:
     ) -> None:
         headers, inference = fields_of(scope["headers"]), self._meant(parts)
         request_id = inference.request_id(headers)
-        seen = inference.observe(headers, request_id, scope.get("client"))
+        seen = inference.observe(headers, request_id)
         events = EventWriter(send, request_id)
         try:
             _require_method(scope, "POST")

@@ -128,8 +128,9 @@ class InferHandler:
 
     @property
     def observed(self) -> bool:
-        """Whether requests may have an observability record."""
-        return self._host.observer is not None
+        """Whether requests may have an observability record now."""
+        observer = self._host.observer
+        return observer is not None and observer.active
 
     @property
     def seconds(self) -> float:
@@ -140,15 +141,13 @@ class InferHandler:
         """Return the caller's X-Request-Id if it can be echoed, else a new id."""
         return self._ids.of(headers.get(b"x-request-id"))
 
-    def observe(
-        self, headers: Mapping[bytes, bytes], request_id: bytes, client: object = None
-    ) -> RequestRecord | None:
-        """Return the observability record of this request, or None if nothing is enabled."""
+    def observe(self, headers: Mapping[bytes, bytes], request_id: bytes) -> RequestRecord | None:
+        """Return the observability record of this request, or None if it has none."""
         observer = self._host.observer
-        if observer is None:
+        if observer is None or not observer.active:
             return None
         traceparent, tracestate = headers.get(b"traceparent"), headers.get(b"tracestate")
-        return observer.begin(HTTP, request_id, traceparent, client, tracestate)
+        return observer.begin(HTTP, request_id, traceparent, tracestate)
 
     def admit(self, headers: Mapping[bytes, bytes]) -> None:
         """Raise UNAUTHENTICATED if the server requires a token and the headers have none."""
@@ -279,11 +278,11 @@ class InferHandler:
         self.report(record, error)
         return error_response(error, [(b"x-request-id", request_id)])
 
-    def connection_rejected(self, status: int, client: object = None) -> None:
+    def connection_rejected(self, status: int) -> None:
         """Count a connection that the protocol rejected with `status` before any request."""
         error = MlctlError(_PROTOCOL_CODES[status], "the connection was rejected")
         self._host.count(HTTP, error)
-        self.report(self.observe({}, self.request_id({}), client), error, status)
+        self.report(self.observe({}, self.request_id({})), error, status)
 
     def disconnected(self, record: RequestRecord | None = None) -> None:
         """Count a request whose client disconnected."""

@@ -34,7 +34,7 @@ def begin(host: ServedModel, scope: Mapping[str, Any]) -> PredictCall:
         return PredictCall(None)
     request_id = _IDS.of(headers.get(b"x-request-id"))
     traceparent, tracestate = headers.get(b"traceparent"), headers.get(b"tracestate")
-    seen = host.observer.begin(PREDICT, request_id, traceparent, scope.get("client"), tracestate)
+    seen = host.observer.begin(PREDICT, request_id, traceparent, tracestate)
     length = headers.get(b"content-length", b"")
     if seen is not None and length.isdigit():
         seen.bytes_in = int(length)

@@ -104,7 +104,7 @@ def gated(app: App, inference: InferHandler, host: Serving) -> App:
     def refuse(error: MlctlError, scope: Message) -> Response:
         headers = dict(scope["headers"])
         request_id = inference.request_id(headers)
-        seen = inference.observe(headers, request_id, scope.get("client"))
+        seen = inference.observe(headers, request_id)
         return inference.reject(error, request_id, seen)
 
     return TokenGate(app, host.access, refuse)

@@ -99,26 +99,15 @@ class HeadReader:
                 index, at = _integer(block, at, byte & 0x7F, 0x7F)
                 field = self._entry(index)
             elif byte & 0xE0 == 0x20:
-                limit, at = _integer(block, at, byte & 0x1F, 0x1F)
                 resizes += 1
-                if fields or resizes > _MAX_RESIZES or limit > _MAX_TABLE_BYTES:
+                if fields or resizes > _MAX_RESIZES:
                     raise _broken()
-                self._table_limit, changed = limit, True
-                self._evict(0)
+                at = self._resize(block, at, byte & 0x1F)
+                changed = True
                 continue
             else:
-                mask = 0x3F if byte >= 0x40 else 0x0F
-                index = byte & mask
-                if index:
-                    index, at = _integer(block, at, index, mask)
-                    name = self._entry(index)[0]
-                else:
-                    name, at = _string(block, at)
-                value, at = _string(block, at, secret=name == b"authorization")
-                field = (name, value)
-                if byte >= 0x40:
-                    changed = True
-                    self._add(field)
+                field, at = self._literal(block, at, byte)
+                changed = changed or byte >= 0x40
             if stable and field[0] in PER_CALL:
                 stable = False
                 if not changed:
@@ -132,6 +121,29 @@ class HeadReader:
             self._heads.clear()
             self._start, self._start_fields = b"", ()
         return tuple(fields), changed
+
+    def _literal(self, block: bytes, at: int, byte: int) -> tuple[tuple[bytes, bytes], int]:
+        """Return a field that is written out, and where the next begins; add it to the table."""
+        mask = 0x3F if byte >= 0x40 else 0x0F
+        index = byte & mask
+        if index:
+            index, at = _integer(block, at, index, mask)
+            name = self._entry(index)[0]
+        else:
+            name, at = _string(block, at)
+        value, at = _string(block, at, secret=name == b"authorization")
+        if byte >= 0x40:
+            self._add((name, value))
+        return (name, value), at
+
+    def _resize(self, block: bytes, at: int, first: int) -> int:
+        """Change the table's size, and return where the next field begins."""
+        limit, at = _integer(block, at, first, 0x1F)
+        if limit > _MAX_TABLE_BYTES:
+            raise _broken()
+        self._table_limit = limit
+        self._evict(0)
+        return at
 
     def _entry(self, index: int) -> tuple[bytes, bytes]:
         if index == 0:

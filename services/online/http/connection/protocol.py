@@ -102,7 +102,7 @@ class InferCycle(PendingRequest):
         self._end = protocol.loop.time() + handler.seconds
         request_id = self._request_id = handler.request_id(headers)
         if handler.observed:
-            self._record = handler.observe(headers, request_id, protocol.client)
+            self._record = handler.observe(headers, request_id)
         try:
             handler.admit(headers)
             self.head = handler.open(headers, request_id, self._record)
@@ -303,7 +303,7 @@ class InferProtocol(LimitedProtocol):
 
     def note_rejection(self, status: int) -> None:
         """Count a connection that was rejected before a request was complete."""
-        self.handler.connection_rejected(status, self.client)
+        self.handler.connection_rejected(status)
 
     def _abandon(self) -> None:
         if isinstance(self.cycle, InferCycle):
