@@ -136,16 +136,16 @@ class V2Codec:
         end = body.find(b"]", start) + 1
         before, name = _without_id(body[:start])
         key = b"%b\0%b" % (before, body[end:])
-        header = self._headers.get(key)
-        if header is not None and name is not None:
+        cached = self._headers.get(key)
+        if cached is not None and name is not None:
             try:
                 data = orjson.loads(body[start:end])
             except orjson.JSONDecodeError:
                 data = None  # the parser of the whole body knows the character
             if data is not None:
-                declared = header.parts[0].declared
+                declared = cached.parts[0].declared
                 inputs = {declared.spec.name: decode_data(declared, data)}
-                return InferRequest(name, inputs, header.outputs, header.timeout, header.priority)
+                return InferRequest(name, inputs, cached.outputs, cached.timeout, cached.priority)
         header = read_header(body, self._inputs, self._outputs)
         if len(key) <= _CACHED_BYTES and _is_flat(header, body[start:end]):
             only = body.count(_DATA_KEY) == 1 and body.find(_ID_KEY) < start

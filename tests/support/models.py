@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from services.online.batching.executor import Answer, Cancellable, Waiter, forward
+from services.online.batching.executor import Cancellable, Waiter, forward
 from services.online.models.served_model import ServedModel
 from services.protocol.priority import Priority
 from services.protocol.wire import InferRequest
@@ -17,7 +17,7 @@ from services.protocol.wire import InferRequest
 def replace_infer(
     monkeypatch: pytest.MonkeyPatch,
     model: ServedModel,
-    infer: Callable[..., Awaitable[Answer]],
+    infer: Callable[..., Any],
 ) -> None:
     """Let `infer`, which takes inputs, timeout and priority, answer the requests to `model`."""
 

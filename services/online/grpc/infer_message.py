@@ -102,8 +102,8 @@ class InferMessages:
             self._outputs[key] = described
         parts = [described]
         if request.id:
-            name = request.id.encode()
-            parts += (_ID_TAG, _varint(len(name)), name)
+            identity = request.id.encode()
+            parts += (_ID_TAG, _varint(len(identity)), identity)
         for name in request.outputs:
             data = encode_raw(codec.outputs[name].dtype, outputs[name])
             parts += (_RAW_OUTPUT_TAG, _varint(len(data)), data)

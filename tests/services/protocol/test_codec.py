@@ -149,7 +149,7 @@ def result(codec: V2Codec, content: bytes, length: int | None) -> object:
     except MlctlError as error:
         return error.code, error.message
     inputs = {name: array.tolist() for name, array in request.inputs.items()}
-    return request._replace(inputs=inputs)  # type: ignore[arg-type]
+    return request._replace(inputs=inputs)
 
 
 def test_header_cache__any_order_of_requests__decodes_as_without_a_cache() -> None:

@@ -69,9 +69,15 @@ class Waiting(PendingRequest):
     def __init__(self, inference: InferHandler) -> None:
         super().__init__(inference.hold())
         self.future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self.done = self.future.done
-        self.set_result = self.future.set_result
-        self.set_exception = self.future.set_exception
+
+    def done(self) -> bool:
+        return self.future.done()
+
+    def set_result(self, answer: Answer, /) -> None:
+        self.future.set_result(answer)
+
+    def set_exception(self, error: BaseException, /) -> None:
+        self.future.set_exception(error)
 
 
 def parsed(wire: bytes) -> Response:
