@@ -148,6 +148,7 @@ class BatchExecutor:
         self._pumping = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
+        self._now = 0.0
         self._answered = asyncio.Event()
         self._answered.set()
         self._empty = asyncio.Event()
@@ -209,15 +210,15 @@ class BatchExecutor:
             # Here and not in the task, which may be cancelled before it begins.
             answer.add_done_callback(lambda _: stream.close())
             return forward(answer, waiter)
-        now = self._clock.monotonic()
+        if not self._pumping:
+            self._schedule()
+        now = self._now
         ticket = self._policy.offer(rows, key, now, now + timeout, priority)
         job = _Job(self, ticket, inputs, waiter)
         if not self._jobs:  # else the events are cleared already
             self._answered.clear()
             self._empty.clear()
         self._jobs[ticket.number] = job
-        if not self._pumping:
-            self._schedule()
         return job
 
     def _check(self, form: _Form, inputs: Arrays) -> tuple[int, Hashable, bool]:
@@ -281,9 +282,11 @@ class BatchExecutor:
         self._thread.stop()
 
     def _schedule(self) -> None:
-        # Once per turn of the loop, so that requests which arrive together run together.
+        # Once per tick of the loop, so that requests which arrive together run together; all of
+        # them arrive at the same time, as far as their deadlines and times are concerned.
         if not self._pumping:
             self._pumping = True
+            self._now = self._clock.monotonic()
             self._loop.call_soon(self._pump)
 
     def _pump(self) -> None:

@@ -108,6 +108,8 @@ class InferHandler:
         # Two threads, so that one large body does not delay all others.
         self._decoder = ThreadPoolExecutor(2, "mlctl-decode")
         self._ids = RequestIds()
+        self._times = (0.0, 0.0)
+        self._times_text = timing(0.0, 0.0)
 
     @property
     def name(self) -> str:
@@ -255,10 +257,10 @@ class InferHandler:
         packing: Sequence[tuple[bytes, bytes]] = ()
         if head.accept:
             body, packing = pack(body, head.accept)
+        times = self._timing(queue, infer)
         response = success_to_wire(
-            headers, head.request_id, timing(queue, infer), body, encoded.header_length, packing,
-            close=close,
-        )  # fmt: skip
+            headers, head.request_id, times, body, encoded.header_length, packing, close=close
+        )
         serialize = perf_counter() - start
         self._host.answered(HTTP, pending.parse_seconds, queue, infer, serialize)
         record, observer = head.record, self._host.observer
@@ -266,6 +268,13 @@ class InferHandler:
             stages = Stages(pending.parse_seconds, queue, infer, serialize)
             observer.answered(record, stages, pending.request.inputs, answer, len(body))
         return response
+
+    def _timing(self, queue: float, infer: float) -> bytes:
+        """Return the Server-Timing header; most requests of a batch have the same."""
+        if (queue, infer) != self._times:
+            self._times = (queue, infer)
+            self._times_text = timing(queue, infer)
+        return self._times_text
 
     def reject(
         self, error: BaseException, request_id: bytes, record: RequestRecord | None = None

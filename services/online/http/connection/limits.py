@@ -98,7 +98,10 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         self._progress = False
         self._read_bytes = len(data) + (self._read_bytes if self._in_head else 0)
-        self._parse(data)
+        try:
+            self.parser.feed_data(data)
+        except (httptools.HttpParserUpgrade, httptools.HttpParserError) as error:
+            self._parse_rest(data, error)
         if self._in_head or self._in_body:
             self._unfinished_bytes = 0 if self._progress else self._unfinished_bytes + len(data)
             if self._unfinished_bytes > self.max_head_bytes:
@@ -108,33 +111,32 @@ class LimitedProtocol(HttpToolsProtocol):
         elif not self._in_body and self.timeout_keep_alive_task is None and not self.answering:
             self._arm_head()  # blank lines alone must not hold the connection either
 
-    def _parse(self, data: bytes) -> None:
-        """Feed the parser, and uvicorn's own code with what the parser rejects.
+    def _parse_rest(self, data: bytes, error: Exception) -> None:
+        """Go on after the parser stopped with `error` within `data`.
 
-        The parser stops at the end of a head that offers another protocol and takes the body for
-        bytes of that protocol. A server may ignore such an offer (RFC 9110, 7.8), so the head is
-        fed again without it, except for websockets.
+        It stops at the end of a head that offers another protocol and takes the body for bytes of
+        that protocol. A server may ignore such an offer (RFC 9110, 7.8), so the head is fed again
+        without it, except for websockets.
         """
-        while True:
+        while isinstance(error, httptools.HttpParserUpgrade):
+            if not self._ignores_upgrade:
+                if self._should_upgrade():
+                    self.handle_websocket_upgrade()
+                else:
+                    self._unsupported_upgrade_warning()
+                return
+            data = self._head_without_upgrade() + bytes(data[error.args[0] :])
+            self._ignores_upgrade = False
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
             try:
                 self.parser.feed_data(data)
-            except httptools.HttpParserUpgrade as error:
-                if not self._ignores_upgrade:
-                    if self._should_upgrade():
-                        self.handle_websocket_upgrade()
-                    else:
-                        self._unsupported_upgrade_warning()
-                    return
-                data = self._head_without_upgrade() + bytes(data[error.args[0] :])
-                self._ignores_upgrade = False
-                self.parser = httptools.HttpRequestParser(self)
-                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-            except httptools.HttpParserError:
-                self.logger.warning(_NOT_HTTP)
-                self.send_400_response(_NOT_HTTP)
-                return
+            except (httptools.HttpParserUpgrade, httptools.HttpParserError) as found:
+                error = found
             else:
                 return
+        self.logger.warning(_NOT_HTTP)
+        self.send_400_response(_NOT_HTTP)
 
     def _is_ignored_upgrade(self) -> bool:
         """Whether the head that ends now will be fed again without its offer of a protocol."""

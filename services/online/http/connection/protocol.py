@@ -155,7 +155,10 @@ class InferCycle(PendingRequest):
         self._submitted = True
         body, self._body = self._body, b""
         try:
-            seconds = self._end - self._protocol.loop.time()
+            # Without a timer the whole request arrived in one read, or waited until now.
+            seconds = self._handler.seconds
+            if self._timer is not None:
+                seconds = self._end - self._protocol.loop.time()
             self._queued = self._handler.submit(self, bytes(body), seconds)
         except Exception as error:  # noqa: BLE001 - it is logged and answered
             self._reject(error)
@@ -229,10 +232,11 @@ class InferProtocol(LimitedProtocol):
 
     def on_headers_complete(self) -> None:
         parser = self.parser
-        if self._is_ignored_upgrade():
+        upgrades = parser.should_upgrade()
+        if upgrades and self._is_ignored_upgrade():
             return
         handler = None
-        if parser.get_method() == b"POST" and not parser.should_upgrade():
+        if not upgrades and parser.get_method() == b"POST":
             handler = self.handlers.get(self.url) or self.handlers.get(_plain(self.url))
         if handler is None:
             url, headers, expect = self.url, self.headers, self.expect_100_continue
@@ -241,18 +245,21 @@ class InferProtocol(LimitedProtocol):
             self.headers += headers  # the scope has this very list
             super().on_headers_complete()
             return
-        self._check_head()
+        headers = fields_of(self.headers)
+        several = len(headers) != len(self.headers)
+        if several or b"host" not in headers or self._read_bytes > self.max_head_bytes:
+            self._check_head()
         self._end_head()
         current = parser.get_http_version() != "1.0"
         cycle = InferCycle(
             self,
             handler,
-            fields_of(self.headers),
+            headers,
             keep_alive=current and not self._leaving and parser.should_keep_alive(),
             expects=current and self.expect_100_continue,
         )
-        waits, self.cycle = self.answering, cycle
-        if waits:
+        previous, self.cycle = self.cycle, cycle
+        if previous is not None and not previous.response_complete:
             self.flow.pause_reading()
             self.pipeline.appendleft((cycle, self.app))
             return
