@@ -16,6 +16,7 @@ import numpy as np
 
 from bundle.clock import Clock
 from bundle.errors import ErrorCode, MlctlError
+from services.online.batching.admission import QueueFullError
 from services.online.batching.joining import Outcome, cut, run_joined
 from services.online.batching.long_requests import LongMeter, LongRequests, Stepwise, log_failure
 from services.online.batching.model_thread import ModelThread
@@ -213,6 +214,8 @@ class BatchExecutor:
         if not self._pumping:
             self._schedule()
         now = self._now
+        if self._policy.rejecting and (full := self._policy.quick_reject(rows, priority, now)):
+            raise full
         ticket = self._policy.offer(rows, key, now, now + timeout, priority)
         job = _Job(self, ticket, inputs, waiter)
         if not self._jobs:  # else the events are cleared already
@@ -220,6 +223,17 @@ class BatchExecutor:
             self._empty.clear()
         self._jobs[ticket.number] = job
         return job
+
+    @property
+    def rejecting(self) -> bool:
+        """Whether a request was rejected since the queue last shrank."""
+        return self._policy.rejecting
+
+    def quick_reject(self, priority: Priority) -> QueueFullError | None:
+        """Return the error that any request of up to `max_rows` rows gets now, else None."""
+        if self._stepwise is not None and self._stepwise.is_long(1):
+            return None
+        return self._policy.quick_reject(None, priority, self._clock.monotonic())
 
     def _check(self, form: _Form, inputs: Arrays) -> tuple[int, Hashable, bool]:
         """Check inputs, and cache the result: it depends on names, datatypes and shapes alone."""

@@ -14,7 +14,7 @@ from typing import Protocol
 from bundle.errors import MlctlError
 from services.online.batching.budget import Hold
 from services.online.batching.executor import Answer, Cancellable
-from services.online.grpc.http2.head import HEADERS, CallHead, make_trailers
+from services.online.grpc.http2.head import HEADERS, CallHead, Fields, make_trailers
 from services.online.grpc.http2.messages import PREFIX_BYTES, prefix
 from services.online.grpc.http2.outbox import Outbox
 from services.online.grpc.infer_message import InferMessages
@@ -145,7 +145,7 @@ class InferCall:
         if self._answered:
             return
         self._complete()
-        fields = HEADERS + make_trailers(*status_of(error), trailers(error))
+        fields = self._handler.rejection(error)
         connection, seconds = self._connection, self._handler.seconds
         connection.outbox.end(self.stream, fields, refuse_rest=False, seconds=seconds)
         connection.over(self)
@@ -166,8 +166,16 @@ class InferCalls:
         self.models = models
         self.messages = InferMessages(models)
         self._settings = models.settings
+        self._rejection: tuple[MlctlError, Fields] | None = None
         self.access = models.access
         self.seconds = self._settings.deadline_ms / 1000
+
+    def rejection(self, error: MlctlError) -> Fields:
+        """Return the headers of a failed call; in overload many calls get the same error."""
+        if self._rejection is None or self._rejection[0] is not error:
+            fields = HEADERS + make_trailers(*status_of(error), trailers(error))
+            self._rejection = error, fields
+        return self._rejection[1]
 
     def open(
         self,

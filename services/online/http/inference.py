@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from urllib.parse import quote
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Signature
+from services.online.batching.admission import QueueFullError
 from services.online.batching.budget import Hold
 from services.online.batching.executor import Answer, Cancellable, forward
 from services.online.batching.scheduler import deadline_exceeded
@@ -108,6 +110,8 @@ class InferHandler:
         # Two threads, so that one large body does not delay all others.
         self._decoder = ThreadPoolExecutor(2, "mlctl-decode")
         self._ids = RequestIds()
+        self._row_values = _values_of_row(host.signature)
+        self._full: tuple[QueueFullError, Response] | None = None
         self._times = (0.0, 0.0)
         self._times_text = timing(0.0, 0.0)
 
@@ -202,6 +206,9 @@ class InferHandler:
         head = pending.head
         if head.record is not None:
             head.record.bytes_in = len(body)
+        full = self._host.quick_reject(head.priority or Priority.NORMAL)
+        if full is not None and self._is_short(head, body):
+            raise full
         if _is_heavy(head, body):
             task = asyncio.get_running_loop().create_task(
                 self._submit_apart(pending, body, timeout)
@@ -211,6 +218,16 @@ class InferHandler:
         pending.parse_seconds = perf_counter() - start
         limit = timeout if request.timeout is None else min(timeout, request.timeout)
         return self._host.handle(request, pending, limit, head.priority or request.priority)
+
+    def _is_short(self, head: RequestHead, body: bytes) -> bool:
+        """Whether a request has at most a batch's rows and the priority of its headers.
+
+        This is known from the size of the body: each value takes at least a byte.
+        """
+        limits, row_values = self._host.limits, self._row_values
+        if limits is None or head.coding != IDENTITY or b"priority" in body:
+            return False
+        return len(body) <= row_values * limits.max_rows
 
     async def submit_stream(self, head: RequestHead, body: bytes, hold: Hold) -> StreamedAnswer:
         """Decode the body and queue the request for a streamed answer, sent as JSON.
@@ -285,7 +302,13 @@ class InferHandler:
             error = failed()
         self._host.count(HTTP, error)
         self.report(record, error)
-        return error_response(error, [(b"x-request-id", request_id)])
+        if not isinstance(error, QueueFullError):
+            return error_response(error, [(b"x-request-id", request_id)])
+        # In overload many requests get the same error.
+        if self._full is None or self._full[0] is not error:
+            self._full = error, error_response(error)
+        status, headers, body = self._full[1]
+        return Response(status, [*headers, (b"x-request-id", request_id)], body)
 
     def connection_rejected(self, status: int) -> None:
         """Count a connection that the protocol rejected with `status` before any request."""
@@ -343,6 +366,13 @@ def _is_heavy(head: RequestHead, body: bytes) -> bool:
     """Return whether decoding the body may block the event loop for milliseconds."""
     json = len(body) if head.json_length is None else head.json_length
     return json > _HEAVY_JSON or head.coding != IDENTITY
+
+
+def _values_of_row(signature: Signature) -> int:
+    """Return how many values a row has at least, over all inputs; 0 if that is not known."""
+    if not signature.batched or not signature.bounded:
+        return 0
+    return sum(math.prod(spec.shape[1:]) for spec in signature.inputs)
 
 
 def timing(queue: float, infer: float) -> bytes:

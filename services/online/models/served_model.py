@@ -27,7 +27,7 @@ from services.online.batching.executor import (
     Waiter,
     forward,
 )
-from services.online.batching.scheduler import Limits, Priority
+from services.online.batching.scheduler import Limits, Priority, QueueFullError
 from services.online.metrics.counts import Metrics
 from services.online.metrics.tally import Tally
 from services.online.models.precomputed import PrecomputedLookup, open_precomputed
@@ -204,6 +204,14 @@ class ServedModel:
         """
         return self._serving().submit(inputs, self._seconds(timeout), priority)
 
+    def quick_reject(self, priority: Priority) -> QueueFullError | None:
+        """Return the error that any request of up to `limits.max_rows` rows gets now, else None."""
+        if self._batching is None or not self._batching.rejecting or self._precomputed is not None:
+            return None
+        if self.phase is not ModelPhase.READY or self._hung:
+            return None
+        return self._batching.quick_reject(priority)
+
     def handle(
         self, request: InferRequest, waiter: Waiter, timeout: float | None, priority: Priority
     ) -> Cancellable:
@@ -324,7 +332,7 @@ class ServedModel:
             max_wait=(max_wait_ms or 0.0) / 1000,
             joinable=scorer.joinable,
             max_queue=None if max_queue_ms is None else max_queue_ms / 1000,
-            gather=max_wait_ms is None and not inline,
+            linger=max_wait_ms is None and not inline,
             sizes=(*smaller, max_rows),
         )
 

@@ -245,16 +245,16 @@ class InferProtocol(LimitedProtocol):
             self.headers += headers  # the scope has this very list
             super().on_headers_complete()
             return
-        headers = fields_of(self.headers)
-        several = len(headers) != len(self.headers)
-        if several or b"host" not in headers or self._read_bytes > self.max_head_bytes:
+        fields = fields_of(self.headers)
+        several = len(fields) != len(self.headers)
+        if several or b"host" not in fields or self._read_bytes > self.max_head_bytes:
             self._check_head()
         self._end_head()
         current = parser.get_http_version() != "1.0"
         cycle = InferCycle(
             self,
             handler,
-            headers,
+            fields,
             keep_alive=current and not self._leaving and parser.should_keep_alive(),
             expects=current and self.expect_100_continue,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
+from services.online.batching.admission import CachedRejection, QueueFullError
 from services.online.batching.executor import Answer
 from services.online.http.inference import InferHandler, PendingRequest
 from services.online.models.served_model import ServedModel
@@ -96,3 +98,38 @@ def test_a_declared_length_is_refused_before_the_body(inference: InferHandler) -
     with pytest.raises(MlctlError) as caught:
         inference.open({b"content-length": b"101"}, b"id")
     assert caught.value.code is ErrorCode.PAYLOAD_TOO_LARGE
+
+
+def test_full_queue__short_request__is_rejected_before_its_body_is_parsed(
+    shared_bundle: VerifiedBundle,
+) -> None:
+    async def main() -> None:
+        model = ServedModel(shared_bundle, ServerSettings(), registry=CollectorRegistry())
+        await model.start()
+        inference = InferHandler(model)
+        full = QueueFullError(8, 8, 2.3)
+        executor: Any = model._batching
+        policy = executor._policy
+        policy._rejection = CachedRejection(1, Priority.NORMAL, math.inf, full)
+
+        def outcome(headers: dict[bytes, bytes], body: bytes) -> ErrorCode | None:
+            try:
+                submit(inference, headers, body, 5.0)
+            except MlctlError as error:
+                return error.code
+            return None
+
+        broken = b'{"inputs":'
+        assert outcome({}, broken) is ErrorCode.QUEUE_FULL
+        assert outcome({b"mlctl-priority": b"high"}, broken) is ErrorCode.INVALID_INPUT
+        assert outcome({}, broken + b'"priority"') is ErrorCode.INVALID_INPUT
+        assert outcome({}, broken + b" " * 10_000) is ErrorCode.INVALID_INPUT
+        first, second = (inference.reject(full, name) for name in (b"a", b"b"))
+        assert first.body is second.body
+        assert dict(first.headers)[b"x-request-id"] == b"a"
+        assert dict(second.headers) == {**dict(first.headers), b"x-request-id": b"b"}
+        policy._rejection = CachedRejection(2, Priority.NORMAL, math.inf, full)
+        assert outcome({}, broken) is ErrorCode.INVALID_INPUT
+        await model.stop()
+
+    asyncio.run(main())
