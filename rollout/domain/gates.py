@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from rollout.domain import agreement
 from rollout.domain import e_values as eprocess
+from rollout.domain.counts import Counts
 from rollout.domain.evidence import (
     LATE_SHARE,
     SLOW_SHARE,
@@ -38,6 +39,7 @@ __all__ = [
     "fold_shadow",
     "harm",
     "judge_shadow",
+    "tick_breaks_limit",
     "unproved",
 ]
 
@@ -93,6 +95,15 @@ def doubtful(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
             why = f"{hits[0]} of {hits[1]} requests {what}: too many to go on, too few to decide"
             return Verdict(Action.HOLD, gate, why, share(hits), limit, hits[1])
     return _worse_than_live(evidence, spec)
+
+
+def tick_breaks_limit(ours: Counts, spec: RolloutSpec) -> bool:
+    """Return whether one tick of the candidate alone exceeds an absolute limit."""
+    return (
+        breaks((ours.errors, ours.requests), spec.max_error_rate)
+        or (spec.max_p99_ms is not None and breaks((ours.slow, ours.timed), SLOW_SHARE))
+        or (spec.max_p50_ms is not None and breaks((ours.late, ours.timed), LATE_SHARE))
+    )
 
 
 def _proofs(

@@ -254,13 +254,10 @@ def absorb(progress: RolloutProgress, look: Look, spec: RolloutSpec, now: float)
     if look.window is None or warming_up(progress, spec, now):
         return progress
     ours = look.window.candidate
-    bad = gates.breaks((ours.errors, ours.requests), spec.max_error_rate) or gates.breaks(
-        (ours.slow, ours.timed), gates.SLOW_SHARE
-    )
+    evidence = gates.fold(progress.evidence, look.window, spec)
+    bad = gates.tick_breaks_limit(ours, spec) or gates.doubtful(evidence, spec) is not None
     first_bad = now if bad and progress.first_bad is None else progress.first_bad
-    progress = replace(
-        progress, evidence=gates.fold(progress.evidence, look.window, spec), first_bad=first_bad
-    )
+    progress = replace(progress, evidence=evidence, first_bad=first_bad)
     # In SHADOW the copies are counted, not what a tester sends.
     return progress if progress.stage is RolloutPhase.SHADOW else _counted(progress, ours.requests)
 

@@ -140,6 +140,18 @@ def test_the_first_look_beyond_a_limit_is_remembered() -> None:
     assert progress.first_bad == 104.0
 
 
+def test_first_bad__only_callers_errors_differ__is_noted() -> None:
+    worse = Window(Counts(100, 0, 100, client_errors=13), Counts(900, 0, 900))
+    progress = machine.absorb(SHIFTED, Look(worse), SPEC, 104.0)
+    assert progress.first_bad == 104.0
+
+
+def test_first_bad__median_beyond_its_limit__is_noted() -> None:
+    spec = replace(SPEC, max_p50_ms=10.0)
+    slow = Window(Counts(100, 0, 100, late=60), Counts(900, 0, 900))
+    assert machine.absorb(SHIFTED, Look(slow), spec, 104.0).first_bad == 104.0
+
+
 def test_hold_changes_nothing() -> None:
     hold = Verdict(Action.HOLD, Gate.DATA, "no data")
     assert machine.obey(SHIFTED, hold, SPEC, 5.0) is SHIFTED
