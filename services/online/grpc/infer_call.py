@@ -147,7 +147,7 @@ class InferCall:
         self._complete()
         fields = self._handler.rejection(error)
         connection, seconds = self._connection, self._handler.seconds
-        connection.outbox.end(self.stream, fields, refuse_rest=False, seconds=seconds)
+        connection.outbox.end(self.stream, fields, reset_unfinished=False, seconds=seconds)
         connection.over(self)
 
     def _report(self, error: BaseException) -> None:

@@ -140,19 +140,19 @@ class GrpcServer:
 
     async def _infer(self, message: bytes, call: GrpcCall) -> Any:
         return await counted(
-            self._models, message, call, lambda asking: self._ask(message, call, asking)
+            self._models, message, call, lambda context: self._ask(message, call, context)
         )
 
-    async def _ask(self, message: bytes, call: GrpcCall, asking: RequestContext) -> Any:
+    async def _ask(self, message: bytes, call: GrpcCall, context: RequestContext) -> Any:
         start = perf_counter()
         request = _parse(self._methods["ModelInfer"], message)
-        model = asking.of(self._models.find(request.model_name, request.model_version))
+        model = context.of(self._models.find(request.model_name, request.model_version))
         decoded = model.codec.decode(request)
         parse = perf_counter() - start
         kind = self._methods["ModelInfer"].response
         return await ask(
             model,
-            asking,
+            context,
             decoded,
             call,
             parse,

@@ -22,27 +22,27 @@ async def counted(
     infer: Callable[[RequestContext], Awaitable[Any]],
 ) -> Any:
     """Return what `infer` answers to an infer message, and count its outcome."""
-    asking = RequestContext(models, message.__len__, call)
+    context = RequestContext(models, message.__len__, call)
     try:
         with Hold(models.inflight) as hold:
             hold.grow(len(message))
-            return await infer(asking)
+            return await infer(context)
     except BaseException as error:
-        asking.ended(error)
-        asking.count(error)
+        context.ended(error)
+        context.count(error)
         raise
 
 
 async def ask(
     model: GrpcModel,
-    asking: RequestContext,
+    context: RequestContext,
     request: InferRequest,
     call: GrpcCall,
     parse: float,
     encode: Callable[[Answer], Any],
 ) -> Any:
     """Return the response to `request`, which took `parse` seconds to parse."""
-    host, seen = model.host, asking.seen
+    host, seen = model.host, context.seen
     limits = [limit for limit in (call.time_remaining(), request.timeout) if limit is not None]
     priority = lane_of(call) or request.priority
     answer = await host.ask(request, min(limits, default=None), priority)

@@ -36,7 +36,7 @@ _huffman = lru_cache(maxsize=1024)(decode_huffman)
 class HeadReader:
     """Decodes one connection's header blocks.
 
-    `drops` grows by the cost of blocks with very many fields; the connection charges the client for
+    `cost` grows by the cost of blocks with very many fields; the connection charges the client for
     it and sets it to 0 again.
     """
 
@@ -50,7 +50,7 @@ class HeadReader:
         self._start = b""
         self._start_fields: Fields = ()
         self._start_bytes = 0
-        self.drops = 0.0
+        self.cost = 0.0
 
     def read(self, block: bytes) -> CallHead:
         """Return the head of a call.
@@ -79,7 +79,7 @@ class HeadReader:
         except (IndexError, HPACKDecodingError):
             raise _broken() from None
         if len(fields) > _FREE_FIELDS:
-            self.drops += (len(fields) - _FREE_FIELDS) * _FIELD_COST
+            self.cost += (len(fields) - _FREE_FIELDS) * _FIELD_COST
         return fields, changed
 
     def _parse(self, block: bytes) -> tuple[Fields, bool]:

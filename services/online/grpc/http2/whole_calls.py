@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from services.online.grpc.http2 import frames
-from services.online.grpc.http2.events import Noise, Whole
+from services.online.grpc.http2.events import ControlFrame, WholeCall
 from services.online.grpc.http2.frames import BrokenError, Reason
 from services.online.grpc.http2.head import MalformedError
 from services.online.grpc.http2.hpack import HeadReader
@@ -35,7 +35,7 @@ class Block:
         self.fragments = 0
 
 
-class AtOnce(Sending):
+class Receiving(Sending):
     """What a connection knows of what came, and the short way of a call that is all there."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class AtOnce(Sending):
 
     def _whole(
         self, data: bytes, stream: int, start: int, end: int
-    ) -> tuple[Whole | Noise, int] | None:
+    ) -> tuple[WholeCall | ControlFrame, int] | None:
         """The call whose headers are there, if all of it is, and where it ends; else None."""
         found = None if end - start > MAX_HEADER_BYTES else self._body(data, stream, end)
         if found is None or self._block is not None:
@@ -61,9 +61,9 @@ class AtOnce(Sending):
         except MalformedError:
             self.last_stream = stream
             self.out.append(frames.reset(stream, Reason.PROTOCOL_ERROR))
-            return Noise(1.0), end  # its block is read, and its data comes late
+            return ControlFrame(1.0), end  # its block is read, and its data comes late
         self._begin(stream, window, stop - at)
-        return Whole(stream, head, data[at:stop]), stop
+        return WholeCall(stream, head, data[at:stop]), stop
 
     def _body(self, data: bytes, stream: int, end: int) -> tuple[int, int, int] | None:
         """What the client opens of the window of a new call, and where its data is; else None.

@@ -99,9 +99,9 @@ def test_head_reader__any_bytes__decodes_or_rejects_as_the_library(blocks: list[
 def test_very_many_fields_are_charged_and_what_is_usual_is_not() -> None:
     reader, few = HeadReader(1 << 14), tuple((b"x", b"%d" % number) for number in range(50))
     reader.read(encode((*head(), *few)))
-    assert reader.drops == 0
+    assert reader.cost == 0
     reader.decode(encode((*head(), *few * 6)))
-    assert reader.drops == (6 + 300 - 64) / 8
+    assert reader.cost == (6 + 300 - 64) / 8
 
 
 def test_what_an_index_meant_is_forgotten_with_the_table() -> None:

@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from services.online.grpc.http2 import frames
 from services.online.grpc.http2.core import Core
-from services.online.grpc.http2.events import HeadersReceived, Noise, Opened, Sent, Whole
+from services.online.grpc.http2.events import (
+    ControlFrame,
+    DataReceived,
+    HeadersReceived,
+    WholeCall,
+    WindowOpened,
+)
 from services.online.grpc.http2.frames import BrokenError, frame
 from services.online.grpc.http2.hpack import encode
 from tests.services.online.grpc.http2.conftest import head
@@ -61,11 +67,11 @@ def receive(core: Core, pieces: list[bytes]) -> list[Any]:
     try:
         for piece in pieces:
             for event in core.receive(piece):
-                if isinstance(event, Whole):
+                if isinstance(event, WholeCall):
                     size = len(event.data)
                     found.append(HeadersReceived(event.stream, event.head, ended=False))
-                    found.append(Sent(event.stream, event.data, size, ended=True))
-                elif not isinstance(event, Noise | Opened):
+                    found.append(DataReceived(event.stream, event.data, size, ended=True))
+                elif not isinstance(event, ControlFrame | WindowOpened):
                     found.append(event)
     except BrokenError as error:
         found.append(error.reason)
