@@ -9,11 +9,11 @@ from __future__ import annotations
 import sys
 
 from bundle.errors import MlctlError
+from services.online.server.patches import inherited_listener
 from services.online.server.seam import (
     MlctlService,
     build_service,
     explain,
-    inherited_listener,
     is_worker,
     stop_supervisor,
 )
