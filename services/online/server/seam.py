@@ -8,7 +8,9 @@ worker for ever.
 from __future__ import annotations
 
 import logging
+import os
 import re
+import signal
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +18,8 @@ from typing import Any
 
 import bentoml
 
-from bundle.errors import MlctlError
+from bundle.error_table import ERROR_TABLE
+from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
 from services.online.grpc.server import GrpcServer
 from services.online.http.app import App, Message, V2App
@@ -33,6 +36,7 @@ from services.online.server.patches import hide_tracebacks, make_bento_app, use_
 from services.online.server.watchdog import Watchdog
 from services.online.server.workers import (
     forget_dead_workers,
+    note_failure,
     prepare_server,
     supervisor,
 )
@@ -228,5 +232,5 @@ def stop_supervisor(error: BaseException) -> None:
     if is_worker():
         code = error.code if isinstance(error, MlctlError) else ErrorCode.INTERNAL
         note_failure(ERROR_TABLE[code].exit_code)
-        if os.getppid() == supervisor():  # whoever took its place does not know of us
+        if os.getppid() == supervisor():  # another process may have its id by now
             os.kill(supervisor(), signal.SIGTERM)
