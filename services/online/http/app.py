@@ -2,7 +2,7 @@
 
 A plain ASGI application in front of BentoML's middleware. Limits come before parsing: the
 declared length, then the arrived one. Errors are
-`{"error": sentence, "code": stable name}` and tell nothing about the server's inside.
+`{"error": sentence, "code": stable name}` and show nothing of the server's inside.
 """
 
 from __future__ import annotations
@@ -188,8 +188,8 @@ class V2App:
                 raise _no_such_path()
 
 
-def _readiness(ready: bool, **told: object) -> tuple[int, Mapping[str, Any]]:
-    return (200 if ready else 503), {**told, "ready": ready}
+def _readiness(ready: bool, **fields: object) -> tuple[int, Mapping[str, Any]]:
+    return (200 if ready else 503), {**fields, "ready": ready}
 
 
 async def _stream(

@@ -1,4 +1,4 @@
-"""What a server tells of itself: server and model metadata and the repository index.
+"""Descriptions of a server: server and model metadata, and the repository index.
 
 Documents in the form of the V2 protocol's JSON; gRPC makes its messages of the same.
 """
