@@ -16,7 +16,7 @@ from tests.support.bundles import make_bundle
 from tests.support.small_bento import small_bento
 
 
-def test_a_bento_goes_to_the_registry_and_comes_back(
+def test_attach__a_folder__comes_back_unchanged(
     catalog: MlflowCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = make_bundle(tmp_path / "bundle", name="digits", scale=7.0)

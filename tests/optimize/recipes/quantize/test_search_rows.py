@@ -1,4 +1,4 @@
-"""Counted work: by hand for small nets, and the rows that a search can then afford."""
+"""Multiply-accumulates of small nets, counted by hand, and the rows that a search tries."""
 
 from __future__ import annotations
 
@@ -12,8 +12,13 @@ from hypothesis import strategies as st
 from bundle.home import HOME_VARIABLE
 from optimize.data import Rows
 from optimize.recipes.int8_cpu import Int8Cpu
-from optimize.recipes.quantize import effort
-from optimize.recipes.quantize.effort import LEAST_ROWS, MOST_ROWS, multiply_accumulates, trial_rows
+from optimize.recipes.quantize import sensitivity
+from optimize.recipes.quantize.sensitivity import (
+    MAX_ROWS,
+    MIN_ROWS,
+    multiply_accumulates,
+    trial_rows,
+)
 from tests.optimize.recipes.quantize.nets import (
     conv_net,
     distance,
@@ -32,7 +37,7 @@ PRODUCT_NET = 6 * (16 * 32 + 2 * 32 * 32 + 32 * 16)  # 6 tokens, though the grap
     ("net", "rows", "expected"),
     [(conv_net, image_rows, CONV_NET), (product_net, token_rows, PRODUCT_NET)],
 )
-def test_every_output_value_takes_a_channel_of_its_weight(
+def test_multiply_accumulates__agrees_with_a_count_by_hand(
     tmp_path: Path, net: Callable[..., Path], rows: Callable[[int], Rows], expected: int
 ) -> None:
     source = net(tmp_path / "net", hard=False)
@@ -43,25 +48,25 @@ def test_every_output_value_takes_a_channel_of_its_weight(
 
 
 @given(st.floats(0, 1e15), st.integers(1, 5000))
-def test_more_work_never_means_more_rows(per_row: float, trials: int) -> None:
+def test_trial_rows__more_work__never_means_more_rows(per_row: float, trials: int) -> None:
     rows = trial_rows(per_row, trials)
-    assert LEAST_ROWS <= trial_rows(per_row, trials + 1) <= rows <= MOST_ROWS
+    assert MIN_ROWS <= trial_rows(per_row, trials + 1) <= rows <= MAX_ROWS
     assert trial_rows(2 * per_row, trials) <= rows
 
 
-def test_a_small_encoder_gets_all_rows_and_a_large_conv_net_some() -> None:
-    assert trial_rows(0.7e9, 36) == MOST_ROWS  # 6 layers of 384 on 64 tokens
+def test_trial_rows__a_small_and_a_large_net__have_all_and_some_rows() -> None:
+    assert trial_rows(0.7e9, 36) == MAX_ROWS  # 6 layers of 384 on 64 tokens
     assert trial_rows(4.1e9, 70) == 4  # 50 layers on 224 x 224 pixels
 
 
-def test_a_heavy_graph_is_searched_with_few_rows_and_the_same_result(
+def test_search__a_heavy_graph__uses_fewer_rows_and_keeps_the_same_layer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = conv_net(tmp_path / "net", hard=True)
     costs = []
     for name, budget in (("light", 1e12), ("heavy", 1.0)):
         monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / name))
-        monkeypatch.setattr(effort, "_BUDGET", budget)
+        monkeypatch.setattr(sensitivity, "_BUDGET", budget)
         directory = tmp_path / name / "out"
         directory.mkdir(parents=True)
         details = Int8Cpu().build(source, directory, workbench(source, image_rows()))

@@ -12,17 +12,17 @@ from torch import nn
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Datatype, Signature, TensorSpec
 from tests.optimize.zoo import models
-from tests.optimize.zoo.prove import prove_signature, refusal, signature_of
+from tests.optimize.zoo.prove import prove_signature, rejection, signature_of
 from tests.support import torch_models
 
 X = np.random.default_rng(3).standard_normal((12, 4), dtype=np.float32)
 STEPS = np.random.default_rng(4).standard_normal((12, 5, 4), dtype=np.float32)
 
 
-def test_control_flow_over_values_is_told_how_to_be_rewritten(
+def test_rejected__control_flow_over_values__has_a_hint(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    error = refusal(tmp_path, torch_models.Branching(), {"x": X})
+    error = rejection(tmp_path, torch_models.Branching(), {"x": X})
     # What the exporter prints of a half-made graph would corrupt `--json`.
     assert capfd.readouterr() == ("", "")
     assert "control flow depends on the values" in error.message
@@ -47,7 +47,7 @@ def test_control_flow_over_values_is_told_how_to_be_rewritten(
         ),
     ],
 )
-def test_a_size_that_was_baked_in(
+def test_rejected__a_fixed_size__is_named(
     tmp_path: Path,
     module: nn.Module,
     inputs: dict[str, np.ndarray],
@@ -55,42 +55,42 @@ def test_a_size_that_was_baked_in(
     free: dict[str, tuple[int, ...]],
 ) -> None:
     outputs = ("states", "last") if isinstance(module, models.Recurrent) else ("y",)
-    error = refusal(tmp_path, module, inputs, outputs, **free)
+    error = rejection(tmp_path, module, inputs, outputs, **free)
     assert error.code is ErrorCode.EXPORT_FAILED
     assert error.message.startswith(dimension)
     assert "loop" in error.message
 
 
-def test_a_length_that_the_model_itself_has_fixed(tmp_path: Path) -> None:
-    error = refusal(tmp_path, models.FixedLength(), {"steps": STEPS}, steps=(1,))
+def test_rejected__a_length_fixed_by_the_model__is_named(tmp_path: Path) -> None:
+    error = rejection(tmp_path, models.FixedLength(), {"steps": STEPS}, steps=(1,))
     assert error.message.startswith("dimension 1 of input 'steps' became fixed at 5")
 
 
 @pytest.mark.parametrize("module", [models.Noisy(), models.Dropping(), models.Counting()])
-def test_answers_that_change_from_run_to_run(tmp_path: Path, module: nn.Module) -> None:
-    error = refusal(tmp_path, module, {"x": X})
+def test_rejected__answers_that_change__are_named(tmp_path: Path, module: nn.Module) -> None:
+    error = rejection(tmp_path, module, {"x": X})
     assert error.code is ErrorCode.UNSUPPORTED_MODEL
     assert "differs between two runs" in error.message
     assert "evaluation mode" in error.hint
 
 
-def test_dropout_of_a_model_in_training_mode_is_turned_off(tmp_path: Path) -> None:
+def test_training_mode__dropout__is_turned_off(tmp_path: Path) -> None:
     module = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)).train()
     signature = signature_of(module, {"x": X}, ("y",), {})
     assert prove_signature(tmp_path, module, {"x": X}, signature).independent
 
 
-def test_nan_answers(tmp_path: Path) -> None:
-    error = refusal(tmp_path, torch_models.Poisoned(), {"x": X})
+def test_rejected__nan_answers__are_named(tmp_path: Path) -> None:
+    error = rejection(tmp_path, torch_models.Poisoned(), {"x": X})
     assert "NaN" in error.message
 
 
-def test_another_number_of_rows(tmp_path: Path) -> None:
-    error = refusal(tmp_path, torch_models.Doubling(), {"x": X})
+def test_rejected__another_number_of_rows__is_named(tmp_path: Path) -> None:
+    error = rejection(tmp_path, torch_models.Doubling(), {"x": X})
     assert "has shape [2, 4] for 1 input rows" in error.message
 
 
-def test_an_output_for_the_whole_batch(tmp_path: Path) -> None:
+def test_rejected__an_output_for_the_whole_batch__is_named(tmp_path: Path) -> None:
     signature = Signature(
         inputs=(spec("x", 4),),
         outputs=(spec("y", 4), TensorSpec(name="sum", dtype=Datatype.FP32, shape=(-1,))),
@@ -107,7 +107,7 @@ def test_an_output_for_the_whole_batch(tmp_path: Path) -> None:
         ((("y", Datatype.FP32, 4), ("z", Datatype.FP32, 4)), "returns 1 tensors, .* 2 outputs"),
     ],
 )
-def test_a_signature_of_another_model(
+def test_rejected__a_signature_of_another_model__is_named(
     tmp_path: Path, outputs: tuple[tuple[str, Datatype, int], ...], message: str
 ) -> None:
     signature = Signature(
@@ -121,8 +121,8 @@ def test_a_signature_of_another_model(
     assert "Log the model again" in caught.value.hint
 
 
-def test_an_operator_that_onnx_does_not_have(tmp_path: Path) -> None:
-    error = refusal(tmp_path, Custom(), {"x": X})
+def test_rejected__an_operator_without_onnx_form__is_named(tmp_path: Path) -> None:
+    error = rejection(tmp_path, Custom(), {"x": X})
     assert "mlctl_zoo" in error.message
     assert "ONNX flavor" in error.hint
 
