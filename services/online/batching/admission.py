@@ -119,8 +119,10 @@ class Forecast:
         if self._started is not None and not long:
             self._load.offered(rows if self._limits.joinable else 1)
         elif self._started is None and not self._lanes.count and self._full_seconds > 0:
-            self._load.idle(self._possible(now - self._ended) / self._most_units)
-            self._ended = now
+            # A request of the tick in which the batch ended may have arrived before its end.
+            idle = max(0.0, now - self._ended)
+            self._load.idle(self._possible(idle) / self._most_units)
+            self._ended += idle
 
     def started(self, rows: int, now: float) -> None:
         """Record that a batch of `rows` rows starts."""

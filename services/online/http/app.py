@@ -23,7 +23,7 @@ from services.online.models.metadata import (
     is_ready,
     metadata,
     only_ready,
-    refuse_change,
+    reject_change,
     repository_index,
     server_metadata,
 )
@@ -132,7 +132,7 @@ class V2App:
                     body = await read_in_time(receive, self._inference, hold, end)
                 return json_response(200, repository_index(self._host, ready=only_ready(body)))
             case ["models", _, "load" | "unload" as verb]:
-                refuse_change(verb)
+                reject_change(verb)
         raise _no_such_path()
 
     def _meant(self, parts: list[str]) -> InferHandler:

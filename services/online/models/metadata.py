@@ -82,7 +82,7 @@ def only_ready(body: bytes) -> bool:
     return ready
 
 
-def refuse_change(verb: str) -> NoReturn:
+def reject_change(verb: str) -> NoReturn:
     """NOT_PERMITTED for loading or unloading: a server has the models of its Bento for life."""
     raise MlctlError(
         ErrorCode.NOT_PERMITTED,
