@@ -11,11 +11,11 @@ import sys
 
 from bundle.errors import MlctlError
 from bundle.variables import unknown_variables
+from services.online.server.patches import inherited_listener
 from services.online.server.seam import (
     MlctlService,
     build_service,
     explain,
-    inherited_listener,
     is_worker,
     stop_supervisor,
 )

@@ -1,8 +1,8 @@
-"""The seam to BentoML: its service class with our protocol and application in front of its own.
+"""The BentoML service, with our HTTP protocol and applications in front of BentoML's own.
 
-`/v2` is answered before BentoML's middleware, and no body is unlimited anywhere. When
-the model must not serve, the whole server ends: BentoML's supervisor would otherwise
-start the worker again and again.
+`/v2` and `/predict` never reach BentoML's application, which serves its pages and metrics. If a
+model must not serve, the whole server ends; otherwise BentoML's supervisor would restart the
+worker for ever.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from functools import partial
 from typing import Any
 
 import bentoml
-import click
-from uvicorn.config import HTTP_PROTOCOLS, LOOP_FACTORIES
 
 from bundle.error_table import ERROR_TABLE
 from bundle.errors import ErrorCode, MlctlError
@@ -28,15 +26,13 @@ from services.online.http.app import App, Message, V2App
 from services.online.http.connection import accept_loop as accepting
 from services.online.http.connection.protocol import infer_protocol
 from services.online.http.inference import InferHandler
-from services.online.http.limits import BodyLimit
 from services.online.http.openapi_page import OPENAPI_PATH, OpenApiPage
-from services.online.http.predict import make_predict, predict_routes
-from services.online.http.predict_calls import PredictCalls
+from services.online.http.predict import ROUTE, PredictApp, make_predict, predict_routes
 from services.online.http.responses import Response
 from services.online.http.token_gate import TokenGate
 from services.online.models.repository import Serving, serving_of
-from services.online.server.app import TimeLimit, bento_app
 from services.online.server.parent import ParentWatch
+from services.online.server.patches import hide_tracebacks, make_bento_app, use_protocol
 from services.online.server.watchdog import Watchdog
 from services.online.server.workers import (
     forget_dead_workers,
@@ -56,10 +52,13 @@ logger = logging.getLogger("mlctl.service")
 
 
 class Front:
-    """Sends /v2 and our description to our applications and everything else to BentoML's."""
+    """Sends /v2, /predict and our description to our applications, the rest to BentoML's."""
 
-    def __init__(self, v2: App, page: App, other: App, publish: Callable[[], None]) -> None:
+    def __init__(
+        self, v2: App, page: App, predict: App, other: App, publish: Callable[[], None]
+    ) -> None:
         self._v2 = v2
+        self._predict = predict
         self._page = page
         self._other = other
         self._publish = publish
@@ -72,6 +71,8 @@ class Front:
         if scope["type"] == "http":
             if path == "/v2" or path.startswith("/v2/"):
                 app = self._v2
+            elif path == ROUTE or path.startswith(f"{ROUTE}/"):
+                app = self._predict
             elif path == OPENAPI_PATH:
                 app = self._page
         await app(scope, receive, send)
@@ -84,15 +85,13 @@ class MlctlService(bentoml.Service[Any]):
         host: Serving = self.inner.host
         inference, *others = [InferHandler(each) for each in host.hosts]
         serve_http(host.settings, inference, *others)
-        limits = (host.settings.max_body_bytes, host.inflight)
-        timed = TimeLimit(bento_app(self, is_main), host.settings.deadline_ms / 1000 + 1)
-        limited = PredictCalls(BodyLimit(timed, *limits), predict_routes(host))
 
         def publish() -> None:
             forget_dead_workers()
             host.publish()
 
-        front = Front(V2App(host, inference, *others), OpenApiPage(host), limited, publish)
+        v2, page = V2App(host, inference, *others), OpenApiPage(host)
+        front = Front(v2, page, PredictApp(host), make_bento_app(self, is_main=is_main), publish)
         return gated(front, inference, host)
 
 
@@ -101,26 +100,21 @@ def gated(app: App, inference: InferHandler, host: Serving) -> App:
     if not host.access.required:
         return app
 
-    def refuse(error: MlctlError, scope: Message) -> Response:
+    def reject(error: MlctlError, scope: Message) -> Response:
         headers = dict(scope["headers"])
         request_id = inference.request_id(headers)
-        seen = inference.watch(headers, request_id, scope.get("client"))
-        return inference.refuse(error, request_id, seen)
+        record = inference.observe(headers, request_id)
+        return inference.reject(error, request_id, record)
 
-    return TokenGate(app, host.access, refuse)
+    return TokenGate(app, host.access, reject)
 
 
 def serve_http(settings: ServerSettings, inference: InferHandler, *others: InferHandler) -> None:
-    """Set the HTTP protocol, and the loop, of the server that this process starts next.
-
-    BentoML makes uvicorn's configuration after the application and names neither,
-    so uvicorn takes those that its tables have for "auto"; a test holds both to that.
-    """
-    protocols: dict[str, Any] = HTTP_PROTOCOLS
+    """Set the HTTP protocol, and the loop, of the server that this process starts next."""
     limited = infer_protocol(inference, *others)
-    LOOP_FACTORIES["auto"] = f"{accepting.__name__}:{accepting.loop_factory.__name__}"
     limits = {"max_connections": settings.max_connections, "idle_seconds": settings.keep_alive_s}
-    protocols["auto"] = type(limited.__name__, (limited,), limits)
+    loop_factory = f"{accepting.__name__}:{accepting.loop_factory.__name__}"
+    use_protocol(type(limited.__name__, (limited,), limits), loop_factory)
 
 
 def build_service(found: VerifiedBundle | BentoContents, settings: ServerSettings) -> MlctlService:
@@ -167,8 +161,8 @@ class Worker:
                 self._parent = ParentWatch(supervisor())
         except BaseException as error:
             logger.critical("%s", explain(error))
-            if isinstance(error, MlctlError):
-                _hide_tracebacks()
+            if isinstance(error, MlctlError) and is_worker():
+                hide_tracebacks()
             stop_supervisor(error)
             raise
 
@@ -221,13 +215,6 @@ def _share_log() -> None:
     ours.propagate = False
 
 
-def _hide_tracebacks() -> None:
-    """In a worker: keep uvicorn from logging the traceback of an error that is explained."""
-    if is_worker():
-        log = logging.getLogger("uvicorn.error")
-        log.addFilter(lambda record: not str(record.msg).startswith("Traceback"))
-
-
 def explain(error: BaseException) -> str:
     """Why the server does not start, for its log."""
     if isinstance(error, MlctlError):
@@ -240,15 +227,10 @@ def is_worker() -> bool:
     return bentoml.server_context.worker_index is not None
 
 
-def inherited_listener() -> int:
-    """In a worker that imports its service: the descriptor that it was told to listen on."""
-    return int(click.get_current_context().params["fd"])
-
-
 def stop_supervisor(error: BaseException) -> None:
     """In a worker, end the server that started it, with `error`'s exit code; elsewhere nothing."""
     if is_worker():
         code = error.code if isinstance(error, MlctlError) else ErrorCode.INTERNAL
         note_failure(ERROR_TABLE[code].exit_code)
-        if os.getppid() == supervisor():  # whoever took its place does not know of us
+        if os.getppid() == supervisor():  # another process may have its id by now
             os.kill(supervisor(), signal.SIGTERM)

@@ -63,14 +63,14 @@ class GrpcCall:
     """One stream of one connection, which may have ended with its headers.
 
     A message has at most `limit` bytes and must arrive within `seconds`; the client must read a
-    response within the same time. `refused` is called for calls that are rejected before the
+    response within the same time. `on_reject` is called for calls that are rejected before the
     handler runs. Messages are charged to `inflight` until they are read, the call itself to
     `room` until it is answered.
     """
 
     __slots__ = (
         "_arrived", "_assembler", "_end", "_ended", "_handler", "_head", "_hold", "_inflight",
-        "_late", "_limit", "_link", "_refused", "_seconds", "_started", "_task", "_timer",
+        "_late", "_limit", "_link", "_on_reject", "_seconds", "_started", "_task", "_timer",
         "_untaken", "done", "stream",
     )  # fmt: skip
 
@@ -85,7 +85,7 @@ class GrpcCall:
         room: Inflight,
         seconds: float,
         ended: bool,
-        refused: Callable[[MlctlError, Any], None],
+        on_reject: Callable[[MlctlError, Any], None],
     ) -> None:
         self.stream = stream
         self.done = False
@@ -93,7 +93,7 @@ class GrpcCall:
         self._head = head
         self._limit = limit
         self._seconds = seconds
-        self._refused = refused
+        self._on_reject = on_reject
         self._hold = Hold(room)
         self._inflight = inflight
         self._assembler = Assembler(limit, Hold(inflight))
@@ -133,7 +133,7 @@ class GrpcCall:
         try:
             self._assembler.feed(data)
         except MlctlError as error:
-            self._turn_away(error)
+            self._reject_early(error)
             return
         self._untaken += size
         if self._arrived is not None and self._assembler.messages:
@@ -148,11 +148,11 @@ class GrpcCall:
         if self.done:
             return
         if not self._assembler.is_whole:
-            self._turn_away(invalid("the call ends within a message"))
+            self._reject_early(invalid("the call ends within a message"))
         elif self._arrived is not None:
             self._arrived.set()
         elif len(self._assembler.messages) != 1:
-            self._turn_away(invalid("the call has not exactly one message"))
+            self._reject_early(invalid("the call has not exactly one message"))
         else:
             self._disarm()
             if self._end is not None:
@@ -169,26 +169,26 @@ class GrpcCall:
     def stop(self, reason: MlctlError) -> None:
         """End the call with the status of `reason`, at whatever stage it is."""
         if self._task is None:
-            self._turn_away(reason)
+            self._reject_early(reason)
         else:
-            self.refuse(reason)
+            self.reject(reason)
             self._task.cancel()
 
-    def refuse(self, error: MlctlError) -> None:
+    def reject(self, error: MlctlError) -> None:
         """Answer with the status of `error`."""
         self._finish(*status_of(error), trailers(error))
 
-    def refuse_with(self, code: grpc.StatusCode, details: str) -> None:
+    def reject_with(self, code: grpc.StatusCode, details: str) -> None:
         """Answer with a status of the protocol that is not in the error table."""
         self._finish(code.value[0], details, ())
 
-    def refuse_http(self, status: int) -> None:
+    def reject_http(self, status: int) -> None:
         """Answer a request that is not gRPC."""
         self._let_go()
         self.done = True
         fields = ((b":status", b"%d" % status),)
-        outbox, refuse_rest = self._link.outbox, not self._ended
-        outbox.end(self.stream, fields, refuse_rest=refuse_rest, seconds=self._seconds)
+        outbox, reset_unfinished = self._link.outbox, not self._ended
+        outbox.end(self.stream, fields, reset_unfinished=reset_unfinished, seconds=self._seconds)
 
     @property
     def peer(self) -> str:
@@ -226,17 +226,17 @@ class GrpcCall:
         begun = self._arrived is not None and not assembler.is_whole and not assembler.messages
         if begun and self._late is None:
             loop = asyncio.get_running_loop()
-            self._late = loop.call_later(self._seconds, self._turn_away, deadline_exceeded())
+            self._late = loop.call_later(self._seconds, self._reject_early, deadline_exceeded())
         elif not begun and self._late is not None:
             self._late.cancel()
             self._late = None
 
-    def _turn_away(self, error: MlctlError) -> None:
+    def _reject_early(self, error: MlctlError) -> None:
         """Reject what arrived before the handler saw it, and end a handler that waits for more."""
         if self.done:
             return
-        self._refused(error, self)
-        self.refuse(error)
+        self._on_reject(error, self)
+        self.reject(error)
         if self._task is not None:
             self._task.cancel()
 
@@ -247,10 +247,10 @@ class GrpcCall:
             return  # the cancelling side has sent the status
         except Exception as error:
             if is_public(error):
-                self.refuse(error)
+                self.reject(error)
             else:
                 logger.exception("a call of %s failed", self._head.path)
-                self.refuse(failed())
+                self.reject(failed())
 
     async def _answer(self) -> bytes | None:
         """The handler's single message, or None after it wrote any number of them."""
@@ -321,8 +321,8 @@ class GrpcCall:
         # Without an answer before them the trailers are its headers, too.
         fields = ending if self._started else HEADERS + ending
         outbox = self._link.outbox
-        refuse_rest = not self._ended
-        outbox.end(self.stream, fields, refuse_rest=refuse_rest, seconds=self._seconds)
+        reset_unfinished = not self._ended
+        outbox.end(self.stream, fields, reset_unfinished=reset_unfinished, seconds=self._seconds)
         self._link.over(self)
 
     def _take(self) -> None:

@@ -23,8 +23,7 @@ from services.online.metrics.counts import BatchStats, Metrics
 async def main():
     metrics = Metrics("m")
     for _ in range(3):
-        metrics.request("http", "ok")
-        metrics.stages(0.1, 0.2, 0.3, 0.4)
+        metrics.answered("http", 0.1, 0.2, 0.3, 0.4)
     metrics.batch(BatchStats(7, 0.5, 0.25))
     if sys.argv[1] == "asked":
         metrics.publish()
@@ -77,8 +76,8 @@ def test_many_observations_at_once_are_the_same_as_each() -> None:
     registry, bounds = CollectorRegistry(), (1.0, 2.0)
     sink = HistogramSink("ours", "h", {"a": "b"}, registry, bounds=bounds)
     theirs = Histogram("theirs", "h", ("a",), buckets=bounds, registry=registry).labels("b")
-    sink.tell("", [1, 0, 2], 7.5)
-    sink.tell("", [1, 1, 3], 13.0)
+    sink.report("", [1, 0, 2], 7.5)
+    sink.report("", [1, 1, 3], 13.0)
     for value in (1.0, 3.0, 3.5, 2.0, 3.5):
         theirs.observe(value)
     told = {
@@ -91,9 +90,9 @@ def test_many_observations_at_once_are_the_same_as_each() -> None:
 def test_counters_are_told_their_growth_only_once() -> None:
     registry = CollectorRegistry()
     sink = CounterSink("c", "text", {"model": "m"}, ("kind",), registry)
-    sink.tell({("a",): 2})
-    sink.tell({("a",): 2, ("b",): 1})
-    sink.tell({("a",): 5, ("b",): 1})
+    sink.report({("a",): 2})
+    sink.report({("a",): 2, ("b",): 1})
+    sink.report({("a",): 5, ("b",): 1})
     for kind, value in (("a", 5), ("b", 1)):
         assert registry.get_sample_value("c_total", {"model": "m", "kind": kind}) == value
 
