@@ -25,7 +25,11 @@ _KEEP = click.option(
 
 _ROWS = (
     click.option(
-        "--in", "source", required=True, metavar="PLACE", help="File, folder, glob or URL of rows."
+        "--in",
+        "source",
+        required=True,
+        metavar="LOCATION",
+        help="File, folder, glob or URL of rows.",
     ),
     click.option(
         "--map",
@@ -55,7 +59,11 @@ _SAMPLE = (
 
 _ANSWERS = (
     click.option(
-        "--out", "target", required=True, metavar="PLACE", help="Folder or URL of answers."
+        "--out",
+        "target",
+        required=True,
+        metavar="LOCATION",
+        help="Folder, bucket or table of answers.",
     ),
     _KEEP,
     click.option(
@@ -75,7 +83,7 @@ _ANSWERS = (
         "--max-errors", default="1%", show_default=True, metavar="N|P%", help="Bad rows allowed."
     ),
     click.option(
-        "--restart", is_flag=True, help="Remove the previous job's answers and start again."
+        "--restart", is_flag=True, help="Delete what the previous job wrote, and start again."
     ),
 )
 
@@ -83,7 +91,7 @@ _SIZES = (
     click.option(
         "--unit-rows",
         type=click.IntRange(1),
-        help="Rows in a unit.  [default: 20000, fewer where rows are large]",
+        help="Minimum rows in a unit: row groups of a file are joined.  [default: 100000]",
     ),
     click.option(
         "--batch-rows",
@@ -122,6 +130,13 @@ _WORK = (
         show_default=True,
         help="Seconds to wait for a full disk or a lost connection.",
     ),
+    click.option(
+        "--grace",
+        type=click.FloatRange(0),
+        default=20.0,
+        show_default=True,
+        help="Seconds that units in progress have to finish after SIGTERM.",
+    ),
 )
 
 
@@ -133,11 +148,6 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def estimate_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add all options of an estimate to `command`."""
     return _added((*_ROWS, _KEEP, _OPTION, *_SAMPLE, *_SIZES[:2], _THREADS), command)
-
-
-def work_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of all scoring commands to `command`."""
-    return _added(_WORK, command)
 
 
 def _added(

@@ -75,7 +75,7 @@ def stopping(output: CommandOutput) -> Iterator[threading.Event]:
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
-        output.aside("Stopping once what was begun is committed; again to stop at once.")
+        output.aside("Stopping after the units in progress; press Ctrl-C again to stop at once.")
 
     before = {each: signal.signal(each, ask) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -110,8 +110,17 @@ def pairs(texts: Iterable[str]) -> dict[str, str]:
     return {name: value for name, _separator, value in found}
 
 
+def require_no_options(what: str, given: Mapping[str, object]) -> None:
+    """Raise INVALID_INPUT for an option that `what` does not take."""
+    if name := next((name for name, value in given.items() if value is not None), None):
+        raise MlctlError(ErrorCode.INVALID_INPUT, f"{name} does not go with {what}")
+
+
 def show_report(output: CommandOutput, report: BatchReport, target: str) -> None:
-    """How a run ended."""
+    """Print the result of a run."""
+    from services.batch.locations import scheme_of
+    from services.batch.storage import BUCKET_SCHEMES
+
     if output.as_json:
         json_line({"event": "summary", **report.as_dict(), "out": target})
         return
@@ -126,7 +135,12 @@ def show_report(output: CommandOutput, report: BatchReport, target: str) -> None
         output.line(f"{totals.skipped:,} rows were left out by the filter")
     if totals.bad:
         output.line(f"{totals.bad:,} bad rows are in quarantine")
-        output.note(f"Score them again once mended: mlctl batch redrive {target} --bento NEW")
+        if scheme_of(target) in (None, "file", *BUCKET_SCHEMES):
+            folder = target.rstrip("/")
+            output.note(
+                f"With a fixed model: mlctl batch run NEW --in {folder}/_mlctl/quarantine "
+                f"--out {folder}/redrive"
+            )
 
 
 def _event_line(event: BatchEvent, stream: TextIO) -> None:

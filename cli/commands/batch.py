@@ -6,15 +6,15 @@ from typing import Any
 
 import click
 
-from cli.batch_options import run_options, work_options
-from cli.batches import json_line, pairs, show_report, stopping, watching
+from cli.batch_options import run_options
+from cli.batches import pairs, require_no_options, show_report, stopping, watching
 from cli.commands.batch_estimate import estimate
 from cli.output import CommandOutput, reporting
 
 
 @click.group()
 def batch() -> None:
-    """Score tables with a Bento's model, each row exactly once, whatever kills it."""
+    """Score tables with a Bento's model, each row exactly once."""
 
 
 batch.add_command(estimate)
@@ -35,68 +35,45 @@ def run(
 ) -> None:
     """Score the rows of --in with BENTO, a Bento's tag or a bundle's folder, into --out.
 
-    Run the same command again to go on after it was stopped or killed; a finished job is left
-    as it is. Rows that cannot be scored go to a quarantine with the reason: `mlctl batch
-    redrive` scores those again.
+    Run the same command again to resume after it was stopped or killed; a finished job is left as
+    it is. Rows that cannot be scored go to a quarantine with the reason: a table that another run,
+    with a fixed model, takes as its --in.
     """
-    from services.batch.base import SinkRequest, SourceRequest
-    from services.batch.executors import choose_executor
-    from services.batch.job import BatchConfig, RunControl, column_list, run_job
+    from services.batch.engine import RunControl
+    from services.batch.job import UNIT_ROWS, BatchConfig, column_list, local_executor, run_job
     from services.batch.limits import ErrorLimit
     from services.batch.locations import without_password
-    from services.batch.sinks import form_at, open_sink
+    from services.batch.sinks import open_sink, part_format
     from services.batch.sources import open_source
-    from services.runtime.scorable import find_scorable, lasting_name
-    from services.runtime.scorable import unit_rows as usual_unit_rows
+    from services.runtime.scorable import find_scorable
 
     limit = ErrorLimit.parse(given["max_errors"])
     options = pairs(given["options"])
+    if given["executor"] == "ray":
+        require_no_options("--executor ray", {"--threads": given["threads"]})
+        from services.batch.ray_executor import ray_executor
+
+        executor = ray_executor(given["ray_address"], given["ray_actors"])
+    else:
+        ray_options = {"--ray-address": given["ray_address"], "--ray-actors": given["ray_actors"]}
+        require_no_options("--executor local", ray_options)
+        executor = local_executor(given["threads"])
     model = find_scorable(bento)
-    wanted = BatchConfig(
+    config = BatchConfig(
         map=given["mapped"],
         keep=column_list(given["keep"]),
         filter=given["condition"],
         partition_by=column_list(given["partition_by"]),
-        format=given["form"] or form_at(target),
-        unit_rows=unit_rows or usual_unit_rows(model),
+        format=given["form"] or part_format(target),
+        unit_rows=unit_rows or UNIT_ROWS,
         forbid_nan=given["forbid_nan"],
         finite_outputs=given["finite_outputs"],
     )
-    rows = open_source(SourceRequest(source, wanted.unit_rows, options))
-    sink = open_sink(SinkRequest(target, {**options, "format": wanted.format}))
-    executor = choose_executor(
-        given["executor"], given["threads"], given["ray_address"], given["ray_actors"]
-    )
-    name, size = lasting_name(bento), given["batch_rows"]
+    rows = open_source(source, config.unit_rows, options)
+    sink = open_sink(target, config.format, options)
     with stopping(output) as stop, watching(output) as watch:
-        control = RunControl(limit, given["patience"], watch, stop, given["restart"])
-        report = run_job(model, name, rows, sink, wanted, executor, control, size)
+        control = RunControl(
+            limit, given["patience"], given["grace"], watch, stop, given["restart"]
+        )
+        report = run_job(model, rows, sink, config, executor, control, given["batch_rows"])
     show_report(output, report, without_password(target))
-
-
-@batch.command()
-@click.argument("target", metavar="OUT")
-@click.option("--bento", help="Score with this Bento or bundle instead of the job's own.")
-@work_options
-@reporting
-def redrive(
-    output: CommandOutput, target: str, bento: str | None, threads: int | None, patience: float
-) -> None:
-    """Score the rows in quarantine of OUT again; those that pass join the answers.
-
-    They do so exactly once, and the others stay. OUT is what `mlctl batch run --out` was given.
-    """
-    from services.batch.base import SinkRequest
-    from services.batch.job import RunControl, local_executor
-    from services.batch.redrive import redrive as score_again
-    from services.batch.sinks import open_sink
-    from services.runtime.scorable import find_scorable
-
-    with stopping(output) as stop, watching(output) as watch:
-        control = RunControl(patience=patience, watch=watch, stop=stop)
-        sink = open_sink(SinkRequest(target))
-        done = score_again(sink, find_scorable, bento, local_executor(threads), control)
-    if output.as_json:
-        json_line({"event": "redriven", "passed": done.passed, "left": done.left})
-    else:
-        output.line(f"{done.passed:,} rows passed, {done.left:,} stay in quarantine")

@@ -25,30 +25,28 @@ def estimate(
 ) -> None:
     """Predict how long scoring the rows of --in with BENTO takes, and what it costs.
 
-    Scores units from all over the input for about --seconds into a temporary folder, and assumes
-    that the other rows take as long.
+    Scores random units for about --seconds into a temporary folder, and assumes that the other rows
+    take as long.
     """
-    from services.batch.base import SourceRequest
     from services.batch.estimate import estimate as predicted
-    from services.batch.job import BatchConfig, column_list
+    from services.batch.job import UNIT_ROWS, BatchConfig, column_list
     from services.batch.sources import open_source
     from services.runtime.scorable import find_scorable
-    from services.runtime.scorable import unit_rows as usual_unit_rows
 
     model = find_scorable(bento)
-    wanted = BatchConfig(
+    config = BatchConfig(
         map=given["mapped"],
         keep=column_list(given["keep"]),
         filter=given["condition"],
-        unit_rows=unit_rows or usual_unit_rows(model),
+        unit_rows=unit_rows or UNIT_ROWS,
         forbid_nan=given["forbid_nan"],
     )
-    rows = open_source(SourceRequest(source, wanted.unit_rows, pairs(given["options"])))
+    rows = open_source(source, config.unit_rows, pairs(given["options"]))
     cpu_hour, seconds = given["cpu_hour"], given["seconds"]
     with output.working() as show, only_results_on_stdout():
         show("Scoring a sample ...")
         found = predicted(
-            model, rows, wanted, cpu_hour, seconds, given["threads"], given["batch_rows"]
+            model, rows, config, cpu_hour, seconds, given["threads"], given["batch_rows"]
         )
     if output.as_json:
         output.document({"digest": model.digest, **found.as_dict()})
@@ -57,19 +55,21 @@ def estimate(
 
 
 def _show(output: CommandOutput, found: CostEstimate) -> None:
-    where = "from all over the input" if found.spread else "from the beginning of the input"
     rows, units = counted(found.rows, "row"), counted(found.units, "unit")
-    output.line(f"Sample: {rows} in {units} {where}, {found.bad:,} bad")
+    output.line(f"Sample: {rows} in {units}, {found.bad:,} bad")
     output.line(
-        f"{written(found.rows_per_second)} rows/s with {counted(found.threads, 'thread')}, "
+        f"{written(found.core_seconds)} ± {written(found.spread)} core-seconds per million rows, "
         f"after {found.open_seconds:.1f} s to open the model"
     )
-    if found.job_seconds is not None:
-        output.line(f"All {found.total_rows:,} rows: {duration(found.job_seconds)}")
+    if found.job_seconds is not None and found.core_hours is not None:
+        output.line(
+            f"All {found.total_rows:,} rows: {written(found.core_hours)} core-hours, "
+            f"{duration(found.job_seconds)} with {counted(found.threads, 'thread')}"
+        )
     if found.million_cost is not None:
         whole = "" if found.job_cost is None else f"; of all rows: {written(found.job_cost)}"
         output.line(f"Cost of a million rows: {written(found.million_cost)}{whole}")
-    output.note("Answers go to a temporary folder of this machine; another place may be slower.")
+    output.note("Answers go to a temporary folder of this machine; another output may be slower.")
 
 
 def written(value: float) -> str:

@@ -12,8 +12,8 @@ import numpy as np
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import DYNAMIC, Datatype, TensorSpec
 from loadtest.parity.base import Arrays, not_text
-from services.batch.base import SinkRequest, SourceRequest
-from services.batch.job import BatchConfig, RunControl, local_executor, run_job
+from services.batch.engine import RunControl
+from services.batch.job import BatchConfig, local_executor, run_job
 from services.batch.limits import ErrorLimit
 from services.batch.sinks import open_sink
 from services.batch.sources import open_source
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _ROW = "mlctl_row"
-# Rows in a unit: as many requests of one size as fit, so that its calls are those requests.
-_UNIT_ROWS = 4096
+# Rows in a piece: as many requests of one size as fit, so that its calls are those requests.
+_PIECE_ROWS = 4096
 
 
 class BatchWay:
@@ -58,21 +58,18 @@ class BatchWay:
 
         columns = {spec.name: to_column(spec, inputs[spec.name]) for spec in self._signature.inputs}
         numbers = pa.array(np.arange(len(next(iter(inputs.values())))))
-        parquet.write_table(pa.table({_ROW: numbers, **columns}), folder / "rows.parquet")
-        wanted = BatchConfig(
-            map=tuple(f"{name}={name}" for name in columns),
-            keep=(_ROW,),
-            unit_rows=max(1, _UNIT_ROWS // size) * size,
-        )
+        rows = max(1, _PIECE_ROWS // size) * size
+        file = folder / "rows.parquet"
+        parquet.write_table(pa.table({_ROW: numbers, **columns}), file, row_group_size=rows)
         run_job(
             self._model,
-            self._model.digest,
-            open_source(SourceRequest(str(folder / "rows.parquet"), wanted.unit_rows)),
-            open_sink(SinkRequest(str(folder / "answers"), {"format": "parquet"})),
-            wanted,
+            open_source(str(file)),
+            open_sink(str(folder / "answers")),
+            BatchConfig(map=tuple(f"{name}={name}" for name in columns), keep=(_ROW,)),
             local_executor(None),
             RunControl(limit=ErrorLimit(count=0)),
-            size,
+            batch_rows=size,
+            piece_rows=rows,
         )
         parts = sorted((folder / "answers").glob("part-*.parquet"))
         found = pa.concat_tables([parquet.read_table(part) for part in parts]).sort_by(_ROW)

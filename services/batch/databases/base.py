@@ -68,10 +68,6 @@ class Database(Protocol):
     # Whether text with a NUL character is refused.
     forbids_nul: bool
 
-    def may_have(self, table: str) -> bool:
-        """Before it is open: False if it is known that there is no such table. Makes nothing."""
-        ...
-
     def open(self) -> None:
         """Connect and take the lock of the table; JOB_RUNNING if another process has it."""
         ...
