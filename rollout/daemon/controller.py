@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from bundle.clock import Clock
 from rollout.daemon.shadow.watch import Parties, ShadowWatch
+from rollout.domain import gates
 from rollout.domain import state_machine as machine
 from rollout.domain.counts import Window
 from rollout.domain.gates import Action, Gate, Verdict
@@ -29,6 +30,7 @@ from rollout.domain.ports import (
 )
 from rollout.domain.spec import DeploymentSettings, Slot
 from rollout.domain.state_machine import WATCHED, Look, RolloutPhase, RolloutProgress, Signal
+from rollout.domain.traffic_record import TrafficRecord
 from rollout.drivers.local.fleet import Fleet
 from rollout.drivers.local.samples import SampleFolder
 from rollout.journal import records
@@ -53,11 +55,14 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """A daemon's part: its epoch, its settings, and whether the champion's writing is settled."""
+    """A daemon's part: its epoch, its settings, whether the champion's writing is settled, and
+    what the live slot did before the rollout.
+    """
 
     epoch: int
     settings: DeploymentSettings
     champion_settled: Callable[[], bool]
+    record: TrafficRecord = field(default_factory=TrafficRecord)
 
 
 class Controller:
@@ -76,8 +81,14 @@ class Controller:
         self._counting_since: float | None = None
         self._fleet = Fleet(rollout.deployment, world.launcher, journal)
         self._observer = TrafficObserver(
-            world.meter, world.edges, rollout.slot, rollout.spec, _comparison(rollout, world)
+            world.meter,
+            world.edges,
+            rollout.slot,
+            rollout.spec,
+            _comparison(rollout, world),
+            watch.record.total,
         )
+        self._record = watch.record
         self._handlers = {
             RolloutPhase.PENDING: self._launch,
             RolloutPhase.WARM: self._warm,
@@ -175,6 +186,8 @@ class Controller:
         """From WARM on; what leaves out the comparison of answers is said in the record."""
         spec = self._rollout.spec
         progress = machine.warmed(self.progress, spec, self._now())
+        evidence = gates.begin(self._record.counts(spec, self._world.edges), spec)
+        progress = replace(progress, evidence=evidence)
         skipped = self._no_shadow
         if spec.shadow_percent and progress.override:
             skipped = "an operator skips the gates"
@@ -193,8 +206,14 @@ class Controller:
         alive = probe is not ProcessState.DEAD
         weight = machine.candidate_weight(self.progress, self._rollout.spec)
         mirrored = machine.mirrored_share(self.progress, self._rollout.spec) > 0
-        look, reference = self._observer.look(alive=alive, mirrored=mirrored, weight=weight)
-        self._counting_since = self._world.clock.monotonic()
+        counted_until = self._world.clock.monotonic()
+        seconds = self._settings.tick_seconds
+        if self._counting_since is not None:
+            seconds = max(seconds, counted_until - self._counting_since)
+        look, reference = self._observer.look(
+            alive=alive, mirrored=mirrored, weight=weight, seconds=seconds
+        )
+        self._counting_since = counted_until
         look = self._weighed(look)
         now, spec = self._now(), self._rollout.spec
         judged = look.window is not None and not machine.warming_up(self.progress, spec, now)
@@ -228,8 +247,8 @@ class Controller:
         if look.window is None:
             return look
         spec = self._rollout.spec
-        fair = spec.fair(machine.candidate_weight(self.progress, spec))
-        return replace(look, window=replace(look.window, fair=fair))
+        enough = spec.representative(machine.candidate_weight(self.progress, spec))
+        return replace(look, window=replace(look.window, representative=enough))
 
     def _pause(self) -> None:
         if self.progress.stage in WATCHED:

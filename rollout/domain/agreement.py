@@ -7,37 +7,29 @@ moved says that somebody should look, not that the candidate is wrong.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import math
+from dataclasses import dataclass, replace
 
 from bundle.errors import ErrorCode, MlctlError
-from rollout.domain import e_values as eprocess
+from rollout.domain import e_values
+from rollout.domain.bursts import NO_TRIALS, Trials
 from rollout.domain.drift import rows_needed
-from rollout.domain.e_values import Logs
 from rollout.domain.shadow_window import ShadowWindow
 from rollout.domain.spec import Revision, RolloutSpec
 from rollout.domain.verdict import Action, Gate, Hits, Verdict, breaks, share
 
-MIN_BAD_TICKS = 3
+MIN_BAD_BLOCKS = 3
 # How much more two variants of one model may differ than what was proved of each explains.
 _SLACK = 0.01
-
-
-def _worse() -> Logs:
-    return eprocess.start(len(eprocess.SHARE_STAKES))
-
-
-def _better() -> Logs:
-    return eprocess.start(4)
+_NO_PAIRS = ShadowWindow(seconds=0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class ShadowEvidence:
-    """All looks at pairs so far: their sums, the last drift, and the two e-processes."""
+    """All pairs so far: their sums, the last drift, and the requests as trials over time."""
 
-    total: ShadowWindow = field(default_factory=ShadowWindow)
-    bad_ticks: int = 0
-    disagreement: Logs = field(default_factory=_worse)
-    agreement_proof: Logs = field(default_factory=_better)
+    total: ShadowWindow = _NO_PAIRS
+    trials: Trials = NO_TRIALS
 
     @property
     def hits(self) -> Hits:
@@ -72,18 +64,32 @@ def require_copies(spec: RolloutSpec, *, can_copy: bool) -> None:
 
 
 def fold(evidence: ShadowEvidence, window: ShadowWindow, spec: RolloutSpec) -> ShadowEvidence:
-    """Add one look."""
-    evidence = replace(evidence, total=_plus(evidence.total, window))
-    limit = spec.max_disagreement
-    if limit is None or not window.requests:
-        return evidence
-    hits = (window.disagreed, window.requests)
-    return replace(
-        evidence,
-        bad_ticks=evidence.bad_ticks + breaks(hits, limit),
-        disagreement=eprocess.share_step(evidence.disagreement, *hits, limit),
-        agreement_proof=eprocess.bound_step(evidence.agreement_proof, *hits, limit),
+    """Add one tick's pairs."""
+    total = _plus(evidence.total, window)
+    if not window.requests:
+        return replace(evidence, total=total)
+    trials = evidence.trials.add(
+        window.disagreed,
+        window.requests,
+        window.seconds,
+        burst=spec.burst_seconds,
+        limit=1.0 if spec.max_disagreement is None else spec.max_disagreement,
     )
+    return ShadowEvidence(total, trials)
+
+
+def log_harm(evidence: ShadowEvidence, limit: float) -> float:
+    """Return the logarithm of the e-value against "at most `limit` of the requests disagree"."""
+    trials = evidence.trials
+    logs = e_values.above((trials.hits, trials.n), limit)
+    return e_values.log_mean(logs, trials.design_effect)
+
+
+def log_proof(evidence: ShadowEvidence, limit: float) -> float:
+    """Return the logarithm of the e-value against "at least `limit` of the requests disagree"."""
+    trials = evidence.trials
+    logs = e_values.below((trials.hits, trials.n), limit)
+    return e_values.log_mean(logs, trials.design_effect)
 
 
 def broken(evidence: ShadowEvidence) -> Verdict | None:
@@ -99,17 +105,20 @@ def broken(evidence: ShadowEvidence) -> Verdict | None:
 
 
 def disagrees(evidence: ShadowEvidence, spec: RolloutSpec) -> Verdict | None:
-    """ROLLBACK for what the e-process has shown, if it was seen in several ticks."""
-    if evidence.bad_ticks < MIN_BAD_TICKS or spec.max_disagreement is None:
+    """Return ROLLBACK if more than the limit disagree, in several blocks of time; else None."""
+    limit = spec.max_disagreement
+    if limit is None or evidence.trials.bad_blocks < MIN_BAD_BLOCKS:
         return None
-    return _verdict(Action.ROLLBACK, evidence, spec.max_disagreement, "")
+    if not breaks(evidence.hits, limit):
+        return None
+    return _verdict(Action.ROLLBACK, evidence, limit, "")
 
 
 def doubtful(evidence: ShadowEvidence, spec: RolloutSpec) -> Verdict | None:
     """HOLD while disagreement or drift lies beyond its limit, proved or not; else None."""
     limit, total = spec.max_disagreement, evidence.total
     if limit is not None and breaks(evidence.hits, limit):
-        return _verdict(Action.HOLD, evidence, limit, ": too many to go on, too few to decide")
+        return _verdict(Action.HOLD, evidence, limit, "; more requests will decide")
     if total.psi is not None and total.psi > spec.max_psi:
         why = (
             f"the outputs are distributed otherwise than the live revision's: PSI "
@@ -119,11 +128,8 @@ def doubtful(evidence: ShadowEvidence, spec: RolloutSpec) -> Verdict | None:
     return None
 
 
-def unproved(evidence: ShadowEvidence, spec: RolloutSpec, threshold: float) -> Verdict | None:
-    """HOLD until enough pairs were seen and, with a limit, agreement is shown; else None.
-
-    `threshold` is the logarithm that the proof has to reach.
-    """
+def unproved(evidence: ShadowEvidence, spec: RolloutSpec) -> Verdict | None:
+    """Return HOLD until enough pairs were seen and, with a limit, agreement is shown; else None."""
     total, needed = evidence.total, spec.shadow_requests
     if total.requests < needed:
         why = f"{total.requests} requests were answered by both revisions, {needed} are needed"
@@ -133,7 +139,7 @@ def unproved(evidence: ShadowEvidence, spec: RolloutSpec, threshold: float) -> V
         why = f"{total.rows} compared rows, drift is told from {needed} on"
         return Verdict(Action.HOLD, Gate.DATA, why, total.rows, needed, total.requests)
     limit = spec.max_disagreement
-    if limit is None or eprocess.log_mean(evidence.agreement_proof) >= threshold:
+    if limit is None or log_proof(evidence, limit) >= math.log(1.0 / spec.alpha):
         return None
     why = (
         f"{total.disagreed:.4g} disagreements in {total.requests} requests do not yet prove a "
@@ -143,12 +149,13 @@ def unproved(evidence: ShadowEvidence, spec: RolloutSpec, threshold: float) -> V
 
 
 def _verdict(action: Action, evidence: ShadowEvidence, limit: float, end: str) -> Verdict:
-    total = evidence.total
+    total, disagreed = evidence.total, share(evidence.hits)
     why = (
-        f"{total.differed} of {total.rows} rows in {total.requests} requests are answered "
-        f"otherwise than by the live revision, at most {limit:g} may{end}"
+        f"{100.0 * disagreed:.2f} % of {total.requests} compared requests ({total.differed} of "
+        f"{total.rows} rows) are answered otherwise than by the live revision "
+        f"(limit {100.0 * limit:.4g} %){end}"
     )
-    return Verdict(action, Gate.DISAGREEMENT, why, share(evidence.hits), limit, total.requests)
+    return Verdict(action, Gate.DISAGREEMENT, why, disagreed, limit, total.requests)
 
 
 def _plus(total: ShadowWindow, window: ShadowWindow) -> ShadowWindow:
@@ -162,4 +169,5 @@ def _plus(total: ShadowWindow, window: ShadowWindow) -> ShadowWindow:
         lost=total.lost + window.lost,
         psi=window.psi,
         psi_rows=window.psi_rows,
+        seconds=total.seconds,
     )

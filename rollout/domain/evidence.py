@@ -1,177 +1,240 @@
-"""All ticks of a rollout folded into evidence: sums and e-processes. Pure.
+"""All ticks of a rollout folded into evidence. Pure.
 
-Harm is bet on tick by tick, proof request by request: see `eprocess`. A fold over the recorded
-ticks rebuilds it exactly.
+Folding the recorded ticks into the evidence that a rollout began with rebuilds it exactly.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from rollout.domain import agreement
-from rollout.domain import e_values as eprocess
+from rollout.domain import agreement, e_values
 from rollout.domain.agreement import ShadowEvidence
+from rollout.domain.bursts import NO_TRIALS, Trials
 from rollout.domain.counts import Counts, Window
-from rollout.domain.e_values import Logs
+from rollout.domain.e_values import NO_EVIDENCE, Logs
+from rollout.domain.gate_table import GATES, GateRule
 from rollout.domain.shadow_window import ShadowWindow
 from rollout.domain.spec import RolloutSpec
-from rollout.domain.verdict import Gate, Hits, breaks, share
+from rollout.domain.verdict import Gate, Hits, share
 
-# p99 <= L is the same statement as P(latency > L) <= 1 %, p50 <= L as P(latency > L) <= 50 %.
-SLOW_SHARE = 0.01
-LATE_SHARE = 0.5
 _NOISE = 2.0  # standard errors
-_HIGHEST_LIMIT = 0.99  # a limit of 1 could not be exceeded, nor bet on
+HIGHEST_LIMIT = 0.99  # a limit of 1 could not be exceeded
 
 
-def _above() -> Logs:
-    return eprocess.start(len(eprocess.SHARE_STAKES))
+@dataclass(frozen=True, slots=True)
+class Streak:
+    """Ticks on end in which a gross fault was seen: their seconds, and both slots' sums."""
+
+    seconds: float = 0.0
+    ours: Hits = (0, 0)
+    theirs: Hits = (0, 0)
 
 
-def _below() -> Logs:
-    return eprocess.start(4)
+@dataclass(frozen=True, slots=True)
+class GateTrials:
+    """What one gate has counted.
+
+    Attributes:
+        ours: the candidate's trials; under sticky routing those of both slots.
+        step: the same since the last step began: a fault that comes with the load is not
+            outweighed by what was good before.
+        theirs: the live slot's, those before the rollout included.
+        before: the live slot's, those before the rollout alone.
+        representative: the candidate's hits at a representative share of the traffic.
+        worse, step_worse: the evidence that the candidate is worse than the live slot, of all and
+            since the last step began, not yet divided by the design effect.
+        streak: the gross fault that goes on now.
+    """
+
+    ours: Trials = NO_TRIALS
+    step: Trials = NO_TRIALS
+    theirs: Trials = NO_TRIALS
+    before: Trials = NO_TRIALS
+    representative: Hits = (0, 0)
+    worse: Logs = NO_EVIDENCE
+    step_worse: Logs = NO_EVIDENCE
+    streak: Streak = field(default_factory=Streak)
+
+    @property
+    def design_effect(self) -> float:
+        """How many requests count as one: the candidate's figure, or the live slot's if larger."""
+        return max(self.ours.design_effect, self.theirs.design_effect)
+
+    def log_harm(self, rule: GateRule, limit: float) -> float:
+        """Return the logarithm of the e-value of harm: of all ticks' and this step's mean."""
+        logs: tuple[Logs, ...] = (self.worse, self.step_worse)
+        if not rule.versus_live:
+            scopes = (self.ours, self.step)
+            logs = tuple(e_values.above((each.hits, each.n), limit) for each in scopes)
+        effect = self.design_effect
+        return e_values.log_mean(tuple(e_values.log_mean(each, effect) for each in logs))
 
 
 @dataclass(frozen=True, slots=True)
 class GateEvidence:
-    """All ticks so far. `bad_*_ticks` are those beyond a limit, `shadow` the pairs of answers."""
+    """All ticks so far: sums over both slots, what each gate counted, the compared answers.
 
-    seed: int = 0
+    `representative_seconds` is how long the candidate had a representative share of the traffic.
+    """
+
     ticks: int = 0
     candidate: Counts = field(default_factory=Counts)
     live: Counts = field(default_factory=Counts)
-    errors_vs_limit: Logs = field(default_factory=_above)
-    errors_vs_live: Logs = field(default_factory=_above)
-    client_errors_vs_live: Logs = field(default_factory=_above)
-    latency_vs_limit: Logs = field(default_factory=_above)
-    median_vs_limit: Logs = field(default_factory=_above)
-    latency_vs_live: Logs = field(default_factory=_above)
-    errors_proof: Logs = field(default_factory=_below)
-    latency_proof: Logs = field(default_factory=_below)
-    median_proof: Logs = field(default_factory=_below)
-    bad_error_ticks: int = 0
-    bad_latency_ticks: int = 0
-    bad_median_ticks: int = 0
+    trials: Mapping[Gate, GateTrials] = field(default_factory=dict)
+    representative_seconds: float = 0.0
     shadow: ShadowEvidence = field(default_factory=ShadowEvidence)
 
+    def of(self, gate: Gate) -> GateTrials:
+        """What `gate` has counted; nothing before the first tick."""
+        return self.trials.get(gate, GateTrials())
+
     def log_values(self, spec: RolloutSpec) -> dict[Gate, float]:
-        """The logarithm of each rollback gate's e-value. Which gates there are, the spec says."""
-        logs = {
-            Gate.ERRORS_VS_LIMIT: self.errors_vs_limit,
-            Gate.ERRORS_VS_LIVE: self.errors_vs_live,
-            Gate.CLIENT_ERRORS_VS_LIVE: self.client_errors_vs_live,
-            Gate.LATENCY_VS_LIVE: self.latency_vs_live,
-        }
-        if spec.max_p99_ms is not None:
-            logs[Gate.LATENCY_VS_LIMIT] = self.latency_vs_limit
-        if spec.max_p50_ms is not None:
-            logs[Gate.MEDIAN_VS_LIMIT] = self.median_vs_limit
+        """Return the logarithm of each rollback gate's e-value."""
+        values = {}
+        for gate, rule in GATES.items():
+            limit = rule.limit(spec)
+            if limit is not None:
+                values[gate] = self.of(gate).log_harm(rule, limit)
         if spec.shadows and spec.max_disagreement is not None:
-            logs[Gate.DISAGREEMENT] = self.shadow.disagreement
-        return {gate: eprocess.log_mean(each) for gate, each in logs.items()}
+            values[Gate.DISAGREEMENT] = agreement.log_harm(self.shadow, spec.max_disagreement)
+        return values
 
     def proof_values(self, spec: RolloutSpec) -> dict[Gate, float]:
-        """The logarithm of the e-value with which each limit is shown to be kept."""
-        logs = {Gate.ERRORS_VS_LIMIT: self.errors_proof}
-        if spec.max_p99_ms is not None:
-            logs[Gate.LATENCY_VS_LIMIT] = self.latency_proof
-        if spec.max_p50_ms is not None:
-            logs[Gate.MEDIAN_VS_LIMIT] = self.median_proof
+        """Return the logarithm of the e-value with which each limit is shown to be kept."""
+        values = {
+            gate: self.log_proof(gate, rule, limit)
+            for gate, rule in GATES.items()
+            if not rule.versus_live and (limit := rule.limit(spec)) is not None
+        }
         if spec.shadows and spec.max_disagreement is not None:
-            logs[Gate.DISAGREEMENT] = self.shadow.agreement_proof
-        return {gate: eprocess.log_mean(each) for gate, each in logs.items()}
+            values[Gate.DISAGREEMENT] = agreement.log_proof(self.shadow, spec.max_disagreement)
+        return values
+
+    def log_proof(self, gate: Gate, rule: GateRule, limit: float, *, bursts: bool = True) -> float:
+        """Return the logarithm of the e-value of one limit's proof.
+
+        Without `bursts` each request counts for itself.
+        """
+        counted = self.of(gate)
+        design_effect = counted.design_effect if bursts else 1.0
+        return e_values.log_mean(e_values.below(self.proof_hits(gate, rule), limit), design_effect)
+
+    def proof_hits(self, gate: Gate, rule: GateRule) -> Hits:
+        """Return the hits that can prove the gate's limit."""
+        counted = self.of(gate)
+        return (
+            counted.representative if rule.representative else (counted.ours.hits, counted.ours.n)
+        )
+
+
+def begin(record: Iterable[tuple[Counts, float]], spec: RolloutSpec) -> GateEvidence:
+    """Return the evidence of a rollout that begins after `record`: the live slot's counts so far.
+
+    Each entry has the length of its time in seconds. The record shows how the service's requests
+    depend on each other, and what is usual in the bake, when the live slot has no requests.
+    """
+    before = dict.fromkeys(GATES, NO_TRIALS)
+    for counts, seconds in record:
+        for gate, rule in GATES.items():
+            hits, n = rule.hits(counts)
+            before[gate] = before[gate].add(
+                hits, n, seconds, burst=spec.burst_seconds, limit=HIGHEST_LIMIT
+            )
+    if not any(each.n for each in before.values()):
+        return GateEvidence()
+    return GateEvidence(
+        trials={gate: GateTrials(theirs=each, before=each) for gate, each in before.items()}
+    )
+
+
+def next_step(evidence: GateEvidence) -> GateEvidence:
+    """Begin a step: what was good before does not speak for the candidate under more load."""
+    return replace(
+        evidence,
+        trials={
+            gate: replace(each, step=NO_TRIALS, step_worse=NO_EVIDENCE, streak=Streak())
+            for gate, each in evidence.trials.items()
+        },
+    )
 
 
 def fold(evidence: GateEvidence, window: Window, spec: RolloutSpec) -> GateEvidence:
     """Add one tick. A tick without candidate requests changes nothing."""
-    ours = window.candidate
-    if ours.seen == 0:
+    if window.candidate.seen == 0:
         return evidence
     return replace(
-        _limits(evidence, window, spec),
+        evidence,
         ticks=evidence.ticks + 1,
-        candidate=evidence.candidate.plus(ours),
+        candidate=evidence.candidate.plus(window.candidate),
         live=evidence.live.plus(window.live),
-        errors_vs_live=_against_live(evidence.errors_vs_live, failed, evidence, window, spec),
-        client_errors_vs_live=_against_live(
-            evidence.client_errors_vs_live, blamed, evidence, window, spec
-        ),
-        latency_vs_live=eprocess.sign_step(evidence.latency_vs_live, _tail_sign(evidence, window)),
+        trials={
+            gate: _fold_gate(evidence.of(gate), rule, window, spec) for gate, rule in GATES.items()
+        },
+        representative_seconds=evidence.representative_seconds
+        + (window.seconds if window.representative else 0.0),
     )
 
 
 def fold_shadow(evidence: GateEvidence, shadow: ShadowWindow, spec: RolloutSpec) -> GateEvidence:
-    """Add one look at pairs of answers."""
+    """Add one tick's pairs of answers."""
     return replace(evidence, shadow=agreement.fold(evidence.shadow, shadow, spec))
 
 
-def failed(counts: Counts) -> tuple[int, int]:
-    """Requests without a good end, of all. Impatient clients alone leave both slots alike."""
-    return counts.errors + counts.abandoned, counts.seen
+def usual(counted: GateTrials, requests: int, slack: float) -> float:
+    """Return the share up to which `requests` requests are still like the live slot's.
 
-
-def blamed(counts: Counts) -> tuple[int, int]:
-    """Answers that blame the caller, of all answers: live gets the same callers."""
-    return counts.client_errors, counts.requests
-
-
-def usual(theirs: Hits, n: int, spec: RolloutSpec) -> float:
-    """The share up to which `n` requests are still like live's: its own, some slack, and noise."""
-    rate = share(theirs)
-    noise = _NOISE * math.sqrt(rate * (1.0 - rate) / n) if n else 0.0
-    return min(rate + spec.max_error_rate + noise, _HIGHEST_LIMIT)
-
-
-def _limits(evidence: GateEvidence, window: Window, spec: RolloutSpec) -> GateEvidence:
-    """Fold one tick's comparison with the absolute limits.
-
-    Only a tick at a fair share of the traffic proves a latency; any tick can show harm.
+    Its own share, the slack, and two standard errors of the difference.
     """
-    ours, limit = window.candidate, spec.max_error_rate
-    errors, slow = (ours.errors, ours.requests), (ours.slow, ours.timed)
-    late = (ours.late, ours.timed)
-    evidence = replace(
-        evidence,
-        errors_vs_limit=eprocess.share_step(evidence.errors_vs_limit, *errors, limit),
-        errors_proof=eprocess.bound_step(evidence.errors_proof, *errors, limit),
-        latency_vs_limit=eprocess.share_step(evidence.latency_vs_limit, *slow, SLOW_SHARE),
-        median_vs_limit=eprocess.share_step(evidence.median_vs_limit, *late, LATE_SHARE),
-        bad_error_ticks=evidence.bad_error_ticks + breaks(errors, limit),
-        bad_latency_ticks=evidence.bad_latency_ticks + breaks(slow, SLOW_SHARE),
-        bad_median_ticks=evidence.bad_median_ticks + breaks(late, LATE_SHARE),
-    )
-    if not window.fair:
-        return evidence
-    return replace(
-        evidence,
-        latency_proof=eprocess.bound_step(evidence.latency_proof, *slow, SLOW_SHARE),
-        median_proof=eprocess.bound_step(evidence.median_proof, *late, LATE_SHARE),
+    live = counted.theirs
+    noise = _NOISE * live.noise(requests, counted.design_effect)
+    return min(live.share + slack + noise, HIGHEST_LIMIT)
+
+
+def _fold_gate(
+    counted: GateTrials, rule: GateRule, window: Window, spec: RolloutSpec
+) -> GateTrials:
+    ours, theirs = rule.hits(window.candidate), rule.hits(window.live)
+    limit = rule.limit(spec)
+    streak = _streak(counted.streak, rule, ours, theirs, window.seconds)
+    if rule.versus_live and spec.sticky:
+        # Each client keeps its slot, so the slots' clients differ. Compared is the whole traffic,
+        # now and before the rollout.
+        ours, theirs = (ours[0] + theirs[0], ours[1] + theirs[1]), (0, 0)
+        counted = replace(counted, theirs=counted.before)
+    allowed, tick = HIGHEST_LIMIT if limit is None else limit, NO_EVIDENCE
+    if rule.versus_live:
+        tick = _worse(ours, theirs, counted, usual(counted, counted.theirs.n, allowed))
+        allowed = counted.theirs.share + spec.margin * allowed
+    burst, (hits, n) = spec.burst_seconds, counted.representative
+    return GateTrials(
+        ours=counted.ours.add(*ours, window.seconds, burst=burst, limit=allowed),
+        step=counted.step.add(*ours, window.seconds, burst=burst, limit=allowed),
+        theirs=counted.theirs.add(*theirs, window.seconds, burst=burst, limit=allowed),
+        before=counted.before,
+        representative=(hits + ours[0], n + ours[1]) if window.representative else (hits, n),
+        worse=e_values.add(counted.worse, tick),
+        step_worse=e_values.add(counted.step_worse, tick),
+        streak=streak,
     )
 
 
-def _tail_sign(evidence: GateEvidence, window: Window) -> int:
-    ours, theirs = window.candidate, window.live
-    seed = (evidence.seed, evidence.ticks, 1)
-    return eprocess.thinned_sign((ours.tail, ours.timed), (theirs.tail, theirs.timed), seed)
-
-
-def _against_live(
-    logs: Logs,
-    hits_of: Callable[[Counts], tuple[int, int]],
-    evidence: GateEvidence,
-    window: Window,
-    spec: RolloutSpec,
-) -> Logs:
-    """Fold one tick's comparison with live: with the same tick, or else with what live did before.
-
-    In the bake live has no requests.
-    """
-    ours, theirs, before = map(hits_of, (window.candidate, window.live, evidence.live))
+def _worse(ours: Hits, theirs: Hits, counted: GateTrials, allowed: float) -> Logs:
+    """Compare one tick with the live slot's, or in the bake with what it did before."""
+    if not ours[1]:
+        return NO_EVIDENCE
     if theirs[1]:
-        seed = (evidence.seed, evidence.ticks, 0 if hits_of is failed else 2)
-        return eprocess.sign_step(logs, eprocess.thinned_sign(ours, theirs, seed))
-    if not before[1]:
-        return logs
-    return eprocess.share_step(logs, *ours, usual(before, before[1], spec))
+        return e_values.higher(ours, theirs)
+    return e_values.above(ours, allowed) if counted.theirs.n else NO_EVIDENCE
+
+
+def _streak(streak: Streak, rule: GateRule, ours: Hits, theirs: Hits, seconds: float) -> Streak:
+    if rule.gross is None or not ours[1]:
+        return streak
+    if share(ours) < rule.gross.share / 2.0:
+        return Streak()
+    return Streak(
+        streak.seconds + seconds,
+        (streak.ours[0] + ours[0], streak.ours[1] + ours[1]),
+        (streak.theirs[0] + theirs[0], streak.theirs[1] + theirs[1]),
+    )

@@ -1,218 +1,211 @@
-"""The verdict on a candidate: pure functions of counters folded into evidence.
+"""The verdict on a candidate: pure functions of the evidence.
 
-Rollback needs the mean of all e-values at 1/alpha, so a good candidate is rolled back with
-probability at most alpha over the whole rollout, however often it is looked at (ticks are
-taken as exchangeable while the candidate is good). The final step needs evidence the other
-way. No data is never a pass. See docs of `eprocess` for the tests themselves.
+- Rollback at once for a gross fault, or for NaN where the live revision answers a number.
+- Rollback for lasting harm: the mean of all gates' e-values and that of one gate reach 1/alpha,
+  with bursts counted as one event; that gate's share over all requests is beyond its limit; and
+  at least three blocks of time were.
+- Suspicion holds: a share beyond its limit, though too little to decide, stops every step.
+- The promotion needs the proof that each limit is kept. No data is never a proof.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
-from rollout.domain import agreement
-from rollout.domain import e_values as eprocess
+from rollout.domain import agreement, e_values
+from rollout.domain.counts import Counts
 from rollout.domain.evidence import (
-    LATE_SHARE,
-    SLOW_SHARE,
+    HIGHEST_LIMIT,
     GateEvidence,
-    blamed,
-    failed,
+    begin,
     fold,
     fold_shadow,
+    next_step,
     usual,
 )
+from rollout.domain.gate_table import GATES, LATE_SHARE, SLOW_SHARE, GateRule
 from rollout.domain.spec import RolloutSpec
 from rollout.domain.verdict import Action, Gate, Hits, Verdict, breaks, share
 
 __all__ = [
+    "LATE_SHARE",
     "SLOW_SHARE",
     "Action",
     "Gate",
     "GateEvidence",
     "Verdict",
+    "begin",
     "breaks",
     "doubtful",
+    "excluded_period",
     "fold",
     "fold_shadow",
     "harm",
     "judge_shadow",
+    "next_step",
+    "tick_breaks_limit",
     "unproved",
 ]
 
-MIN_BAD_TICKS = 3
+MIN_BAD_BLOCKS = 3
 MIN_TICKS = 3
 UNHEALTHY_LOOKS = 3
+# What comes at random every T seconds is seen in 3 T with a probability of 95 % (rule of three).
+_PERIODS_TO_SEE = 3.0
+# Independent requests at their usual share reach this with a chance of 1e-4 per streak.
+_GROSS_EVIDENCE = math.log(1e4)
 
 
 def harm(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
-    """ROLLBACK with the strongest gate that may fire, or None."""
-    if (verdict := agreement.broken(evidence.shadow)) is not None:
-        return verdict
+    """Return ROLLBACK with the strongest gate that fires, or None."""
+    found = agreement.broken(evidence.shadow) or _gross(evidence, spec)
+    if found is not None:
+        return found
     threshold = math.log(1.0 / spec.alpha)
     values = evidence.log_values(spec)
-    if eprocess.log_mean(tuple(values.values())) < threshold:
+    if e_values.log_mean(tuple(values.values())) < threshold:
         return None
     for gate, value in sorted(values.items(), key=lambda item: -item[1]):
-        verdict = _RULES[gate](evidence, spec)
-        if value >= threshold and verdict is not None:
+        if value < threshold:
+            return None
+        if gate is Gate.DISAGREEMENT:
+            verdict = agreement.disagrees(evidence.shadow, spec)
+        else:
+            verdict = _lasting(gate, GATES[gate], evidence, spec)
+        if verdict is not None:
             return verdict
     return None
 
 
-def unproved(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
-    """HOLD with the gate whose limit is not yet shown to be kept, or None when all are."""
+def doubtful(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
+    """Return HOLD while a share is beyond its limit, though too little to prove harm; else None.
+
+    A candidate that looks bad gets no more traffic before more requests have decided.
+    """
+    for gate, rule in GATES.items():
+        counted, limit = evidence.of(gate), rule.limit(spec)
+        if limit is None or (rule.versus_live and not counted.theirs.n):
+            continue
+        for trials in (counted.ours, counted.step):
+            hits = (trials.hits, trials.n)
+            allowed = usual(counted, trials.n, limit) if rule.versus_live else limit
+            if breaks(hits, allowed):
+                why = f"{_compared(rule, hits, evidence, gate, spec)}; more requests will decide"
+                return Verdict(Action.HOLD, gate, why, share(hits), allowed, int(hits[1]))
+    return None
+
+
+def unproved(evidence: GateEvidence, spec: RolloutSpec, *, bursts: bool = True) -> Verdict | None:
+    """Return HOLD with the first limit that is not yet shown to be kept, or None when all are.
+
+    With `bursts` the requests of a burst count as one, as the promotion demands; without, each
+    request counts.
+    """
     threshold = math.log(1.0 / spec.alpha)
-    for what, logs, hits, limit in _proofs(evidence, spec):
-        if eprocess.log_mean(logs) < threshold:
-            why = f"{hits[0]} {what} in {hits[1]} do not yet prove a share below {limit:g}"
-            return Verdict(Action.HOLD, Gate.PROOF, why, share(hits), limit, hits[1])
+    for gate, rule in GATES.items():
+        limit = rule.limit(spec)
+        if rule.versus_live or limit is None:
+            continue
+        if evidence.log_proof(gate, rule, limit, bursts=bursts) < threshold:
+            hits = evidence.proof_hits(gate, rule)
+            why = f"{rule.sentence(hits, spec)}: too few to show that {limit:.4g} is kept"
+            effect = evidence.of(gate).design_effect
+            if bursts and effect >= 2.0:
+                why += f"; they come in bursts, in which {effect:.0f} requests count as one"
+            return Verdict(Action.HOLD, Gate.PROOF, why, share(hits), limit, int(hits[1]))
     return None
 
 
 def judge_shadow(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
-    """HOLD until the answers to copied requests are shown to be as live's, or None when they are.
+    """Return HOLD until the answers to copied requests are shown to be as live's, or None.
 
     The copies' own errors and latencies are in the evidence as well.
     """
     return (
         doubtful(evidence, spec)
         or agreement.doubtful(evidence.shadow, spec)
-        or agreement.unproved(evidence.shadow, spec, math.log(1.0 / spec.alpha))
+        or agreement.unproved(evidence.shadow, spec)
     )
 
 
-def doubtful(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
-    """HOLD while what was seen lies beyond a limit, though too little to prove harm; else None.
+def excluded_period(evidence: GateEvidence) -> float:
+    """Return the seconds T such that a fault that comes every T seconds would have been seen.
 
-    A candidate that looks bad gets no more traffic before more requests have decided.
+    What comes less often is not excluded by watching for this long.
     """
-    for gate, what, hits, limit in _shares(evidence, spec):
-        if breaks(hits, limit):
-            why = f"{hits[0]} of {hits[1]} requests {what}: too many to go on, too few to decide"
-            return Verdict(Action.HOLD, gate, why, share(hits), limit, hits[1])
-    return _worse_than_live(evidence, spec)
+    return evidence.representative_seconds / _PERIODS_TO_SEE
 
 
-def _proofs(
-    evidence: GateEvidence, spec: RolloutSpec
-) -> Iterator[tuple[str, eprocess.Logs, Hits, float]]:
-    """What has to be proved: its words, its e-process, what was seen, and the limit."""
-    ours = evidence.candidate
-    errors = (ours.errors, ours.requests)
-    yield "errors", evidence.errors_proof, errors, spec.max_error_rate
-    if spec.max_p99_ms is not None:
-        yield "slow requests", evidence.latency_proof, (ours.slow, ours.timed), SLOW_SHARE
-    if spec.max_p50_ms is not None:
-        what = "requests above the median's limit"
-        yield what, evidence.median_proof, (ours.late, ours.timed), LATE_SHARE
+def tick_breaks_limit(ours: Counts, spec: RolloutSpec) -> bool:
+    """Return whether one tick of the candidate alone exceeds an absolute limit."""
+    return any(
+        breaks(rule.hits(ours), limit)
+        for rule in GATES.values()
+        if not rule.versus_live and (limit := rule.limit(spec)) is not None
+    )
 
 
-def _shares(evidence: GateEvidence, spec: RolloutSpec) -> Iterator[tuple[Gate, str, Hits, float]]:
-    """The shares that have an absolute limit: gate, words, what was seen, and the limit."""
-    ours = evidence.candidate
-    yield Gate.ERRORS_VS_LIMIT, "failed", (ours.errors, ours.requests), spec.max_error_rate
-    for gate, limit_ms, hits, limit in (
-        (Gate.LATENCY_VS_LIMIT, spec.max_p99_ms, ours.slow, SLOW_SHARE),
-        (Gate.MEDIAN_VS_LIMIT, spec.max_p50_ms, ours.late, LATE_SHARE),
-    ):
-        if limit_ms is not None:
-            yield gate, f"took longer than {limit_ms:g} ms", (hits, ours.timed), limit
-
-
-def _worse_than_live(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
-    """HOLD while more than noise lies between the candidate and live, over the whole rollout.
-
-    It also covers the bake, in which live has no requests that a tick could be compared with.
-    """
-    pairs = [
-        (Gate.ERRORS_VS_LIVE, failed(evidence.candidate), failed(evidence.live)),
-        (Gate.CLIENT_ERRORS_VS_LIVE, blamed(evidence.candidate), blamed(evidence.live)),
-    ]
-    for gate, (hits, n), theirs in pairs:
-        limit = usual(theirs, n, spec)
-        if theirs[1] and breaks((hits, n), limit):
+def _gross(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
+    for gate, rule in GATES.items():
+        streak, gross = evidence.of(gate).streak, rule.gross
+        if gross is None or rule.limit(spec) is None:
+            continue
+        if rule.versus_live and spec.sticky:
+            continue  # the slots have different clients
+        ours, theirs = share(streak.ours), share(streak.theirs)
+        lasts = streak.seconds >= gross.seconds and streak.ours[0] >= gross.hits
+        if not lasts or ours < gross.share:
+            continue
+        live = max(theirs, evidence.of(gate).theirs.share)
+        if ours >= 2.0 * live and _beyond_chance(streak.ours, live, rule, spec):
             why = (
-                f"{hits} of {n} requests {_WHAT[gate]}, {theirs[0]} of {theirs[1]} on the live "
-                "revision: too many to go on, too few to decide"
+                f"{rule.sentence(streak.ours, spec)} in {streak.seconds:.1f} s on end "
+                f"({100.0 * theirs:.2f} % on the live revision)"
             )
-            return Verdict(Action.HOLD, gate, why, share((hits, n)), limit, n)
+            n = int(streak.ours[1])
+            return Verdict(Action.ROLLBACK, gate, why, ours, gross.share, n)
     return None
 
 
-def _beyond_limit(
-    gate: Gate, bad_ticks: int, evidence: GateEvidence, spec: RolloutSpec
+def _beyond_chance(ours: Hits, live: float, rule: GateRule, spec: RolloutSpec) -> bool:
+    """Return whether `ours` cannot be chance where the usual share is `live`, or the limit."""
+    usual_share = min(max(live, rule.limit(spec) or 0.0), HIGHEST_LIMIT)
+    return e_values.log_mean(e_values.above(ours, usual_share)) >= _GROSS_EVIDENCE
+
+
+def _lasting(
+    gate: Gate, rule: GateRule, evidence: GateEvidence, spec: RolloutSpec
 ) -> Verdict | None:
-    """ROLLBACK for an absolute limit, if it was passed in several ticks."""
-    if bad_ticks < MIN_BAD_TICKS:
+    """Return ROLLBACK if the share over all requests is beyond the limit, in several blocks."""
+    counted, limit = evidence.of(gate), rule.limit(spec)
+    if limit is None:
         return None
-    what, hits, limit = next(
-        (what, hits, limit) for each, what, hits, limit in _shares(evidence, spec) if each is gate
-    )
-    why = f"{hits[0]} of {hits[1]} requests {what}, at most {limit:g} may"
-    return Verdict(Action.ROLLBACK, gate, why, share(hits), limit, hits[1])
+    allowed = limit
+    if rule.versus_live:
+        allowed = share(_live(rule, evidence, gate, spec)) + spec.margin * limit
+    for trials in (counted.ours, counted.step):
+        hits = (trials.hits, trials.n)
+        if trials.bad_blocks >= MIN_BAD_BLOCKS and breaks(hits, allowed):
+            why = _compared(rule, hits, evidence, gate, spec)
+            return Verdict(Action.ROLLBACK, gate, why, share(hits), allowed, int(hits[1]))
+    return None
 
 
-def _errors_vs_limit(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
-    return _beyond_limit(Gate.ERRORS_VS_LIMIT, evidence.bad_error_ticks, evidence, spec)
+def _live(rule: GateRule, evidence: GateEvidence, gate: Gate, spec: RolloutSpec) -> Hits:
+    """Return the live slot's hits to compare with: of the rollout, else those before it."""
+    during = rule.hits(evidence.live)
+    if during[1] and not spec.sticky:
+        return during
+    theirs = evidence.of(gate).theirs
+    return theirs.hits, theirs.n
 
 
-def _latency_vs_limit(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
-    return _beyond_limit(Gate.LATENCY_VS_LIMIT, evidence.bad_latency_ticks, evidence, spec)
-
-
-def _median_vs_limit(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
-    return _beyond_limit(Gate.MEDIAN_VS_LIMIT, evidence.bad_median_ticks, evidence, spec)
-
-
-def _disagreement(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
-    return agreement.disagrees(evidence.shadow, spec)
-
-
-def _errors_vs_live(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
-    ours, theirs = failed(evidence.candidate), failed(evidence.live)
-    return _beyond_live(Gate.ERRORS_VS_LIVE, ours, theirs, spec)
-
-
-def _client_errors_vs_live(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
-    ours, theirs = blamed(evidence.candidate), blamed(evidence.live)
-    return _beyond_live(Gate.CLIENT_ERRORS_VS_LIVE, ours, theirs, spec)
-
-
-def _beyond_live(gate: Gate, ours: Hits, theirs: Hits, spec: RolloutSpec) -> Verdict | None:
-    rate, limit = share(ours), share(theirs) + spec.margin * spec.max_error_rate
-    if rate <= limit:
-        return None
-    why = (
-        f"{ours[0]} of {ours[1]} requests {_WHAT[gate]}, "
-        f"{theirs[0]} of {theirs[1]} on the live revision"
-    )
-    return Verdict(Action.ROLLBACK, gate, why, rate, limit, ours[1])
-
-
-def _latency_vs_live(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
-    ours, theirs = evidence.candidate, evidence.live
-    rate, limit = share((ours.tail, ours.timed)), share((theirs.tail, theirs.timed))
-    if rate <= limit:
-        return None
-    why = (
-        f"{ours.tail} of {ours.timed} requests were slower than the live revision's p99 "
-        f"by {spec.margin:.0%}, of its own {theirs.tail} of {theirs.timed} beyond that p99"
-    )
-    return Verdict(Action.ROLLBACK, Gate.LATENCY_VS_LIVE, why, rate, limit, ours.timed)
-
-
-_WHAT = {
-    Gate.ERRORS_VS_LIVE: "failed or were given up by their clients",
-    Gate.CLIENT_ERRORS_VS_LIVE: "were refused as the caller's error",
-}
-_RULES = {
-    Gate.ERRORS_VS_LIMIT: _errors_vs_limit,
-    Gate.ERRORS_VS_LIVE: _errors_vs_live,
-    Gate.CLIENT_ERRORS_VS_LIVE: _client_errors_vs_live,
-    Gate.LATENCY_VS_LIMIT: _latency_vs_limit,
-    Gate.MEDIAN_VS_LIMIT: _median_vs_limit,
-    Gate.DISAGREEMENT: _disagreement,
-    Gate.LATENCY_VS_LIVE: _latency_vs_live,
-}
+def _compared(
+    rule: GateRule, hits: Hits, evidence: GateEvidence, gate: Gate, spec: RolloutSpec
+) -> str:
+    sentence = rule.sentence(hits, spec)
+    limit = rule.limit(spec)
+    if not rule.versus_live:
+        return f"{sentence} (limit {100.0 * (limit or 0.0):.4g} %)"
+    live = _live(rule, evidence, gate, spec)
+    return f"{sentence} ({100.0 * share(live):.2f} % of {live[1]:.0f} on the live revision)"

@@ -21,7 +21,7 @@ from rollout.domain.scores import ProvedScore
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-FAIR_WEIGHT = 50
+REPRESENTATIVE_WEIGHT = 50
 MAX_REPLICAS = 64
 IDLE_SECONDS = 300.0
 _COUNT = f"give 1 to {MAX_REPLICAS}"
@@ -108,17 +108,17 @@ class RolloutSpec:
 
     Attributes:
         steps: percent of traffic on the candidate, rising, ending at 100.
-        step_seconds: least time at each step. min_requests: least candidate requests at it.
+        step_seconds: minimum time at each step. min_requests: minimum candidate requests at it.
         max_p99_ms: P(latency > this) must be at most 1 %; None leaves latency to the
             comparison with the live revision.
         max_error_rate: P(failed) must be at most this.
-        alpha: bound on the chance of rolling back a good candidate over the whole rollout, and
-            on the chance of a final step for one that is beyond a limit.
+        alpha: level of the evidence, for a rollback and for the proof before the promotion.
+        burst_seconds: faults that last up to this long count as one event.
         margin: how much worse than the live revision is still called equal: this share of
             its latency, and this share of `max_error_rate`.
         warmup_seconds: the first seconds of exposure, and of the shadow, that are recorded but
             not judged.
-        bake_seconds: least time at 100 % before the old revision is stopped.
+        bake_seconds: minimum time at 100 % before the old revision is stopped.
         deadline_seconds: a rollout not proved by then ends as inconclusive, or is paused.
         on_inconclusive: which of the two.
         shadow_percent: share of the live traffic that is copied to the candidate before any
@@ -127,8 +127,8 @@ class RolloutSpec:
             lack of answers to compare; None to wait until the deadline.
         mirror_percent: share that goes on being copied during the steps, so that the
             predictions stay under comparison.
-        any_weight_proves: let a step below an equal share prove latency as well, although its
-            batches are emptier there than they will be.
+        allow_low_weight_proof: let a step below an equal share prove latency as well, although
+            its batches are emptier there than they will be.
         alias: write the `@champion` alias after a promotion.
         sticky: a client keeps its slot while the weights allow it.
         breaking: go on although callers of the live revision would miss something.
@@ -139,14 +139,15 @@ class RolloutSpec:
     """
 
     steps: tuple[int, ...] = (1, 5, 25, 50, 100)
-    step_seconds: float = 10.0
-    min_requests: int = 50
+    step_seconds: float = 30.0
+    min_requests: int = 5
     max_p99_ms: float | None = None
     max_error_rate: float = 0.01
     alpha: float = 0.05
     margin: float = 0.25
     warmup_seconds: float = 1.0
-    bake_seconds: float = 30.0
+    burst_seconds: float = 5.0
+    bake_seconds: float = 300.0
     deadline_seconds: float = 3600.0
     on_inconclusive: OnInconclusive = OnInconclusive.ROLLBACK
     shadow_percent: int = 0
@@ -154,7 +155,7 @@ class RolloutSpec:
     shadow_requests: int = 50
     shadow_wait_seconds: float | None = None
     mirror_percent: int = 0
-    any_weight_proves: bool = False
+    allow_low_weight_proof: bool = False
     alias: bool = True
     sticky: bool = False
     max_p50_ms: float | None = None
@@ -172,6 +173,7 @@ class RolloutSpec:
         for name in ("step_seconds", "warmup_seconds", "bake_seconds", "shadow_seconds"):
             _require_seconds(name, getattr(self, name))
         _require_positive("deadline_seconds", self.deadline_seconds)
+        _require_positive("burst_seconds", self.burst_seconds)
         _require(self.min_requests >= 1, "min_requests", self.min_requests, "give 1 or more")
         for name in ("max_error_rate", "alpha"):
             value = getattr(self, name)
@@ -207,23 +209,24 @@ class RolloutSpec:
         copies = self.shadow_requests
         _require(copies >= 1, "shadow_requests", copies, "give 1 or more")
 
-    def fair(self, weight: int) -> bool:
-        """Whether latency seen at this percent of the traffic can be a proof.
+    def representative(self, weight: int) -> bool:
+        """Return whether latency seen at this percent of the traffic can be a proof.
 
         A candidate with a small share has emptier batches and queues than it will have, so it
         can show harm there, but no proof.
         """
-        return self.any_weight_proves or weight >= FAIR_WEIGHT
+        return self.allow_low_weight_proof or weight >= REPRESENTATIVE_WEIGHT
 
     def require_provable(self) -> None:
         """INVALID_INPUT if latency is limited and no step before the last can prove it."""
         limited = (self.max_p50_ms, self.max_p99_ms) != (None, None)
-        if limited and len(self.steps) > 1 and not self.fair(self.steps[-2]):
+        if limited and len(self.steps) > 1 and not self.representative(self.steps[-2]):
             raise MlctlError(
                 ErrorCode.INVALID_INPUT,
-                f"no step from {FAIR_WEIGHT} to 99 % is in {','.join(map(str, self.steps))}: "
+                f"the steps {','.join(map(str, self.steps))} have none from "
+                f"{REPRESENTATIVE_WEIGHT} to 99 %: "
                 "latency seen at a smaller share flatters the candidate and proves nothing",
-                f"Add a step of {FAIR_WEIGHT} %, or take it as a proof with --force.",
+                f"Add a step of {REPRESENTATIVE_WEIGHT} %, or take it as a proof with --force.",
             )
 
     def to_json(self) -> str:

@@ -17,7 +17,7 @@ from rollout.domain.spec import RolloutSpec
 from rollout.domain.state_machine import Look
 
 # The share that is still an equal one where only the counts tell it.
-_NEARLY_FAIR = 45
+_NEARLY_EQUAL = 45
 
 
 class Result(StrEnum):
@@ -79,10 +79,10 @@ def absorb(session: GateSession, look: Look, spec: RolloutSpec, weight: int | No
     ours, theirs = look.window.candidate, look.window.live
     if weight is None:
         seen = ours.seen + theirs.seen
-        fair = seen > 0 and 100 * ours.seen >= _NEARLY_FAIR * seen
+        enough = seen > 0 and 100 * ours.seen >= _NEARLY_EQUAL * seen
     else:
-        fair = spec.fair(weight)
-    window = replace(look.window, fair=fair)
+        enough = spec.representative(weight)
+    window = replace(look.window, representative=enough)
     return replace(
         session,
         evidence=gates.fold(session.evidence, window, spec),

@@ -8,8 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout.domain import e_values as eprocess
-from rollout.domain import gates
+from rollout.domain import e_values, gates
 from rollout.domain import state_machine as machine
 from rollout.domain.counts import Counts, Totals, Window
 from rollout.domain.gates import Action, GateEvidence
@@ -44,11 +43,9 @@ harmless = st.builds(Window, counts(harmless=True), counts())
 looks = st.builds(Look, st.none() | windows, healthy=st.booleans(), alive=st.just(value=True))
 
 
-@given(st.lists(windows, max_size=30), st.integers(0, 2**31))
-def test_evidence_stays_finite_and_is_a_function_of_its_ticks(
-    ticks: list[Window], seed: int
-) -> None:
-    first = second = GateEvidence(seed=seed)
+@given(st.lists(windows, max_size=30))
+def test_evidence_stays_finite_and_is_a_function_of_its_ticks(ticks: list[Window]) -> None:
+    first = second = GateEvidence()
     for window in ticks:
         first = gates.fold(first, window, SPEC)
         second = gates.fold(second, window, SPEC)
@@ -58,16 +55,17 @@ def test_evidence_stays_finite_and_is_a_function_of_its_ticks(
 
 @given(st.lists(harmless, max_size=30))
 def test_a_candidate_without_a_fault_is_never_rolled_back(ticks: list[Window]) -> None:
-    evidence = GateEvidence(seed=1)
+    evidence = GateEvidence()
     for window in ticks:
         evidence = gates.fold(evidence, window, SPEC)
         assert gates.harm(evidence, SPEC) is None
 
 
-@given(counts(), counts(), st.integers(0, 2**31))
-def test_a_side_without_hits_is_never_worse(ours: Counts, theirs: Counts, seed: int) -> None:
-    sign = eprocess.thinned_sign((0, ours.requests), (theirs.errors, theirs.requests), (seed,))
-    assert sign in (-1, 0)
+@given(counts(), counts())
+def test_higher__side_without_hits__is_never_worse(ours: Counts, theirs: Counts) -> None:
+    if ours.requests and theirs.requests:
+        logs = e_values.higher((0, ours.requests), (theirs.errors, theirs.requests))
+        assert all(log <= 0 for log in logs)
 
 
 @given(st.lists(looks, max_size=60))

@@ -63,11 +63,18 @@ def test_no_data_holds() -> None:
     assert (verdict.action, verdict.gate) == (Action.HOLD, Gate.DATA)
 
 
-def test_requests_that_nobody_answered_are_no_data() -> None:
-    hanging = Window(Counts(abandoned=100), Counts(900, 0, 900))
+def test_hanging_candidate__few_requests_given_up__is_no_data() -> None:
+    hanging = Window(Counts(abandoned=1), Counts(900, 0, 900))
     progress = looked(SHIFTED, 3, 200.0, hanging)
     verdict = machine.judge(progress, Look(hanging), SPEC, 200.0)
     assert (verdict.action, verdict.gate) == (Action.HOLD, Gate.DATA)
+
+
+def test_hanging_candidate__every_request_given_up__is_rolled_back() -> None:
+    hanging = Window(Counts(abandoned=100), Counts(900, 0, 900))
+    progress = looked(SHIFTED, 3, 200.0, hanging)
+    verdict = machine.judge(progress, Look(hanging), SPEC, 200.0)
+    assert (verdict.action, verdict.gate) == (Action.ROLLBACK, Gate.ERRORS_VS_LIVE)
 
 
 def test_too_little_time_holds() -> None:
@@ -138,6 +145,18 @@ def test_the_first_look_beyond_a_limit_is_remembered() -> None:
     bad = Window(Counts(100, 50, 100), Counts(900, 0, 900))
     progress = looked(looked(looked(SHIFTED, 1, 103.0), 1, 104.0, bad), 1, 105.0, bad)
     assert progress.first_bad == 104.0
+
+
+def test_first_bad__only_callers_errors_differ__is_noted() -> None:
+    worse = Window(Counts(100, 0, 100, client_errors=13), Counts(900, 0, 900))
+    progress = machine.absorb(SHIFTED, Look(worse), SPEC, 104.0)
+    assert progress.first_bad == 104.0
+
+
+def test_first_bad__median_beyond_its_limit__is_noted() -> None:
+    spec = replace(SPEC, max_p50_ms=10.0)
+    slow = Window(Counts(100, 0, 100, late=60), Counts(900, 0, 900))
+    assert machine.absorb(SHIFTED, Look(slow), spec, 104.0).first_bad == 104.0
 
 
 def test_hold_changes_nothing() -> None:
@@ -300,7 +319,7 @@ def test_at_the_deadline_it_pauses_if_asked_to_and_gets_the_time_once_more() -> 
 
 def test_latency_is_not_proved_by_a_small_share() -> None:
     limited = replace(SPEC, max_p99_ms=100.0)
-    unfair = replace(GOOD, fair=False)
+    unfair = replace(GOOD, representative=False)
     half = replace(SHIFTED, step=1)
     for window, proved in ((unfair, False), (GOOD, True)):
         progress = half
