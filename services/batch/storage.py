@@ -10,6 +10,7 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -20,6 +21,8 @@ from services.batch.transient_errors import translate_errors
 
 STATE = "_mlctl"
 BUCKET_SCHEMES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory")
+# Objects read at once.
+_READERS = 16
 _TEMPORARY = f"{STATE}/incomplete"
 
 
@@ -145,12 +148,11 @@ class BucketStorage:
             return [str(name)[len(self._root) + 1 :] for name in self._system.find(self._root)]
 
     def read(self, names: Sequence[str]) -> dict[str, bytes]:
-        found = {}
-        with self._translated():
-            for name in names:
-                with contextlib.suppress(FileNotFoundError):
-                    found[name] = self._system.cat_file(self._path(name))
-        return found
+        with self._translated(), ThreadPoolExecutor(_READERS, "mlctl-markers") as pool:
+            contents = pool.map(self._content, names)
+            return {
+                name: each for name, each in zip(names, contents, strict=True) if each is not None
+            }
 
     @contextlib.contextmanager
     def create(self, name: str) -> Iterator[IO[bytes]]:
@@ -168,6 +170,12 @@ class BucketStorage:
 
     def clean(self, prefix: str) -> None:
         """Uploads leave no temporary objects."""
+
+    def _content(self, name: str) -> bytes | None:
+        with contextlib.suppress(FileNotFoundError):
+            content: bytes = self._system.cat_file(self._path(name))
+            return content
+        return None
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"

@@ -36,5 +36,5 @@ def test_it_is_heard_while_rich_is_imported(option: tuple[str, ...], told: bool)
         command, check=False, capture_output=True, text=True, timeout=PATIENCE_SECONDS
     )
     assert done.returncode == 0, done.stderr
-    assert ("Stopping once what was begun is committed" in done.stderr) is told
+    assert ("Stopping after the units in progress" in done.stderr) is told
     assert "begun" in done.stderr

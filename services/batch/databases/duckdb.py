@@ -44,7 +44,7 @@ def load_driver() -> Any:
 class DuckDb:
     """An open file, which DuckDB locks. Use it from one thread."""
 
-    # Its unique indexes refuse, within a transaction, keys that were just deleted: no index.
+    # No index: within a transaction, its unique indexes reject keys that were just deleted.
     replaces = False
     forbids_nul = False
 
@@ -85,7 +85,7 @@ class DuckDb:
                 raise
         except self._driver.Error as error:
             if any(text in str(error) for text in _FULL):
-                # After a failed write DuckDB refuses everything until it is opened again.
+                # After a failed write DuckDB rejects all statements until it is opened again.
                 self.close()
                 raise OSError(errno.ENOSPC, "no space left for the database") from error
             if isinstance(error, self._driver.IOException):
@@ -94,7 +94,7 @@ class DuckDb:
                     ErrorCode.SINK_UNAVAILABLE, f"{self._place.shown} cannot be written: {error}"
                 ) from error
             raise MlctlError(
-                ErrorCode.INVALID_INPUT, f"{self._place.shown} refuses: {error}"
+                ErrorCode.INVALID_INPUT, f"{self._place.shown} rejects the statement: {error}"
             ) from error
 
     def run(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:

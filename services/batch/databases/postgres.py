@@ -1,4 +1,4 @@
-"""PostgreSQL, by psycopg: rows come by COPY, a session's lock keeps other runners away."""
+"""PostgreSQL, by psycopg: rows are sent by COPY, and a session lock keeps other jobs out."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Postgres:
         except self._driver.Error as error:
             said = error.diag.message_primary or type(error).__name__
             raise MlctlError(
-                ErrorCode.INVALID_INPUT, f"{self._place.shown} refuses: {said}"
+                ErrorCode.INVALID_INPUT, f"{self._place.shown} rejects the statement: {said}"
             ) from error
 
 

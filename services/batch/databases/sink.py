@@ -10,6 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from bundle.errors import ErrorCode, MlctlError
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 SCORED_AT_COLUMN = "mlctl_scored_at"
 _FINGERPRINT, _STATE = "fingerprint", "state"
 _KEY = "key"
+# Rows of a unit that are in memory at once.
+_GROUP_ROWS = 200_000
 _STAGE = '"mlctl_stage"'
 # Model and microsecond: the rows that have both in common come from one unit of one job.
 _MARK = (DIGEST_COLUMN, SCORED_AT_COLUMN)
@@ -96,30 +99,34 @@ class DatabaseSink:
     def commit(self, unit: Unit, pieces: Iterable[ScoredPiece]) -> Marker:
         import pyarrow as pa
 
-        found = list(pieces)
-        table = pa.concat_tables([piece.answers for piece in found]).unify_dictionaries()
-        bad = [row for piece in found for row in _bad_rows(unit, piece.quarantine)]
-        skipped = sum(piece.skipped for piece in found)
-        reason = bad[-1][3] if bad else ""
-        marker = Marker(unit.id, table.num_rows, len(bad), skipped, (), unit.origin, reason)
-        with self._turn:
+        groups = _groups(pieces)
+        first = next(groups, [])  # scored before the table is locked for other units
+        rows, bad, skipped, reason = 0, 0, 0, ""
+        units, quarantine = self._names["units"], self._names["quarantine"]
+        with self._turn, self._db.transaction():
+            if (known := self._markers().get(unit.id)) is not None:
+                return known  # committed before the connection was lost
             # Strictly increasing, as the time tells the rows of one unit from those of another.
             self._mark = max(self._mark + 1, time.time_ns() // 1000)
-            at = pa.repeat(pa.scalar(self._mark, pa.timestamp("us", tz="UTC")), table.num_rows)
-            with self._db.transaction():
-                units = self._names["units"]
-                if self._db.run(f"SELECT id FROM {units} WHERE id = ?", (unit.id,)):
-                    return marker  # committed before the connection was lost
-                counts = (marker.rows, marker.bad, marker.skipped)
-                self._db.run_many(
-                    f"INSERT INTO {units} VALUES (?,?,?,?,?)", [(unit.id, unit.origin, *counts)]
-                )
-                quarantine = self._names["quarantine"]
-                self._db.run_many(f"INSERT INTO {quarantine} VALUES (?,?,?,?,?)", bad)
-                marked = table.append_column(SCORED_AT_COLUMN, at)
-                self._put(marked)
-                self._db.load(self._written, marked.select(_MARK).group_by(_MARK).aggregate([]))
-        return marker
+            at = pa.scalar(self._mark, pa.timestamp("us", tz="UTC"))
+            for group in chain([first], groups):
+                held = [row for piece in group for row in _bad_rows(unit, piece.quarantine)]
+                self._db.run_many(f"INSERT INTO {quarantine} VALUES (?,?,?,?,?)", held)
+                tables = [piece.answers for piece in group]
+                table = pa.concat_tables(tables).unify_dictionaries() if tables else None
+                if table is not None and table.num_rows:
+                    column = pa.repeat(at, table.num_rows)
+                    marked = table.append_column(SCORED_AT_COLUMN, column)
+                    self._put(marked)
+                    if not rows:
+                        marks = marked.select(_MARK).group_by(_MARK).aggregate([])
+                        self._db.load(self._written, marks)
+                    rows += table.num_rows
+                bad, reason = bad + len(held), held[-1][3] if held else reason
+                skipped += sum(piece.skipped for piece in group)
+            values = (unit.id, unit.origin, rows, bad, skipped)
+            self._db.run_many(f"INSERT INTO {units} VALUES (?,?,?,?,?)", [values])
+        return Marker(unit.id, rows, bad, skipped, (), unit.origin, reason)
 
     def finish(self, summary: Mapping[str, object]) -> None:
         with self._db.transaction():
@@ -172,7 +179,7 @@ class DatabaseSink:
         self._db.run(f"DROP TABLE {_STAGE}")
 
     def _check_unique(self, key: str) -> None:
-        """Refuse a commit in which two rows have the same key."""
+        """Reject rows with the same key."""
         twice = self._db.run(
             f"SELECT {key} FROM {_STAGE} GROUP BY {key} HAVING count(*) > 1 ORDER BY {key} LIMIT 1"
         )
@@ -180,12 +187,12 @@ class DatabaseSink:
             raise MlctlError(
                 ErrorCode.INVALID_INPUT,
                 f"the key {', '.join(self._key)} is not unique in the input: "
-                f"{', '.join(map(str, twice[0]))} comes twice",
+                f"{', '.join(map(str, twice[0]))} occurs twice",
                 "Take a unique key, or none: each row is then added once.",
             )
 
     def _check_all_there(self) -> None:
-        """Refuse to finish if a key that came again in a later commit replaced an answer."""
+        """Reject the end of a job if a repeated key replaced an answer in a later commit."""
         if not self._key or "ours" not in self._facts(_STATE):
             return
         count, answers = self._count_written(), self._answer_count()
@@ -235,7 +242,7 @@ class DatabaseSink:
         self._db.run(statement)
 
     def _clear(self) -> None:
-        """Remove the previous job and the rows that it wrote, or refuse if those are not known."""
+        """Remove the previous job and the rows that it wrote; fail if those are not certain."""
         if self._db.columns(self._facts_table) is None:
             return
         if fingerprint := self._facts(_FINGERPRINT):
@@ -283,6 +290,19 @@ class DatabaseSink:
             "ON CONFLICT (kind, name) DO UPDATE SET value = excluded.value",
             [(kind, name, value) for name, value in facts.items()],
         )
+
+
+def _groups(pieces: Iterable[ScoredPiece]) -> Iterator[list[ScoredPiece]]:
+    """Yield the pieces in groups of at least `_GROUP_ROWS` rows, so that memory is bounded."""
+    group, rows = list[ScoredPiece](), 0
+    for piece in pieces:
+        group.append(piece)
+        rows += piece.answers.num_rows
+        if rows >= _GROUP_ROWS:
+            yield group
+            group, rows = [], 0
+    if group:
+        yield group
 
 
 def _bad_rows(unit: Unit, table: pa.Table | None) -> Iterator[tuple[str, int, str, str, str]]:

@@ -114,10 +114,10 @@ class Sqlite:
                 raise OSError(errno.ENOSPC, "no space left for the database", place) from error
             busy = error.sqlite_errorcode in _BUSY
             code = ErrorCode.SINK_UNAVAILABLE if busy else ErrorCode.INVALID_INPUT
-            raise MlctlError(code, f"{self._place.shown} refuses: {error}") from error
+            raise MlctlError(code, f"{self._place.shown} rejects the statement: {error}") from error
         except (sqlite3.DatabaseError, OverflowError) as error:
             raise MlctlError(
-                ErrorCode.INVALID_INPUT, f"{self._place.shown} refuses: {error}"
+                ErrorCode.INVALID_INPUT, f"{self._place.shown} rejects the statement: {error}"
             ) from error
 
 

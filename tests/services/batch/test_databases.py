@@ -243,7 +243,11 @@ def test_text_that_the_database_cannot_hold_makes_its_row_a_bad_one(
 
 @pytest.mark.parametrize(
     ("parameters", "told"),
-    [("", "'' is no name"), ("?table=a;b", "is no name"), ("?table=a&create=maybe", "yes or no")],
+    [
+        ("", "'' is not a table name"),
+        ("?table=a;b", "is not a table name"),
+        ("?table=a&create=maybe", "yes or no"),
+    ],
 )
 def test_a_place_that_makes_no_sense_is_told(parameters: str, told: str) -> None:
     with pytest.raises(MlctlError, match=told):
