@@ -243,7 +243,7 @@ def usual_threads(scorer: PieceScorer, wanted: int | None) -> int:
     """
     if wanted is not None:
         return wanted
-    if scorer.scorer.shared:
+    if scorer.scorer.thread_safe:
         return len(os.sched_getaffinity(0))
     return 3 if scorer.scorer.provider != "cpu" else 1
 

@@ -19,7 +19,7 @@ from bundle.paths import check_relative
 from services.batch.scratch import Scratch, sweep
 from services.batch.units import Marker, Unit
 from services.runtime.bisect import TooManyError
-from services.runtime.scorable import Scorable, bundles_of, verify_at
+from services.runtime.scorable import Scorable, bundles_of, verify_copies
 
 if TYPE_CHECKING:
     from services.batch.engine import UnitWorker
@@ -101,7 +101,7 @@ class ScoringActor:
             self._scratch = self._scratch or Scratch()
             folder = self._scratch.folder
             write_files(folder, found.files)
-            model = verify_at(found.scoring.model, lambda bundle: folder / bundle.name)
+            model = verify_copies(found.scoring.model, lambda bundle: folder / bundle.name)
             self._worker = replace(found.scoring, model=model).open()
             if all(bundle.manifest.transform is None for bundle in bundles_of(model)):
                 # All of it is loaded; only a transform may read its files later.

@@ -64,7 +64,7 @@ def run_checked(scorer: Scorer | PipelineScorer, inputs: Arrays) -> dict[str, np
 
 
 class PieceScorer:
-    """Scores pieces, from several threads; a model that is not `shared` runs in one at a time.
+    """Scores pieces, from several threads; a model that is not `thread_safe` runs in one at a time.
 
     `schema` and `quarantine` are the columns of the two results. `max_bad` limits the bad rows of
     one piece (TooManyError).
@@ -83,7 +83,7 @@ class PieceScorer:
         self._schema = schema
         self._quarantine = quarantine
         self._max_bad = max_bad
-        self._turn = contextlib.nullcontext() if scorer.shared else threading.Lock()
+        self._turn = contextlib.nullcontext() if scorer.thread_safe else threading.Lock()
 
     def score(self, unit: Unit, piece: Piece) -> ScoredPiece:
         """Return the answers in the order of the rows, and the bad rows."""

@@ -14,7 +14,7 @@ from pyarrow import parquet
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.sources import open_source
 from services.runtime.bisect import Arrays, TooManyError, score_rows
-from services.runtime.faults import ModelRunError
+from services.runtime.run_errors import ModelRunError
 from services.runtime.tabular.values import row_as_json, rows_from_json
 
 

@@ -32,6 +32,8 @@ from tests.support.bundles import make_bundle
 from tests.support.postgres import PostgresServer
 from tests.support.table_jobs import JOB, SCHEMA, commit, query, sink_at
 
+pytestmark = pytest.mark.slow
+
 
 def test_table__commit__answers_bad_rows_and_marker_come_together(place: Place) -> None:
     location = place(create="yes")

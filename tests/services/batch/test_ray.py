@@ -36,7 +36,7 @@ from services.batch.ray_actor import Failure, ScoringActor, WorkerSetup, read_fi
 from services.batch.sinks import open_sink
 from services.batch.sources import open_source
 from services.batch.units import Marker, Piece, Sink, Source, Unit
-from services.runtime.pipeline_scorer import WholePipeline
+from services.runtime.pipeline_scorer import VerifiedPipeline
 from services.runtime.scorable import Scorable
 from tests.services.runtime.test_pipeline_scorer import pipeline
 from tests.support import tables
@@ -128,7 +128,7 @@ def test_ray__csv__is_answered_as_here(bundle: VerifiedBundle, tmp_path: Path) -
 @pytest.mark.slow
 @pytest.mark.usefixtures("started")
 def test_a_pipeline_is_scored_as_here(tmp_path: Path) -> None:
-    whole = WholePipeline.of(pipeline(tmp_path))
+    whole = VerifiedPipeline.of(pipeline(tmp_path))
     assert whole is not None
     write_wide(tmp_path / "in.parquet")
     report = score(whole, rows_at(tmp_path / "in.parquet"), tmp_path / "ray", actors=1)
@@ -271,7 +271,7 @@ def test_an_actor_opens_only_the_bundle_that_was_meant(tmp_path: Path) -> None:
 
 
 def test_an_actor_opens_all_stages_of_a_pipeline_or_none(tmp_path: Path) -> None:
-    whole = WholePipeline.of(pipeline(tmp_path))
+    whole = VerifiedPipeline.of(pipeline(tmp_path))
     assert whole is not None
     x = tables.inputs(3)
     meant, unit = setup_of(whole, tmp_path, x)

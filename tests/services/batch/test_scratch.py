@@ -11,6 +11,8 @@ import pytest
 
 from services.batch.scratch import PREFIX, Scratch, sweep
 
+pytestmark = pytest.mark.slow
+
 HOLD = """
 import sys
 from services.batch.scratch import Scratch
