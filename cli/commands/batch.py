@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from bundle.errors import ErrorCode, MlctlError
 from cli.options import Duration, add_options, parse_options
 from cli.output import CommandOutput, counted, reporting
 from cli.progress import clock_time, json_line, only_results_on_stdout, stopping
@@ -62,7 +63,7 @@ _OUTPUT = (
         "target",
         required=True,
         metavar="PATH|URL",
-        help="Where answers go: a folder, or the URL of a table.",
+        help="Where answers go: a folder, or the URL of a bucket or a table.",
     ),
     _KEEP,
     click.option(
@@ -71,9 +72,7 @@ _OUTPUT = (
         metavar="COLUMN[,COLUMN...]",
         help="Write one folder per value of these columns.",
     ),
-    click.option(
-        "--format", "form", help="Format of the files in the folder --out.  [default: parquet]"
-    ),
+    click.option("--format", "form", help="Format of the files in --out.  [default: parquet]"),
     _FORMAT_OPTION,
     click.option(
         "--finite-outputs", is_flag=True, help="Reject rows with a NaN or infinite answer."
@@ -86,7 +85,7 @@ _OUTPUT = (
         help="Maximum number or share of rejected rows; above it the job ends with exit code 14.",
     ),
     click.option(
-        "--restart", is_flag=True, help="Remove the previous job's answers and start again."
+        "--restart", is_flag=True, help="Delete what the previous job wrote, and start again."
     ),
 )
 
@@ -94,7 +93,7 @@ _SIZES = (
     click.option(
         "--unit-rows",
         type=click.IntRange(1),
-        help="Rows that are committed together.  [default: 20000, fewer where rows are large]",
+        help="Minimum rows in a unit: row groups of a file are joined.  [default: 100000]",
     ),
     click.option(
         "--batch-rows",
@@ -136,6 +135,13 @@ _WORK = (
         show_default=True,
         help="How long to wait for a full disk or a lost connection.",
     ),
+    click.option(
+        "--grace",
+        type=Duration(),
+        default="20s",
+        show_default=True,
+        help="How long units in progress may take after SIGTERM before they are abandoned.",
+    ),
 )
 
 _SAMPLE = (
@@ -163,10 +169,6 @@ def _estimate_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return add_options((*_INPUT, _KEEP, _FORMAT_OPTION, *_SAMPLE, *_SIZES, _THREADS), command)
 
 
-def _work_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    return add_options(_WORK, command)
-
-
 @click.group()
 def batch() -> None:
     """Score tables with a Bento's model, each row exactly once."""
@@ -188,76 +190,58 @@ def run(
     """Score the rows of --in with BENTO (a tag, or a bundle's folder) into --out.
 
     Run the same command again to resume a job that was stopped or killed; a finished job is not
-    repeated. Rejected rows go to a quarantine with the reason; `mlctl batch redrive` scores them
-    again.
+    repeated. Rejected rows go to a quarantine with the reason: a table that another run, with a
+    corrected model, takes as its --in.
 
     \b
     Example:
       mlctl batch run digits --in rows.parquet --out scores/ --keep id
     """
-    from services.batch.base import SinkRequest, SourceRequest
-    from services.batch.executors import choose_executor
-    from services.batch.job import BatchConfig, RunControl, column_list, run_job
+    from services.batch.engine import RunControl
+    from services.batch.job import UNIT_ROWS, BatchConfig, column_list, local_executor, run_job
     from services.batch.limits import ErrorLimit
     from services.batch.locations import without_password
-    from services.batch.sinks import form_at, open_sink
+    from services.batch.sinks import open_sink, part_format
     from services.batch.sources import open_source
-    from services.runtime.scorable import absolute_reference, find_scorable
-    from services.runtime.scorable import unit_rows as default_unit_rows
+    from services.runtime.scorable import find_scorable
 
     output.warn_unknown_variables()
     limit = ErrorLimit.parse(given["max_errors"])
     options = parse_options(given["options"])
+    if given["executor"] == "ray":
+        _require_unset("--executor ray", {"--threads": given["threads"]})
+        from services.batch.ray_executor import ray_executor
+
+        executor = ray_executor(given["ray_address"], given["ray_actors"])
+    else:
+        ray_options = {"--ray-address": given["ray_address"], "--ray-actors": given["ray_actors"]}
+        _require_unset("--executor local", ray_options)
+        executor = local_executor(given["threads"])
     model = find_scorable(bento)
     config = BatchConfig(
         map=given["mapped"],
         keep=column_list(given["keep"]),
         filter=given["condition"],
         partition_by=column_list(given["partition_by"]),
-        format=given["form"] or form_at(target),
-        unit_rows=unit_rows or default_unit_rows(model),
+        format=given["form"] or part_format(target),
+        unit_rows=unit_rows or UNIT_ROWS,
         forbid_nan=given["forbid_nan"],
         finite_outputs=given["finite_outputs"],
     )
-    rows = open_source(SourceRequest(source, config.unit_rows, options))
-    sink = open_sink(SinkRequest(target, {**options, "format": config.format}))
-    executor = choose_executor(
-        given["executor"], given["threads"], given["ray_address"], given["ray_actors"]
-    )
-    name, size = absolute_reference(bento), given["batch_rows"]
+    rows = open_source(source, config.unit_rows, options)
+    sink = open_sink(target, config.format, options)
     with stopping(output) as stop, _progress(output) as watch:
-        control = RunControl(limit, given["patience"], watch, stop, given["restart"])
-        report = run_job(model, name, rows, sink, config, executor, control, size)
+        control = RunControl(
+            limit, given["patience"], given["grace"], watch, stop, given["restart"]
+        )
+        report = run_job(model, rows, sink, config, executor, control, given["batch_rows"])
     _show_report(output, report, without_password(target))
 
 
-@batch.command()
-@click.argument("target", metavar="OUT")
-@click.option("--bento", help="Score with this Bento or bundle instead of the job's own.")
-@_work_options
-@reporting(json_lines=True)
-def redrive(
-    output: CommandOutput, target: str, bento: str | None, threads: int | None, patience: float
-) -> None:
-    """Score the quarantined rows of OUT again; rows that pass join the answers exactly once.
-
-    OUT is the --out of `mlctl batch run`. Rows that fail again stay in quarantine.
-    """
-    from services.batch.base import SinkRequest
-    from services.batch.job import RunControl, local_executor
-    from services.batch.redrive import redrive as score_again
-    from services.batch.sinks import open_sink
-    from services.runtime.scorable import find_scorable
-
-    output.warn_unknown_variables()
-    with stopping(output) as stop, _progress(output) as watch:
-        control = RunControl(patience=patience, watch=watch, stop=stop)
-        sink = open_sink(SinkRequest(target))
-        done = score_again(sink, find_scorable, bento, local_executor(threads), control)
-    if output.as_json:
-        json_line({"event": "redriven", "passed": done.passed, "left": done.left})
-    else:
-        output.line(f"{done.passed:,} rows passed, {done.left:,} stay in quarantine")
+def _require_unset(what: str, given: Mapping[str, object]) -> None:
+    """Raise INVALID_INPUT for an option that `what` does not take."""
+    if name := next((name for name, value in given.items() if value is not None), None):
+        raise MlctlError(ErrorCode.INVALID_INPUT, f"{name} does not go with {what}")
 
 
 @batch.command()
@@ -269,15 +253,13 @@ def estimate(
 ) -> None:
     """Predict how long scoring the rows of --in with BENTO takes, and what it costs.
 
-    Scores a sample from the whole input for about --duration into a temporary folder, and assumes
-    that the other rows take as long.
+    Scores random units for about --duration into a temporary folder, and assumes that the other
+    rows take as long.
     """
-    from services.batch.base import SourceRequest
     from services.batch.estimate import estimate as predict
-    from services.batch.job import BatchConfig, column_list
+    from services.batch.job import UNIT_ROWS, BatchConfig, column_list
     from services.batch.sources import open_source
     from services.runtime.scorable import find_scorable
-    from services.runtime.scorable import unit_rows as default_unit_rows
 
     output.warn_unknown_variables()
     model = find_scorable(bento)
@@ -285,10 +267,10 @@ def estimate(
         map=given["mapped"],
         keep=column_list(given["keep"]),
         filter=given["condition"],
-        unit_rows=unit_rows or default_unit_rows(model),
+        unit_rows=unit_rows or UNIT_ROWS,
         forbid_nan=given["forbid_nan"],
     )
-    rows = open_source(SourceRequest(source, config.unit_rows, parse_options(given["options"])))
+    rows = open_source(source, config.unit_rows, parse_options(given["options"]))
     cpu_hour, seconds = given["cpu_hour"], given["seconds"]
     with output.working() as show, only_results_on_stdout():
         show("Scoring a sample ...")
@@ -339,6 +321,9 @@ def describe(event: BatchEvent) -> str:
 
 
 def _show_report(output: CommandOutput, report: BatchReport, target: str) -> None:
+    from services.batch.locations import scheme_of
+    from services.batch.storage import BUCKET_SCHEMES
+
     if output.as_json:
         json_line({"event": "summary", **report.as_dict(), "out": target})
         return
@@ -353,7 +338,12 @@ def _show_report(output: CommandOutput, report: BatchReport, target: str) -> Non
         output.line(f"{totals.skipped:,} rows were left out by --filter")
     if totals.bad:
         output.line(f"{totals.bad:,} rejected rows are in quarantine")
-        output.note(f"Score them again with a corrected model: mlctl batch redrive {target}")
+        if scheme_of(target) in (None, "file", *BUCKET_SCHEMES):
+            folder = target.rstrip("/")
+            output.note(
+                f"With a corrected model: mlctl batch run NEW --in {folder}/_mlctl/quarantine "
+                f"--out {folder}/redrive"
+            )
 
 
 def _print_event(event: BatchEvent, stream: TextIO) -> None:
@@ -371,15 +361,17 @@ def _print_event(event: BatchEvent, stream: TextIO) -> None:
 
 
 def _show_estimate(output: CommandOutput, found: CostEstimate) -> None:
-    where = "from all over the input" if found.spread else "from the beginning of the input"
     rows, units = counted(found.rows, "row"), counted(found.units, "unit")
-    output.line(f"Sample: {rows} in {units} {where}, {found.bad:,} rejected")
+    output.line(f"Sample: {rows} in {units}, {found.bad:,} rejected")
     output.line(
-        f"{three_digits(found.rows_per_second)} rows/s with {counted(found.threads, 'thread')}, "
-        f"after {found.open_seconds:.1f} s to open the model"
+        f"{three_digits(found.core_seconds)} ± {three_digits(found.spread)} core-seconds per "
+        f"million rows, after {found.open_seconds:.1f} s to open the model"
     )
-    if found.job_seconds is not None:
-        output.line(f"All {found.total_rows:,} rows: {clock_time(found.job_seconds)}")
+    if found.job_seconds is not None and found.core_hours is not None:
+        output.line(
+            f"All {found.total_rows:,} rows: {three_digits(found.core_hours)} core-hours, "
+            f"{clock_time(found.job_seconds)} with {counted(found.threads, 'thread')}"
+        )
     if found.million_cost is not None:
         whole = "" if found.job_cost is None else f"; of all rows: {three_digits(found.job_cost)}"
         output.line(f"Cost of a million rows: {three_digits(found.million_cost)}{whole}")

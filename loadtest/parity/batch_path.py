@@ -12,8 +12,8 @@ import numpy as np
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import DYNAMIC, Datatype, TensorSpec
 from loadtest.parity.paths import Arrays, text_limitation
-from services.batch.base import SinkRequest, SourceRequest
-from services.batch.job import BatchConfig, RunControl, local_executor, run_job
+from services.batch.engine import RunControl
+from services.batch.job import BatchConfig, local_executor, run_job
 from services.batch.limits import ErrorLimit
 from services.batch.sinks import open_sink
 from services.batch.sources import open_source
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _ROW = "mlctl_row"
-# Rows of a unit: a multiple of the request size, so that its calls are the same requests.
-_UNIT_ROWS = 4096
+# Rows of a piece: a multiple of the request size, so that its calls are the same requests.
+_PIECE_ROWS = 4096
 
 
 class BatchPath:
@@ -58,21 +58,18 @@ class BatchPath:
 
         columns = {spec.name: to_column(spec, inputs[spec.name]) for spec in self._signature.inputs}
         numbers = pa.array(np.arange(len(next(iter(inputs.values())))))
-        parquet.write_table(pa.table({_ROW: numbers, **columns}), folder / "rows.parquet")
-        config = BatchConfig(
-            map=tuple(f"{name}={name}" for name in columns),
-            keep=(_ROW,),
-            unit_rows=max(1, _UNIT_ROWS // size) * size,
-        )
+        rows = max(1, _PIECE_ROWS // size) * size
+        file = folder / "rows.parquet"
+        parquet.write_table(pa.table({_ROW: numbers, **columns}), file, row_group_size=rows)
         run_job(
             self._model,
-            self._model.digest,
-            open_source(SourceRequest(str(folder / "rows.parquet"), config.unit_rows)),
-            open_sink(SinkRequest(str(folder / "answers"), {"format": "parquet"})),
-            config,
+            open_source(str(file)),
+            open_sink(str(folder / "answers")),
+            BatchConfig(map=tuple(f"{name}={name}" for name in columns), keep=(_ROW,)),
             local_executor(None),
             RunControl(limit=ErrorLimit(count=0)),
-            size,
+            batch_rows=size,
+            piece_rows=rows,
         )
         parts = sorted((folder / "answers").glob("part-*.parquet"))
         found = pa.concat_tables([parquet.read_table(part) for part in parts]).sort_by(_ROW)

@@ -1,4 +1,4 @@
-"""Answers as columns of a table, and the answers for which there is no place in one."""
+"""Answers and quarantined rows as columns, and the answers that a column cannot hold."""
 
 from __future__ import annotations
 
@@ -10,28 +10,36 @@ import numpy as np
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from services.batch.base import DIGEST_COLUMN, SCORED_AT_COLUMN
+from services.batch.units import (
+    DIGEST_COLUMN,
+    FILE_COLUMN,
+    REASON_COLUMN,
+    ROW_COLUMN,
+    TEXT_COLUMN,
+    Piece,
+    Unit,
+)
 from services.runtime.tabular.tensors import Reasons
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-NUL = "has a NUL character, for which the output has no place"
+NUL = "has a NUL character, which the output cannot store"
 
 
 def result_schema(signature: Signature, source: pa.Schema, keep: Sequence[str]) -> pa.Schema:
-    """The columns of the answers: those kept, the outputs, the digest and the time.
+    """Return the columns of the answers: those kept, the outputs, and the model digest.
 
-    INVALID_INPUT for a column that is not there, or whose name an output has as well.
+    INVALID_INPUT for a column that does not exist, or that has the name of an output.
     """
     import pyarrow as pa
 
-    taken = {spec.name for spec in signature.outputs} | {DIGEST_COLUMN, SCORED_AT_COLUMN}
+    taken = {spec.name for spec in signature.outputs} | {DIGEST_COLUMN}
     for name in keep:
         if name not in source.names:
             raise MlctlError(
                 ErrorCode.INVALID_INPUT,
-                f"--keep {name}: there is no such column; there are {', '.join(source.names[:20])}",
+                f"--keep {name}: there is no such column; columns: {', '.join(source.names[:20])}",
             )
         if name in taken:
             raise MlctlError(
@@ -44,13 +52,72 @@ def result_schema(signature: Signature, source: pa.Schema, keep: Sequence[str]) 
             *(source.field(name) for name in keep),
             *(pa.field(spec.name, column_type(spec)) for spec in signature.outputs),
             pa.field(DIGEST_COLUMN, pa.dictionary(pa.int32(), pa.string())),
-            pa.field(SCORED_AT_COLUMN, pa.timestamp("us", tz="UTC")),
         ]
     )
 
 
+def quarantine_schema(source: pa.Schema, columns: Sequence[str]) -> pa.Schema:
+    """Return the columns of the quarantine: those read, and file, row, reason and unreadable text.
+
+    A run over a quarantine keeps its own file and row instead of those of the first input.
+    """
+    import pyarrow as pa
+
+    extra = [
+        pa.field(FILE_COLUMN, pa.string()),
+        pa.field(ROW_COLUMN, pa.int64()),
+        pa.field(REASON_COLUMN, pa.string()),
+        pa.field(TEXT_COLUMN, pa.string()),
+    ]
+    own = {field.name for field in extra}
+    kept = (source.field(name) for name in columns if name not in own)
+    return pa.schema([*(field.with_type(_readable(field.type)) for field in kept), *extra])
+
+
+def _readable(kind: Any) -> Any:
+    """Return a plain list for one of fixed size: pyarrow 25 cannot read null ones from Parquet."""
+    import pyarrow as pa
+
+    kind = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+    return pa.list_(_readable(kind.value_type)) if pa.types.is_fixed_size_list(kind) else kind
+
+
+def quarantine_table(
+    schema: pa.Schema, unit: Unit, piece: Piece, table: pa.Table, reasons: Reasons, rows: np.ndarray
+) -> pa.Table | None:
+    """Return the rows of `table` that have a reason, and the unreadable ones; None if there are
+    none.
+
+    `rows` are the row numbers of the table in the unit's origin.
+    """
+    import pyarrow as pa
+
+    if not reasons and not piece.unreadable:
+        return None
+    bad, unreadable = sorted(reasons), piece.unreadable
+    found = table.take(pa.array(bad, pa.int64())) if bad else table.slice(0, 0)
+    missing = len(unreadable)
+    columns = {
+        FILE_COLUMN: [unit.origin] * (len(bad) + missing),
+        ROW_COLUMN: [*rows[bad].tolist(), *(each.row for each in unreadable)],
+        REASON_COLUMN: [*(reasons[row] for row in bad), *(each.reason for each in unreadable)],
+        TEXT_COLUMN: [*(None for _ in bad), *(each.text for each in unreadable)],
+    }
+    arrays = []
+    for field in schema:
+        if field.name in columns:
+            arrays.append(pa.chunked_array([pa.array(columns[field.name], field.type)]))
+        else:
+            empty = pa.chunked_array([pa.nulls(missing, field.type)]).chunks if missing else []
+            bad_values = found[field.name]
+            if bad_values.type != field.type:
+                bad_values = bad_values.cast(field.type)
+            arrays.append(pa.chunked_array([*bad_values.chunks, *empty], field.type))
+    return pa.table(arrays, schema=schema)
+
+
 def column_type(spec: TensorSpec) -> Any:
-    """Arrow's type of an output: a list where a row has several values."""
+    """Return Arrow's type of an output: a list where a row has several values."""
     import pyarrow as pa
 
     value = (
@@ -66,7 +133,7 @@ def column_type(spec: TensorSpec) -> Any:
 
 
 def output_column(spec: TensorSpec, array: np.ndarray) -> Any:
-    """The output as a column: flat in row-major order where a row has several values."""
+    """Return the output as a column: flat in row-major order where a row has several values."""
     import pyarrow as pa
 
     kind = column_type(spec)
@@ -85,25 +152,26 @@ def output_column(spec: TensorSpec, array: np.ndarray) -> Any:
     return pa.ListArray.from_arrays(numbers(offsets), values)
 
 
-def numbers(array: np.ndarray, kind: Any = None) -> Any:
-    """The array's own memory as a column; pa.array would load pandas, if there is one, to look."""
+def numbers(array: np.ndarray) -> Any:
+    """Return the array's memory as a column; pa.array would first import pandas if it is there."""
     import pyarrow as pa
 
-    kind = kind or pa.from_numpy_dtype(array.dtype)
+    kind = pa.from_numpy_dtype(array.dtype)
     return pa.Array.from_buffers(kind, len(array), [None, pa.py_buffer(array)])
 
 
-def text_column(text: str) -> Any:
-    """A column of one text, likewise."""
+def digest_column(digest: str, rows: int) -> Any:
+    """Return the model digest for each of `rows` rows."""
     import pyarrow as pa
 
-    data = text.encode()
+    data = digest.encode()
     ends = np.array([0, len(data)], np.int32)
-    return pa.StringArray.from_buffers(1, pa.py_buffer(ends), pa.py_buffer(data))
+    texts = pa.StringArray.from_buffers(1, pa.py_buffer(ends), pa.py_buffer(data))
+    return pa.DictionaryArray.from_arrays(numbers(np.zeros(rows, np.int32)), texts)
 
 
 def unusable(outputs: dict[str, np.ndarray], *, finite: bool, nul: bool) -> Reasons:
-    """By index the rows whose answer cannot be stored, or is not `finite` if it must be."""
+    """Return by index the rows whose answer cannot be stored, or must be finite and is not."""
     found: Reasons = {}
     for name, array in outputs.items():
         flat = array.reshape(len(array), -1)

@@ -1,38 +1,31 @@
-"""Run a job: read, score and commit until each row has an answer or a reason why not.
+"""Run a job: threads take units; each reads, scores and commits its own.
 
-After any interruption the same call resumes behind the last commit.
+After any interruption the same job scores the units that have no marker.
 """
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import NO_SPACE
-from services.batch.base import (
-    BatchTotals,
-    Chunk,
-    JobProgress,
-    Sink,
-    Source,
-    SplittableSource,
-    Unit,
-    UnitResult,
-)
 from services.batch.limits import ErrorLimit
+from services.batch.scoring import PieceScorer
+from services.batch.units import BatchTotals, Marker, Piece, ScoredPiece, Sink, Source, Unit
 from services.runtime.bisect import TooManyError
 
-# Answers in memory until they are committed, and work that a kill may cost.
-_COMMIT_BYTES = 32 << 20
-_COMMIT_SECONDS = 10.0
-_PASSING = frozenset({ErrorCode.SINK_UNAVAILABLE, ErrorCode.DISK_FULL})
-_LONGEST_WAIT = 30.0
+_TRANSIENT = frozenset({ErrorCode.SINK_UNAVAILABLE, ErrorCode.SOURCE_UNAVAILABLE})
+_MAX_WAIT = 30.0
+# Pieces of a unit that are read or scored ahead of the one that is written.
+_AHEAD = 2
+_POLL_SECONDS = 0.2
 
 
 class BatchPhase(StrEnum):
@@ -48,7 +41,7 @@ class BatchPhase(StrEnum):
 class BatchEvent:
     """Progress of a job: `totals` over all its runs, `rows` of this run, after `seconds`.
 
-    `total` rows are to be dealt with, None if that is not known; `detail` is a sentence.
+    `total` is the number of rows of the source, None if unknown; `detail` is a sentence.
     """
 
     phase: BatchPhase
@@ -59,259 +52,206 @@ class BatchEvent:
     detail: str = ""
 
 
-Work = TypeVar("Work")
-Work_contra = TypeVar("Work_contra", contravariant=True)
+@dataclass(frozen=True, slots=True)
+class RunControl:
+    """What does not decide the answers.
+
+    `patience` and `grace` are seconds: to wait for a sink or source that is away, and for units in
+    progress once `stop` is set.
+    """
+
+    limit: ErrorLimit = field(default_factory=lambda: ErrorLimit(share=0.01))
+    patience: float = 300.0
+    grace: float = 20.0
+    watch: Callable[[BatchEvent], None] = lambda _event: None
+    stop: threading.Event = field(default_factory=threading.Event)
+    restart: bool = False
+    clock: Clock = field(default_factory=SystemClock)
 
 
-class Executor(Protocol[Work_contra]):
-    """Scores chunks, or units that it reads itself."""
+@dataclass(frozen=True, slots=True)
+class UnitWorker:
+    """Reads, scores and commits units of one job; from several threads if `pool` is given.
 
-    def results(self, work: Iterable[Work_contra], /) -> Generator[UnitResult, None, None]:
-        """Yield a result for each item, in any order; closed early if the job ends."""
-        ...
+    `abandoned` ends a unit between two of its pieces, and leaves nothing of it.
+    """
 
+    source: Source
+    sink: Sink
+    columns: tuple[str, ...]
+    scorer: PieceScorer
+    piece_rows: int
+    max_bad: int | None
+    pool: ThreadPoolExecutor | None = None
+    abandoned: threading.Event = field(default_factory=threading.Event)
 
-@runtime_checkable
-class ReadingExecutor(Executor[Chunk], Protocol):
-    """An executor whose scorers can read a source themselves, which saves sending the rows."""
+    def process(self, unit: Unit) -> Marker:
+        """Commit `unit` unless another run has; TooManyError if too many of its rows are bad."""
+        marker = self.sink.find(unit)
+        return marker or self.sink.commit(unit, self._scored(unit))
 
-    def reading(self, source: SplittableSource, columns: Sequence[str]) -> Executor[Unit]:
-        """Return this executor for units of `source` with `columns`."""
-        ...
+    def _scored(self, unit: Unit) -> Iterator[ScoredPiece]:
+        bad = 0
+        pieces = self.source.read(unit, self.columns, self.piece_rows)
+        for scored in self._in_order(unit, pieces):
+            if self.abandoned.is_set():
+                raise MlctlError(ErrorCode.INTERRUPTED, f"unit {unit.id} was abandoned")
+            if scored.quarantine is not None:
+                bad += scored.quarantine.num_rows
+                if self.max_bad is not None and bad > self.max_bad:
+                    reason = str(scored.quarantine["mlctl_reason"][-1])
+                    raise TooManyError(dict.fromkeys(range(bad), reason))
+            yield scored
+
+    def _in_order(self, unit: Unit, pieces: Iterator[Piece]) -> Iterator[ScoredPiece]:
+        """Score in the pool while this thread reads ahead and the caller writes."""
+        if self.pool is None:
+            yield from (self.scorer.score(unit, piece) for piece in pieces)
+            return
+        pending: deque[Future[ScoredPiece]] = deque()
+        for piece in pieces:
+            pending.append(self.pool.submit(self.scorer.score, unit, piece))
+            if len(pending) > _AHEAD:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
 
 
 @dataclass(slots=True)
 class Run:
-    """One run of a job over what `progress` leaves to do; `patience` in seconds.
+    """Counts, limits and events of one run over units that are not committed yet."""
 
-    `stop`, once it is set, ends it after what was begun is committed.
-    """
-
-    sink: Sink
-    progress: JobProgress
+    control: RunControl
+    totals: BatchTotals
     total: int | None
-    limit: ErrorLimit
-    watch: Callable[[BatchEvent], None]
-    stop: threading.Event = field(default_factory=threading.Event)
-    patience: float = 300.0
-    clock: Clock = field(default_factory=SystemClock)
-    totals: BatchTotals = field(init=False)
+    _before: BatchTotals = field(init=False)
     _since: float = field(init=False)
-    _reason: str | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self.totals = self.progress.totals
-        self._since = self.clock.monotonic()
-
-    def go(self, work: Iterator[Work], executor: Executor[Work]) -> BatchTotals:
-        """Score and commit all `work`.
-
-        TOO_MANY_BAD_ROWS, INTERRUPTED, DISK_FULL, SINK_UNAVAILABLE and SOURCE_UNAVAILABLE leave
-        what is committed.
-        """
-        self._begin()
-        self._score(work, executor)
-        return self._end()
-
-    def read(
-        self, source: Source, columns: Sequence[str], executor: Executor[Chunk]
-    ) -> BatchTotals:
-        """Score and commit the units of `source` that are not done.
-
-        If it is away, all that came is committed; then it is waited for, and read on from there.
-        """
-        rest = _Rest(source, columns, set(self.progress.done))
-        self._begin()
-        self._score(rest.chunks(), executor)
-        patience = self._patience()
-        while rest.away is not None:
-            if rest.came:
-                patience = self._patience()
-            if not self.stop.is_set():
-                patience.wait(rest.away)
-            self._score(rest.chunks(), executor)
-        return self._end()
-
-    def _begin(self) -> None:
-        self._tell(BatchPhase.STARTED)
-        self._check()
-
-    def _end(self) -> BatchTotals:
-        self.total = self.totals.seen if self.total is None else self.total
-        self._check()
-        return self.totals
-
-    def _score(self, work: Iterator[Work], executor: Executor[Work]) -> None:
-        """Score and commit all `work`; INTERRUPTED if the run is stopped before its end."""
-        if self.stop.is_set():
-            raise self._stopped()
-        feed = _Feed(work, self.stop)
-        try:
-            with closing(executor.results(feed)) as results:
-                for group in grouped(results, self.sink.commit_rows, self.clock):
-                    self._commit(group)
-        except TooManyError as error:
-            self.limit.check(
-                self.totals.bad + len(error.reasons),
-                self.total,
-                self.totals.seen + len(error.reasons),
-                next(reversed(error.reasons.values())),
-            )
-            raise
-        if not feed.exhausted:
-            raise self._stopped()
-
-    def _stopped(self) -> MlctlError:
-        return MlctlError(
-            ErrorCode.INTERRUPTED, f"stopped after {self.totals.seen} rows, all of them committed"
-        )
-
-    def finish(self, summary: Mapping[str, object]) -> None:
-        """Mark the job as complete; waits for the sink as a commit does."""
-        self._patiently(lambda: self.sink.finish(summary))
-        self._tell(BatchPhase.FINISHED)
+        self._before = self.totals
+        self._since = self.control.clock.monotonic()
+        self.tell(BatchPhase.STARTED)
+        self.check()
 
     @property
     def seconds(self) -> float:
         """Duration of this run so far."""
-        return self.clock.monotonic() - self._since
+        return self.control.clock.monotonic() - self._since
 
-    def _commit(self, group: Sequence[UnitResult]) -> None:
-        self._patiently(lambda: self.sink.commit(group))
+    @property
+    def rows(self) -> int:
+        """Rows of this run so far."""
+        return self.totals.seen - self._before.seen
+
+    def add(self, marker: Marker) -> None:
+        """Count a committed unit; TOO_MANY_BAD_ROWS beyond the limit."""
         self.totals = replace(
             self.totals,
-            units=self.totals.units + len(group),
-            rows=self.totals.rows + sum(result.table.num_rows for result in group),
-            bad=self.totals.bad + sum(len(r.bad) - len(r.resolved) for r in group),
-            skipped=self.totals.skipped + sum(result.skipped for result in group),
+            units=self.totals.units + 1,
+            rows=self.totals.rows + marker.rows,
+            bad=self.totals.bad + marker.bad,
+            skipped=self.totals.skipped + marker.skipped,
         )
-        reasons = [bad.reason for result in group for bad in result.bad]
-        self._reason = reasons[-1] if reasons else self._reason
-        self._tell(BatchPhase.COMMITTED)
-        self._check()
+        self.tell(BatchPhase.COMMITTED)
+        self.check(marker.reason)
 
-    def _check(self) -> None:
-        self.limit.check(self.totals.bad, self.total, self.totals.seen, self._reason)
+    def check(self, reason: str = "") -> None:
+        """Raise TOO_MANY_BAD_ROWS if more rows are bad than the limit allows."""
+        self.control.limit.check(self.totals.bad, self.total, self.totals.seen, reason)
 
-    def _patiently(self, act: Callable[[], None]) -> None:
-        """Retry `act` while the sink is full or unreachable, as long as patience lasts."""
-        patience = self._patience()
+    def too_many(self, error: TooManyError) -> MlctlError:
+        """Return the error of a unit that alone has more bad rows than allowed."""
+        bad = self.totals.bad + len(error.reasons)
+        seen = self.totals.seen + len(error.reasons)
+        reason = next(reversed(error.reasons.values()))
+        try:
+            self.control.limit.check(bad, self.total, seen, reason)
+        except MlctlError as found:
+            return found
+        return MlctlError(ErrorCode.TOO_MANY_BAD_ROWS, f"{bad} of {seen} rows are bad: {reason}")
+
+    def interrupted(self) -> MlctlError:
+        """Return the error of a run that was stopped."""
+        return MlctlError(
+            ErrorCode.INTERRUPTED, f"stopped after {self.totals.seen} rows, all of them committed"
+        )
+
+    def tell(self, phase: BatchPhase, detail: str = "") -> None:
+        """Report an event."""
+        self.control.watch(
+            BatchEvent(phase, self.totals, self.rows, self.total, self.seconds, detail)
+        )
+
+    def patiently(self, act: Callable[[], Marker | None]) -> Marker | None:
+        """Repeat `act` within the patience while sink or source is away or the disk is full."""
+        clock, pause = self.control.clock, 0.5
+        deadline = clock.monotonic() + self.control.patience
         while True:
             try:
                 return act()
             except (OSError, MlctlError) as error:
-                problem = _passing(error)
+                problem = _transient(error)
                 if problem is None:
                     raise
-                if self.stop.is_set():
+                left = deadline - clock.monotonic()
+                if left <= 0 or self.control.stop.is_set():
                     raise problem from error
-                patience.wait(problem)
-
-    def _patience(self) -> _Patience:
-        return _Patience(
-            self.clock, self.clock.monotonic() + self.patience, self.stop, self._paused
-        )
-
-    def _paused(self, detail: str) -> None:
-        self._tell(BatchPhase.PAUSED, detail)
-
-    def _tell(self, phase: BatchPhase, detail: str = "") -> None:
-        rows = self.totals.seen - self.progress.totals.seen
-        self.watch(BatchEvent(phase, self.totals, rows, self.total, self.seconds, detail))
+                pause = min(2 * pause, _MAX_WAIT, left)
+                self.tell(BatchPhase.PAUSED, f"{problem.message}; trying again in {pause:.0f} s")
+                self.control.stop.wait(pause)
 
 
-def grouped(results: Iterable[UnitResult], rows: int, clock: Clock) -> Iterator[list[UnitResult]]:
-    """Group results into commits: by `rows`, by bytes in memory, or by time since the last one.
+def score_units(run: Run, units: Sequence[Unit], worker: UnitWorker, threads: int) -> None:
+    """Commit `units` with `threads` threads; INTERRUPTED if the run is stopped before the end.
 
-    The last group may be smaller.
+    Other errors end the run too. Units in progress then have the grace to finish, or are abandoned
+    at once after an error.
     """
-    group: list[UnitResult] = []
-    count, size, since = 0, 0, clock.monotonic()
-    for result in results:
-        group.append(result)
-        count += result.table.num_rows + len(result.bad)
-        size += result.table.nbytes
-        late = clock.monotonic() - since >= _COMMIT_SECONDS
-        if count >= rows or size >= _COMMIT_BYTES or late:
-            yield group
-            group, count, size, since = [], 0, 0, clock.monotonic()
-    if group:
-        yield group
+    waiting, busy = deque(units), set[Future[Marker | None]]()
+    stop, clock = run.control.stop, run.control.clock
+    deadline: float | None = None
+    pool = ThreadPoolExecutor(threads, "mlctl-unit")
+    try:
+        while busy or (waiting and not stop.is_set()):
+            while waiting and len(busy) < threads and not stop.is_set():
+                unit = waiting.popleft()
+                busy.add(pool.submit(run.patiently, lambda unit=unit: worker.process(unit)))  # type: ignore[misc]
+            done, busy = wait(busy, _POLL_SECONDS, FIRST_COMPLETED)
+            for future in done:
+                marker = future.result()
+                assert marker is not None
+                run.add(marker)
+            if stop.is_set():
+                deadline = deadline or clock.monotonic() + run.control.grace
+                if clock.monotonic() >= deadline:
+                    break
+    except TooManyError as error:
+        raise run.too_many(error) from error
+    finally:
+        worker.abandoned.set()
+        pool.shutdown(wait=False, cancel_futures=True)
+    if waiting or busy:
+        raise run.interrupted()
 
 
-@dataclass(slots=True)
-class _Patience:
-    """Exponential backoff until `deadline`."""
+def usual_threads(scorer: PieceScorer, wanted: int | None) -> int:
+    """Return how many units are in progress at once.
 
-    clock: Clock
-    deadline: float
-    stop: threading.Event
-    tell: Callable[[str], None]
-    _wait: float = field(init=False, default=0.5)
-
-    def wait(self, problem: MlctlError) -> None:
-        """Wait, or return early if the run is stopped; raises `problem` after the deadline."""
-        left = self.deadline - self.clock.monotonic()
-        if left <= 0:
-            raise problem
-        self._wait = min(2 * self._wait, _LONGEST_WAIT, left)
-        self.tell(f"{problem.message}; trying again in {self._wait:.0f} s")
-        self.stop.wait(self._wait)
-
-
-@dataclass(slots=True)
-class _Rest:
-    """The units of a source that are not in `given`, which grows as chunks are read."""
-
-    source: Source
-    columns: Sequence[str]
-    given: set[str]
-    away: MlctlError | None = field(init=False, default=None)
-    came: bool = field(init=False, default=False)
-
-    def chunks(self) -> Iterator[Chunk]:
-        """Yield chunks to the end, or until the source is `away`; sets `came` once there is one."""
-        self.away, self.came = None, False
-        try:
-            for chunk in self.source.scan(self.columns, frozenset(self.given)):
-                self.given.add(chunk.unit.id)
-                self.came = True
-                yield chunk
-        except MlctlError as error:
-            if error.code is not ErrorCode.SOURCE_UNAVAILABLE:
-                raise
-            self.away = error
-
-
-class _Feed(Generic[Work]):
-    """Work until `stop` is set; `exhausted` once the last item was given.
-
-    Closes the work in the thread that reads it: a connection of SQLite belongs to one thread.
+    All cores where the model runs in several threads at once; three for a device, so that one unit
+    is read and one written while the device runs another; else one, as a transform holds Python's
+    lock.
     """
-
-    def __init__(self, work: Iterator[Work], stop: threading.Event) -> None:
-        self._work = work
-        self._stop = stop
-        self.exhausted = False
-
-    def __iter__(self) -> Iterator[Work]:
-        try:
-            while not self._stop.is_set():
-                item = next(self._work, None)
-                if item is None:
-                    self.exhausted = True
-                    return
-                yield item
-        finally:
-            if isinstance(self._work, Generator):
-                self._work.close()
+    if wanted is not None:
+        return wanted
+    if scorer.scorer.thread_safe:
+        return len(os.sched_getaffinity(0))
+    return 3 if scorer.scorer.provider != "cpu" else 1
 
 
-def _passing(error: Exception) -> MlctlError | None:
-    """Return the error to end with if this one is transient, else None."""
+def _transient(error: Exception) -> MlctlError | None:
+    """Return the error to end with if this one may pass, else None."""
     if isinstance(error, OSError) and error.errno in NO_SPACE:
-        where = "" if error.filename is None else f" for {error.filename}"
-        return MlctlError(ErrorCode.DISK_FULL, f"there is no space left{where}")
-    if isinstance(error, MlctlError) and error.code in _PASSING:
+        return MlctlError(ErrorCode.DISK_FULL, "there is no space left for the answers")
+    if isinstance(error, MlctlError) and error.code in _TRANSIENT:
         return error
     return None

@@ -1,130 +1,118 @@
-"""Time and cost of a job, from a sample of its units.
+"""Time and cost of a job: sums over a sample of its units.
 
-The sample is scored and committed as a job does it, into a temporary folder. Another place for
-the answers takes its own time.
+The sample is read, scored and written to a temporary folder by one thread. Another output may be
+slower.
 """
 
 from __future__ import annotations
 
 import random
+import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from bundle.errors import ErrorCode, MlctlError
-from services.batch.base import Chunk, SinkRequest, Source, SplittableSource
-from services.batch.job import (
-    BatchConfig,
-    RunControl,
-    Scoring,
-    executor_of,
-    make_job,
-    make_recipe,
-    start,
-    usual_threads,
-)
-from services.batch.limits import ErrorLimit
+from services.batch.engine import UnitWorker, usual_threads
+from services.batch.job import BatchConfig, Scoring, make_job, make_plan
 from services.batch.sinks import open_sink
+from services.batch.units import ScoredPiece, Source, Unit
 from services.runtime.scorable import Scorable
 
 _MILLION = 1e6
 _HOUR = 3600.0
-# One unit for each thread says nothing about a steady pace.
+# A mean of fewer units has no spread.
 _MIN_UNITS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class CostEstimate:
-    """The sample, its pace, and what follows from it for a million rows and for the whole input.
+    """The sample, and the sums for a million rows and for the whole input.
 
-    `spread` is True if the units came from all over the input, and False if from its beginning.
-    `total_rows`, `job_seconds` and `job_cost` are None where only reading all rows would tell.
-    Costs are those of `threads` cores.
+    `core_seconds` are those of a million rows (seconds of the device, for a model on one),
+    `spread` their
+    standard deviation between units. Values are None if `total_rows` or the price is unknown.
     """
 
     threads: int
     units: int
     rows: int
     bad: int
-    spread: bool
     open_seconds: float
-    rows_per_second: float
-    million_cost: float | None
+    core_seconds: float
+    spread: float
     total_rows: int | None
+    core_hours: float | None
     job_seconds: float | None
+    million_cost: float | None
     job_cost: float | None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the figures as JSON carries them."""
+        """Return the figures for --json."""
         return asdict(self)
 
 
 def estimate(
     model: Scorable,
     source: Source,
-    wanted: BatchConfig,
-    cpu_hour: float | None,
+    config: BatchConfig,
+    core_hour: float | None,
     seconds: float,
     threads: int | None = None,
     batch_rows: int | None = None,
 ) -> CostEstimate:
-    """Score units of `source` for about `seconds`; `cpu_hour` is the price of a core for an hour.
+    """Score units of `source` for about `seconds`; `core_hour` is the price of a core for an hour.
 
     INVALID_INPUT if the source has no rows.
     """
-    recipe = make_recipe(model, source.schema, wanted)
-    job = make_job(model, source, recipe, wanted, model.digest)
-    since = time.monotonic()
-    scorer = Scoring(model, recipe, job.schema, None, batch_rows).open()
-    opened = time.monotonic() - since
-    cores = usual_threads(scorer, threads)
-    with (
-        tempfile.TemporaryDirectory(prefix="mlctl-estimate-") as folder,
-        open_sink(SinkRequest(folder, {"format": wanted.format})) as sink,
-    ):
-        run = start(sink, sink.begin(job), None, RunControl(limit=ErrorLimit(share=1.0)))
-        sample = _sample(source, recipe.columns, seconds, max(_MIN_UNITS, 2 * cores))
-        totals = run.go(sample, executor_of(scorer, threads))
-        took = run.seconds
-    if not totals.seen:
+    plan = make_plan(model, source.schema, config)
+    job = make_job(model, source, plan, config)
+    units = list(source.plan(plan.columns, plan.filter).units)
+    total = None if any(each.rows is None for each in units) else sum(u.rows or 0 for u in units)
+    with tempfile.TemporaryDirectory(prefix="mlctl-estimate-") as folder:
+        sink = open_sink(f"{folder}/answers", config.format)
+        sink.begin(job)
+        since = time.monotonic()
+        scoring = Scoring(model, source, sink, plan, job.schema, job.quarantine, None, batch_rows)
+        worker = scoring.open()
+        opened = time.monotonic() - since
+        clock = time.process_time if worker.scorer.scorer.provider == "cpu" else time.monotonic
+        paces = list[float]()
+        rows, bad, spent = 0, 0, 0.0
+        end = time.monotonic() + seconds
+        for unit in random.Random(0).sample(units, len(units)):  # noqa: S311
+            if time.monotonic() >= end and len(paces) >= _MIN_UNITS:
+                break
+            begun = clock()
+            marker = sink.commit(unit, _pieces_until(worker, unit, end))
+            took, count = clock() - begun, marker.rows + marker.bad + marker.skipped
+            rows, bad, spent = rows + count, bad + marker.bad, spent + took
+            paces += [took / count] if count else []
+    if not rows:
         raise MlctlError(ErrorCode.INVALID_INPUT, f"{source.name} has no rows")
-    pace = totals.seen / took
-    total = source.total_rows()
-    million = None if cpu_hour is None else cpu_hour * cores * _MILLION / pace / _HOUR
+    pace, cores = spent / rows, usual_threads(worker.scorer, threads)
+    hours = None if total is None else total * pace / _HOUR
     return CostEstimate(
         threads=cores,
-        units=totals.units,
-        rows=totals.seen,
-        bad=totals.bad,
-        spread=isinstance(source, SplittableSource),
+        units=len(paces),
+        rows=rows,
+        bad=bad,
         open_seconds=opened,
-        rows_per_second=pace,
-        million_cost=million,
+        core_seconds=pace * _MILLION,
+        spread=statistics.stdev(paces) * _MILLION if len(paces) > 1 else 0.0,
         total_rows=total,
-        job_seconds=None if total is None else total / pace,
-        job_cost=None if total is None or million is None else million * total / _MILLION,
+        core_hours=hours,
+        job_seconds=None if hours is None else hours * _HOUR / cores,
+        million_cost=None if core_hour is None else core_hour * pace * _MILLION / _HOUR,
+        job_cost=None if hours is None or core_hour is None else hours * core_hour,
     )
 
 
-def _sample(
-    source: Source, columns: Sequence[str], seconds: float, min_units: int
-) -> Iterator[Chunk]:
-    """Yield units of `source` for `seconds`, and at least `min_units` of them if there are any."""
-    end = time.monotonic() + seconds
-    for count, chunk in enumerate(_chunks(source, columns), 1):
-        yield chunk
-        if count >= min_units and time.monotonic() >= end:
+def _pieces_until(worker: UnitWorker, unit: Unit, end: float) -> Iterator[ScoredPiece]:
+    """Score the first piece of `unit`, and others until `end`: a unit may be a large file."""
+    for piece in worker.source.read(unit, worker.columns, worker.piece_rows):
+        yield worker.scorer.score(unit, piece)
+        if time.monotonic() >= end:
             return
-
-
-def _chunks(source: Source, columns: Sequence[str]) -> Iterator[Chunk]:
-    """Yield the units in an order that is always the same, from all over the input if it can be."""
-    if not isinstance(source, SplittableSource):
-        yield from source.scan(columns, ())
-        return
-    source.check(columns)
-    units = list(source.units())
-    for unit in random.Random(0).sample(units, len(units)):  # noqa: S311
-        yield source.read(unit, columns)

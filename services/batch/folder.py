@@ -1,199 +1,246 @@
-"""A folder of part files with its ledger: the commit protocol of all file formats.
+"""Answers as part files in a folder or a bucket, each unit its own commit.
 
-The ledger first notes the names of a commit's parts. Each part is written under a temporary name,
-made durable, renamed, and made durable under its name; only then do its units enter the ledger.
-
-A job removes only files whose names its ledger noted, and each name has the job's random id in it:
-files of other programs, and of other jobs in a subfolder, are never touched.
+`part-<unit>-<job>.parquet` and `_mlctl/quarantine/part-<unit>-<job>.parquet` are written first,
+the marker
+`_mlctl/<unit>-<job>.json` last. Names and contents are functions of the unit and the job's
+fingerprint, so
+runs that write the same unit write the same files. The job's id is in each name: a job replaces and
+deletes only files that it named itself.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, Self
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import quote
 
 from bundle.errors import ErrorCode, MlctlError
-from bundle.files import fsync_directory, write_atomic
-from services.batch.base import Job, JobProgress, Quarantined, UnitResult
-from services.batch.ledger import Ledger
-from services.batch.locks import lock_job
-from services.batch.partitions import partitioned
+from services.batch.files import HIVE_NULL
+from services.batch.formats.parts import PART_FORMATS, PartWriter
+from services.batch.storage import STATE, Storage
+from services.batch.units import Job, Marker, ScoredPiece, Unit, job_id, require_same_job
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-STATE = "_mlctl"
-LEDGER = "ledger.db"
 SUCCESS = "_SUCCESS"
-SUMMARY = "summary.json"
-QUARANTINE = "quarantine.jsonl"
-# Of row groups that readers of Parquet like; a part is one of them.
-COMMIT_ROWS = 100_000
+QUARANTINE = f"{STATE}/quarantine"
+_JOB, _SUMMARY = f"{STATE}/job.json", f"{STATE}/summary.json"
+# A row group of a part: whichever limit comes first.
+_GROUP_ROWS = 100_000
+_GROUP_BYTES = 32 << 20
 
 
 class FolderSink:
-    """A sink of files with the ending `suffix`, each of which `write` fills with a table."""
+    """Part files in `storage`, of one of PART_FORMATS."""
 
-    def __init__(
-        self, location: str, suffix: str, write: Callable[[pa.Table, IO[bytes]], None]
-    ) -> None:
-        self.root = Path(location.removeprefix("file://"))
-        self.commit_rows = COMMIT_ROWS
-        self._suffix = suffix
-        self._write = write
-        self._state = self.root / STATE
-        self._lock: int | None = None
-        self._ledger: Ledger | None = None
-        self._partition_by: tuple[str, ...] = ()
+    distributed = True
+    forbids_nul = False
 
-    def __enter__(self) -> Self:
-        try:
-            self._state.mkdir(parents=True, exist_ok=True)
-            self._lock = lock_job(self._state / "lock", str(self.root))
-        except (FileExistsError, NotADirectoryError) as error:
-            raise MlctlError(ErrorCode.INVALID_INPUT, f"{self.root} is not a folder") from error
-        return self
+    def __init__(self, storage: Storage, form: str) -> None:
+        self._storage = storage
+        self._form = form
+        self._job: Job | None = None
 
-    def __exit__(self, *_exc_info: object) -> None:
-        if self._ledger is not None:
-            self._ledger.__exit__()
-        if self._lock is not None:
-            os.close(self._lock)
-
-    def begin(self, job: Job, *, restart: bool = False) -> JobProgress:
-        if not self._path().exists():
-            self._refuse_foreign()
-        elif restart:
-            self._clear()
-        progress = self._open().begin(job)
-        self._partition_by = job.partition_by
-        if not progress.finished:
-            (self.root / SUCCESS).unlink(missing_ok=True)
-        self._remove_orphans()
-        return progress
-
-    def commit(self, results: Sequence[UnitResult]) -> None:
-        import pyarrow as pa
-
-        ledger = self._open()
-        name = f"part-{results[0].unit.id}-{ledger.job_id()}{self._suffix}"
-        table = pa.concat_tables([result.table for result in results])
-        parts = {
-            f"{folder}{name}": part
-            for folder, part in partitioned(table, self._partition_by)
-            if part.num_rows
-        }
-        ledger.note(parts)
-        for path, part in parts.items():
-            self._place(self.root / path, partial(self._write, part))
-        ledger.commit(results, parts)
-
-    def finish(self, summary: Mapping[str, object]) -> None:
-        self._write_quarantine()
-        write_atomic(self._state / SUMMARY, json.dumps(summary, indent=2).encode() + b"\n")
-        write_atomic(self.root / SUCCESS, b"")
-        self._open().finish()
-
-    def require_job(self) -> None:
-        if not self.root.is_dir():
-            raise MlctlError(ErrorCode.NOT_FOUND, f"there is no folder {self.root}")
-        if not self._path().exists():
-            raise self._no_job()
-
-    def stored(self) -> tuple[Job, JobProgress]:
-        job = self._open().stored() if self._path().exists() else None
-        if job is None:
-            raise self._no_job()
-        self._remove_orphans()
-        self._partition_by = job.partition_by
-        return job, self._open().progress()
-
-    def quarantined(self) -> Iterator[Quarantined]:
-        return self._open().quarantined()
-
-    def _no_job(self) -> MlctlError:
-        return MlctlError(ErrorCode.NOT_FOUND, f"{self.root} holds no batch job's answers")
-
-    def _open(self) -> Ledger:
-        if self._ledger is None:
-            self._ledger = Ledger(self._path())
-        return self._ledger
-
-    def _path(self) -> Path:
-        return self._state / LEDGER
-
-    def _place(self, path: Path, write: Callable[[IO[bytes]], None]) -> None:
-        self._make_folder(path.parent)
-        descriptor, temporary = tempfile.mkstemp(dir=self._state, suffix=".tmp")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                write(file)
-                file.flush()
-                os.fchmod(file.fileno(), 0o644)
-                os.fsync(file.fileno())
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-        fsync_directory(path.parent)
-
-    def _make_folder(self, folder: Path) -> None:
-        """Create a partition's folder and make its name durable."""
-        if not folder.exists():
-            self._make_folder(folder.parent)
-            folder.mkdir(exist_ok=True)
-            fsync_directory(folder.parent)
-
-    def _write_quarantine(self) -> None:
-        path = self._state / QUARANTINE
-        rows = list(self.quarantined())
-        if not rows:
-            path.unlink(missing_ok=True)
-            return
-
-        def write(file: IO[bytes]) -> None:
-            for each in rows:
-                document = {
-                    "unit": each.unit,
-                    "origin": each.origin,
-                    "row": each.bad.row,
-                    "reason": each.bad.reason,
-                    "values": each.bad.values,
-                }
-                file.write(json.dumps(document, ensure_ascii=False).encode() + b"\n")
-
-        self._place(path, write)
-
-    def _remove_orphans(self) -> None:
-        """Remove the parts of commits that were cut off, and unfinished temporary files."""
-        for path in self._state.glob("*.tmp"):
-            path.unlink(missing_ok=True)
-        ledger = self._open()
-        orphans = ledger.orphans()
-        paths = [self.root / name for name in orphans]
-        for path in paths:
-            path.unlink(missing_ok=True)
-        for folder in {path.parent for path in paths if path.parent.is_dir()}:
-            fsync_directory(folder)
-        ledger.forget(orphans)
-
-    def _refuse_foreign(self) -> None:
-        """Reject a folder that has files but no ledger."""
-        foreign = [path.name for path in self.root.iterdir() if path.name != STATE]
-        if foreign:
+    def begin(self, job: Job, *, restart: bool = False) -> tuple[dict[str, Marker], bool]:
+        self._job = job
+        # In this order: a part that was there before its job's record would be another program's.
+        names = self._storage.names()
+        known = read_job(self._storage)
+        if known is None and set(names) - {STATE}:
+            foreign = min(set(names) - {STATE})
             raise MlctlError(
                 ErrorCode.JOB_CHANGED,
-                f"{self.root} has files that no batch job wrote, such as {min(foreign)!r}",
-                "Give an empty folder, or one that is not there yet, as --out.",
+                f"{self._storage.shown} has files of no batch job, such as {foreign!r}",
+                "Give an empty folder, or one that does not exist yet, as --out.",
             )
+        if known is not None and restart:
+            self._clear(known)
+            names = []
+        elif known is not None:
+            require_same_job(known["fingerprint"], job.fingerprint)
+        if known is None or restart:
+            record = {"fingerprint": dict(job.fingerprint), "format": self._form}
+            record |= {"partition_by": list(job.partition_by), **job.facts}
+            self._write(_JOB, json.dumps(record, indent=2))
+        return self.markers(), SUCCESS in names
 
-    def _clear(self) -> None:
-        """Remove the previous job from the ledger; its parts become orphans."""
-        self._open().clear()
-        for name in (SUMMARY, QUARANTINE):
-            (self._state / name).unlink(missing_ok=True)
+    def find(self, unit: Unit) -> Marker | None:
+        name = self._marker(unit)
+        return _parsed(self._storage.read([name]).get(name))
+
+    def markers(self) -> dict[str, Marker]:
+        pattern = re.compile(rf"\d+-{self._begun.id}\.json")
+        names = [f"{STATE}/{n}" for n in self._storage.names(STATE) if pattern.fullmatch(n)]
+        found = map(_parsed, self._storage.read(names).values())
+        return {marker.unit: marker for marker in found if marker is not None}
+
+    def commit(self, unit: Unit, pieces: Iterable[ScoredPiece]) -> Marker:
+        job, stem = self._begun, self._stem(unit)
+        counts = {"rows": 0, "bad": 0, "skipped": 0}
+        reason = ""
+        try:
+            with contextlib.ExitStack() as stack:
+                answers = _Parts(self._storage, stack, f"part-{stem}", self._form, job.partition_by)
+                bad = _Parts(self._storage, stack, f"{QUARANTINE}/part-{stem}", "parquet")
+                for piece in pieces:
+                    answers.add(piece.answers)
+                    counts["rows"] += piece.answers.num_rows
+                    counts["skipped"] += piece.skipped
+                    if piece.quarantine is not None:
+                        bad.add(piece.quarantine)
+                        counts["bad"] += piece.quarantine.num_rows
+                        reason = str(piece.quarantine["mlctl_reason"][-1])
+            files = (*answers.names, *bad.names)
+            now = datetime.now(UTC).isoformat(timespec="milliseconds")
+            marker = Marker(
+                unit.id, **counts, files=files, origin=unit.origin, reason=reason, scored_at=now
+            )
+            self._write(self._marker(unit), marker.as_json())
+        except FileNotFoundError:
+            # Another run committed the unit, and removed our temporary files as those of a killed
+            # run.
+            if (other := self.find(unit)) is None:
+                raise
+            return other
+        for prefix in (f"part-{stem}.", f"{stem}."):
+            self._storage.clean(prefix)
+        return marker
+
+    def finish(self, summary: Mapping[str, object]) -> None:
+        known = read_job(self._storage)
+        require_same_job({} if known is None else known["fingerprint"], self._begun.fingerprint)
+        self._write(_SUMMARY, json.dumps(summary, indent=2) + "\n")
+        self._write(SUCCESS, "")
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    @property
+    def _begun(self) -> Job:
+        assert self._job is not None, "the job was not begun"
+        return self._job
+
+    def _stem(self, unit: Unit) -> str:
+        return f"{unit.id}-{self._begun.id}"
+
+    def _marker(self, unit: Unit) -> str:
+        return f"{STATE}/{self._stem(unit)}.json"
+
+    def _write(self, name: str, text: str) -> None:
+        with self._storage.create(name) as file:
+            file.write(text.encode())
+
+    def _clear(self, known: Mapping[str, Any]) -> None:
+        """Delete what the recorded job wrote; markers first, so that none is without its files."""
+        job = job_id(known["fingerprint"])
+        folders = "".join(f"{re.escape(quote(n, safe=''))}=[^/]*/" for n in known["partition_by"])
+        marker = re.compile(rf"{STATE}/\d+-{job}\.json")
+        part = re.compile(rf"({folders}|{QUARANTINE}/)part-\d+-{job}\.\w+")
+        names = self._storage.find()
+        markers = [name for name in names if marker.fullmatch(name)]
+        self._storage.delete([SUCCESS, _SUMMARY])
+        self._storage.delete(markers)
+        self._storage.delete([name for name in names if part.fullmatch(name)])
+
+
+def read_job(storage: Storage) -> dict[str, Any] | None:
+    """Return the record of the job that writes to `storage`; None if there is none."""
+    content = storage.read([_JOB]).get(_JOB)
+    found: dict[str, Any] | None = None if content is None else json.loads(content)
+    return found
+
+
+def _parsed(content: bytes | None) -> Marker | None:
+    """Return the marker; None if it is missing or was cut off."""
+    if content is None:
+        return None
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        return Marker.from_json(content.decode())
+    return None
+
+
+class _Parts:
+    """The part files of a unit: one, or one for each partition that has rows."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        stack: contextlib.ExitStack,
+        name: str,
+        form: str,
+        partition_by: tuple[str, ...] = (),
+    ) -> None:
+        self._storage = storage
+        self._stack = stack
+        self._name = f"{name}.{form}"
+        self._writer = PART_FORMATS[form]
+        self._by = partition_by
+        self._open: dict[str, _Part] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the files, in the order of their first rows."""
+        return tuple(self._open)
+
+    def add(self, table: pa.Table) -> None:
+        for folder, rows in partitioned(table, self._by) if table.num_rows else ():
+            name = f"{folder}{self._name}"
+            if name not in self._open:
+                file = self._stack.enter_context(self._storage.create(name))
+                part = _Part(self._writer(file, rows.schema))
+                self._open[name] = self._stack.enter_context(part)
+            self._open[name].add(rows)
+
+
+class _Part:
+    """An open part, which writes full row groups."""
+
+    def __init__(self, writer: PartWriter) -> None:
+        self._writer = writer
+        self._tables: list[pa.Table] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
+        if kind is None:
+            self.flush()
+        self._writer.close()
+
+    def add(self, table: pa.Table) -> None:
+        self._tables.append(table)
+        rows = sum(each.num_rows for each in self._tables)
+        if rows >= _GROUP_ROWS or sum(each.nbytes for each in self._tables) >= _GROUP_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        import pyarrow as pa
+
+        if self._tables:
+            self._writer.write(pa.concat_tables(self._tables).unify_dictionaries())
+            self._tables = []
+
+
+def partitioned(table: pa.Table, by: tuple[str, ...]) -> Iterator[tuple[str, pa.Table]]:
+    """Yield each Hive folder with a "/" at its end, and its rows without the columns `by`."""
+    import pyarrow as pa
+
+    if not by:
+        yield "", table
+        return
+    number = "mlctl_row"
+    keys = table.select(by).append_column(number, pa.array(range(table.num_rows)))
+    groups = keys.group_by(list(by), use_threads=False).aggregate([(number, "list")])
+    rest = table.drop_columns(list(by))
+    for group in groups.to_pylist():
+        folders = (f"{quote(name, safe='')}={_folder_value(group[name])}/" for name in by)
+        yield "".join(folders), rest.take(pa.array(group[f"{number}_list"], pa.int64()))
+
+
+def _folder_value(value: object) -> str:
+    return HIVE_NULL if value is None else quote(str(value), safe=" ")

@@ -1,39 +1,35 @@
-"""A batch job: what was asked for, checked against model and input before any row is scored."""
+"""A batch job: the request, checked against model and input before any row is scored."""
 
 from __future__ import annotations
 
 import json
-import os
-import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
-from services.batch.answers import result_schema
-from services.batch.base import (
-    BatchTotals,
-    Chunk,
-    Job,
-    JobProgress,
-    Sink,
-    Source,
-    SplittableSource,
-    TextSink,
+from services.batch.answers import quarantine_schema, result_schema
+from services.batch.engine import (
+    BatchPhase,
+    Run,
+    RunControl,
+    UnitWorker,
+    score_units,
+    usual_threads,
 )
-from services.batch.engine import BatchEvent, Executor, ReadingExecutor, Run
 from services.batch.filters import Filter
-from services.batch.limits import ErrorLimit
-from services.batch.scoring import ScoringPlan, UnitScorer
-from services.runtime.scorable import Scorable, check_batched, open_scorable
+from services.batch.scoring import PieceScorer, ScoringPlan
+from services.batch.units import BatchTotals, Job, Sink, Source, Unit
+from services.runtime.scorable import Scorable, check_batched, open_scorable, unit_rows
 from services.runtime.tabular.input_columns import find_feeds, parse_map
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Makes the executor that scores; called only if there is something to score.
-MakeExecutor = Callable[["Scoring"], Executor[Chunk]]
+UNIT_ROWS = 100_000
+# Units the job still has to commit, and how: `score_locally`, or Ray's workers.
+Executor = Callable[["Scoring", Run, Sequence[Unit]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,54 +41,45 @@ class BatchConfig:
     filter: str | None = None
     partition_by: tuple[str, ...] = ()
     format: str = "parquet"
-    unit_rows: int = 20_000
+    unit_rows: int = UNIT_ROWS
     forbid_nan: bool = False
     finite_outputs: bool = False
-
-    def as_text(self) -> str:
-        """As JSON, for `from_text`."""
-        return json.dumps({name: getattr(self, name) for name in self.__slots__})
-
-    @classmethod
-    def from_text(cls, text: str) -> BatchConfig:
-        """What `as_text` wrote."""
-        document = json.loads(text)
-        for name in ("map", "keep", "partition_by"):
-            document[name] = tuple(document[name])
-        return cls(**document)
-
-
-@dataclass(frozen=True, slots=True)
-class RunControl:
-    """What does not decide the answers: limits, patience in seconds, who watches, who stops it."""
-
-    limit: ErrorLimit = field(default_factory=lambda: ErrorLimit(share=0.01))
-    patience: float = 300.0
-    watch: Callable[[BatchEvent], None] = lambda _event: None
-    stop: threading.Event = field(default_factory=threading.Event)
-    restart: bool = False
-    clock: Clock = field(default_factory=SystemClock)
 
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """Everything that an executor needs to score; other processes can be sent all of it."""
+    """Everything that a process needs to commit units; it can be pickled.
+
+    `max_bad` limits the bad rows of a unit, `batch_rows` those of one call of the model, and
+    `piece_rows` those in memory at once, each None for the default.
+    """
 
     model: Scorable
-    recipe: ScoringPlan
+    source: Source
+    sink: Sink
+    plan: ScoringPlan
     schema: pa.Schema
-    most_bad: int | None = None
+    quarantine: pa.Schema
+    max_bad: int | None = None
     batch_rows: int | None = None
+    piece_rows: int | None = None
 
-    def open(self) -> UnitScorer:
-        """The scorer of units, with the model loaded."""
-        scorer = open_scorable(self.model, self.batch_rows)
-        return UnitScorer(scorer, self.recipe, self.schema, self.most_bad)
+    def open(self) -> UnitWorker:
+        """Load the model."""
+        scorer = PieceScorer(
+            open_scorable(self.model, self.batch_rows),
+            self.plan,
+            self.schema,
+            self.quarantine,
+            self.max_bad,
+        )
+        rows = self.piece_rows or unit_rows(self.model)
+        return UnitWorker(self.source, self.sink, self.plan.columns, scorer, rows, self.max_bad)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchReport:
-    """How a run ended: `totals` over all runs, `rows` and `seconds` of this one."""
+    """The result of a run: `totals` over all runs, `rows` and `seconds` of this one."""
 
     totals: BatchTotals
     rows: int
@@ -100,136 +87,108 @@ class BatchReport:
     digest: str
 
     def as_dict(self) -> dict[str, Any]:
-        """The summary that is written beside the answers, and that --json prints."""
+        """Return the summary that is written beside the answers, and that --json prints."""
         return {
             "digest": self.digest,
-            "units": self.totals.units,
-            "rows": self.totals.rows,
-            "bad": self.totals.bad,
-            "skipped": self.totals.skipped,
+            **asdict(self.totals),
             "run_rows": self.rows,
             "run_seconds": round(self.seconds, 3),
         }
 
 
-def make_recipe(model: Scorable, schema: pa.Schema, wanted: BatchConfig) -> ScoringPlan:
-    """How the columns of `schema` become answers; INVALID_INPUT for columns that do not fit."""
+def make_plan(model: Scorable, schema: pa.Schema, config: BatchConfig) -> ScoringPlan:
+    """Return how columns become answers; INVALID_INPUT for columns that do not fit."""
     check_batched(model)
-    condition = Filter(wanted.filter) if wanted.filter else None
-    for name in condition.columns if condition else ():
-        if name not in schema.names:
-            raise MlctlError(
-                ErrorCode.INVALID_INPUT,
-                f"--filter: there is no column {name!r}; there are {', '.join(schema.names[:20])}",
-            )
-    feeds = find_feeds(schema, model.signature, parse_map(wanted.map))
-    keep = tuple(dict.fromkeys((*wanted.keep, *wanted.partition_by)))
-    return ScoringPlan(feeds, keep, condition, wanted.forbid_nan, wanted.finite_outputs)
+    condition = Filter(config.filter) if config.filter else None
+    if condition is not None:
+        condition.check(schema)
+    feeds = find_feeds(schema, model.signature, parse_map(config.map))
+    keep = tuple(dict.fromkeys((*config.keep, *config.partition_by)))
+    return ScoringPlan(feeds, keep, condition, config.forbid_nan, config.finite_outputs)
 
 
-def fitted(recipe: ScoringPlan, sink: Sink) -> ScoringPlan:
-    """The recipe with what `sink` has no place for."""
-    return replace(recipe, forbid_nul=isinstance(sink, TextSink) and sink.forbids_nul)
-
-
-def make_job(
-    model: Scorable, source: Source, recipe: ScoringPlan, wanted: BatchConfig, bento: str
-) -> Job:
-    """What the sink is told; `bento` is how the model can be found again."""
+def make_job(model: Scorable, source: Source, plan: ScoringPlan, config: BatchConfig) -> Job:
+    """Return the description of the job for its sink."""
     fingerprint = {f"input {name}": value for name, value in source.identity().items()}
     fingerprint["model digest"] = model.digest
-    settings = json.loads(wanted.as_text())
+    settings = asdict(config)
     fingerprint |= {name.replace("_", " "): json.dumps(settings[name]) for name in settings}
-    schema = result_schema(model.signature, source.schema, recipe.keep)
-    import pyarrow as pa
-
-    read = pa.schema([source.schema.field(name) for name in recipe.columns])
-    facts = {"bento": bento, "input": source.name, "wanted": wanted.as_text()}
-    return Job(fingerprint, schema, read, facts, wanted.partition_by)
+    return Job(
+        fingerprint,
+        result_schema(model.signature, source.schema, plan.keep),
+        quarantine_schema(source.schema, plan.columns),
+        config.partition_by,
+        plan.keep,
+        {"input": source.name},
+    )
 
 
 def run_job(
     model: Scorable,
-    bento: str,
     source: Source,
     sink: Sink,
-    wanted: BatchConfig,
-    make_executor: MakeExecutor,
+    config: BatchConfig,
+    execute: Executor,
     control: RunControl,
     batch_rows: int | None = None,
+    piece_rows: int | None = None,
 ) -> BatchReport:
-    """Score what is not committed yet, and finish the job; at once if it was finished before."""
-    recipe = make_recipe(model, source.schema, wanted)
-    job = make_job(model, source, recipe, wanted, bento)
-    with sink:
-        progress = sink.begin(job, restart=control.restart)
-        if progress.finished:
-            return BatchReport(progress.totals, 0, 0.0, model.digest)
-        total = source.total_rows()
-        most = None if total is None else control.limit.most(total, 0)
-        scoring = Scoring(model, fitted(recipe, sink), job.schema, most, batch_rows)
-        run = start(sink, progress, total, control)
-        _go(run, source, recipe.columns, make_executor(scoring))
-        report = BatchReport(
-            run.totals, run.totals.seen - progress.totals.seen, run.seconds, model.digest
-        )
-        run.finish(report.as_dict())
+    """Commit every unit without a marker and finish the job; at once if it is finished."""
+    plan = make_plan(model, source.schema, config)
+    job = make_job(model, source, plan, config)
+    units = source.plan(plan.columns, plan.filter)
+    try:
+        markers, finished = sink.begin(job, restart=control.restart)
+        totals = BatchTotals.of(markers.values(), units.pruned)
+        waiting = [unit for unit in units.units if unit.id not in markers]
+        if finished and not waiting:
+            return BatchReport(totals, 0, 0.0, model.digest)
+        run = Run(control, totals, units.rows)
+        if waiting:
+            limit = None if units.rows is None else control.limit.max_bad(units.rows, 0)
+            plan = replace(plan, forbid_nul=sink.forbids_nul)
+            scoring = Scoring(
+                model, source, sink, plan, job.schema, job.quarantine, limit, batch_rows, piece_rows
+            )
+            execute(scoring, run, waiting)
+            _check_committed(sink, units.units)
+        run.total = run.totals.seen if run.total is None else run.total
+        run.check()
+        report = BatchReport(run.totals, run.rows, run.seconds, model.digest)
+        run.patiently(lambda: sink.finish(report.as_dict()))
+        run.tell(BatchPhase.FINISHED)
         return report
+    finally:
+        sink.close()
 
 
-def _go(run: Run, source: Source, columns: Sequence[str], executor: Executor[Chunk]) -> None:
-    """Score what is left; the executor reads the rows itself if both sides can do that."""
-    done = run.progress.done
-    if isinstance(source, SplittableSource) and isinstance(executor, ReadingExecutor):
-        source.check(columns)
-        left = (unit for unit in source.units() if unit.id not in done)
-        run.go(left, executor.reading(source, columns))
-    else:
-        run.read(source, columns, executor)
+def _check_committed(sink: Sink, units: Sequence[Unit]) -> None:
+    """Raise unless this machine sees every marker: workers may have written to their own disks."""
+    markers = sink.markers()
+    missing = [unit for unit in units if unit.id not in markers]
+    if missing:
+        raise MlctlError(
+            ErrorCode.SINK_UNAVAILABLE,
+            f"{len(missing)} of {len(units)} units were scored and are not in the output",
+            "Every machine of the cluster must see --out: a bucket, or a volume at the same path.",
+        )
 
 
-def start(sink: Sink, progress: JobProgress, total: int | None, control: RunControl) -> Run:
-    """A run with the control's limits."""
-    return Run(
-        sink,
-        progress,
-        total,
-        control.limit,
-        control.watch,
-        control.stop,
-        control.patience,
-        control.clock,
-    )
+def local_executor(threads: int | None) -> Executor:
+    """Return the executor that scores with threads of this process."""
 
+    def execute(scoring: Scoring, run: Run, units: Sequence[Unit]) -> None:
+        worker = scoring.open()
+        count = usual_threads(worker.scorer, threads)
+        pool = ThreadPoolExecutor(count, "mlctl-score")
+        try:
+            score_units(run, units, replace(worker, pool=pool), min(count, len(units)))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
-def local_executor(threads: int | None) -> MakeExecutor:
-    """Threads on one session: as many as cores, but one where the model takes no more."""
-
-    def make(scoring: Scoring) -> Executor[Chunk]:
-        return executor_of(scoring.open(), threads)
-
-    return make
-
-
-def executor_of(scorer: UnitScorer, threads: int | None) -> Executor[Chunk]:
-    """Whole units in each thread; for a device a thread for each step, so that it never waits.
-
-    On the CPU a transform holds Python's lock for most of its time: with a thread for each step
-    it was 20 % slower.
-    """
-    from services.batch.local_executor import LocalExecutor
-    from services.batch.pipeline_executor import PipelineExecutor
-
-    if scorer.scorer.provider != "cpu":
-        return PipelineExecutor((scorer.prepare, scorer.run, scorer.finish))
-    return LocalExecutor(scorer.score, usual_threads(scorer, threads))
-
-
-def usual_threads(scorer: UnitScorer, wanted: int | None) -> int:
-    """How many threads score here: one where a model takes no more."""
-    return (wanted or len(os.sched_getaffinity(0))) if scorer.scorer.thread_safe else 1
+    return execute
 
 
 def column_list(texts: Sequence[str]) -> tuple[str, ...]:
-    """`id,ts` and repeated options as one list of names."""
+    """Return `id,ts` and repeated options as one tuple of names."""
     return tuple(name for text in texts for name in text.split(",") if name)

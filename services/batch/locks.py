@@ -1,4 +1,4 @@
-"""One job at a time writes to a place."""
+"""Let one job at a time write to an output of this machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bundle.errors import ErrorCode, MlctlError
 
 
 def lock_job(lock: Path, place: str) -> int:
-    """The descriptor that keeps others out of `place` until it is closed, or its process ends.
+    """Return a descriptor that locks `place` until it is closed, or its process ends.
 
     JOB_RUNNING if another process has it; an OSError if the file `lock` cannot be made.
     """

@@ -1,7 +1,7 @@
 """A model or a pipeline as a function of Spark's columns: the same scorer, in each Python worker.
 
-Spark decides what is run where and again; nothing here keeps a ledger. What a row's fault is
-ends its task, for a column of Spark has no place for the reason.
+Spark schedules and retries; there are no markers and no quarantine. A row that cannot be scored
+fails its task, with the reason.
 """
 
 from __future__ import annotations

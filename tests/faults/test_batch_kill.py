@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import sqlite3
 from pathlib import Path
+from typing import Any
 
+import fsspec
 import numpy as np
+import onnxruntime
 import psycopg
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
 from bundle.verify import verify
-from services.batch.base import SinkRequest
 from services.batch.job import BatchConfig
-from services.batch.sinks import open_sink as open_any_sink
-from services.batch.sinks.parquet import open_sink
+from services.batch.sinks import open_sink
 from tests.support import tables
-from tests.support.batch_kill import Killer
+from tests.support.batch_kill import Job, Killer
+from tests.support.bundles import make_bundle
 from tests.support.postgres import PostgresServer
+from tests.support.s3 import s3_client, s3_server
 from tests.support.transforms import make_text_bundle
 from tests.support.wait import PATIENCE_SECONDS
 
@@ -33,37 +35,128 @@ def write_input(folder: Path) -> None:
     """Texts for the token model; the transform raises for one without words."""
     make_text_bundle(folder / "bundle")
     texts = ["" if row in POISONED else "one two" for row in range(ROWS)]
-    parquet.write_table(
-        pa.table({"id": range(ROWS), "text": texts}), folder / "in.parquet", row_group_size=900
-    )
+    rows = pa.table({"id": range(ROWS), "text": texts})
+    parquet.write_table(rows, folder / "in.parquet", row_group_size=UNIT)
 
 
-def run_parquet(folder: Path) -> None:
-    """The job of these tests; small commits, so that there are many moments to be killed at."""
-    sink = open_sink(SinkRequest(str(folder / "out")))
-    sink.commit_rows = UNIT
-    wanted = BatchConfig(keep=("id",), unit_rows=UNIT)
+def run_texts(folder: Path) -> None:
+    """Score the texts into the output that is named in a file of the folder."""
     tables.score(
         verify(folder / "bundle"),
         folder / "in.parquet",
-        sink,
-        wanted=wanted,
+        open_sink((folder / "target").read_text()),
+        config=BatchConfig(keep=("id",), unit_rows=UNIT),
         limit=str(len(POISONED)),
     )
 
 
-def run_postgres(folder: Path) -> None:
-    """The same job into a table, whose location is in a file of the folder."""
-    sink = open_any_sink(SinkRequest((folder / "place").read_text()))
-    sink.commit_rows = UNIT
-    wanted = BatchConfig(keep=("id",), unit_rows=UNIT)
-    tables.score(
-        verify(folder / "bundle"),
-        folder / "in.parquet",
-        sink,
-        wanted=wanted,
-        limit=str(len(POISONED)),
-    )
+def write_numbers(folder: Path) -> None:
+    """Rows of the tiny model, with NaN in the poisoned ones, in two partitions."""
+    make_bundle(folder / "bundle")
+    x = tables.inputs(ROWS)
+    x[sorted(POISONED)] = np.nan
+    for land in range(2):
+        path = folder / "in" / f"land={land}" / "a.parquet"
+        path.parent.mkdir(parents=True)
+        half = slice(land * ROWS // 2, (land + 1) * ROWS // 2)
+        parquet.write_table(tables.table(x[half], half.start), path, row_group_size=40)
+
+
+def run_numbers(folder: Path) -> None:
+    """Score the numbers into partitions of the output that is named in a file of the folder."""
+    config = BatchConfig(keep=("id", "x"), partition_by=("land",), unit_rows=40, forbid_nan=True)
+    sink = open_sink((folder / "target").read_text())
+    bundle = verify(folder / "bundle")
+    tables.score(bundle, folder / "in", sink, config=config, limit=str(len(POISONED)))
+
+
+def run_in_s3(folder: Path) -> None:
+    """Score the numbers into a bucket; the server's address is in a file of the folder."""
+    with s3_client((folder / "address").read_text()):
+        run_numbers(folder)
+
+
+def check_numbers(folder: Path) -> None:
+    """Check that the output has each row once, with the answers of ONNX Runtime."""
+    target = (folder / "target").read_text()
+    system, root = fsspec.core.url_to_fs(target)
+    system.invalidate_cache()
+    names = [name for name in system.find(root) if "part-" in name]
+    bad_names = [name for name in names if "_mlctl/quarantine" in name]
+    tables_found = [
+        parquet.read_table(pa.BufferReader(system.cat_file(name)))
+        for name in names
+        if name not in bad_names and name.rpartition("/")[2] not in FOREIGN
+    ]
+    found = pa.concat_tables(tables_found).sort_by("id")
+    assert found["id"].to_pylist() == sorted(set(range(ROWS)) - POISONED)
+    runtime: Any = onnxruntime
+    session = runtime.InferenceSession(str(folder / "bundle" / "model.onnx"))
+    (expected,) = session.run(["y"], {"x": tables.matrix(found["x"])})
+    np.testing.assert_array_equal(tables.matrix(found["y"]), expected)
+    bad = [
+        row
+        for name in bad_names
+        for row in parquet.read_table(pa.BufferReader(system.cat_file(name))).to_pylist()
+    ]
+    assert sorted(row["id"] for row in bad) == sorted(POISONED)
+    assert all("NaN" in row["mlctl_reason"] for row in bad)
+    assert system.exists(f"{root}/_SUCCESS")
+
+
+# Files of other programs in and below the output.
+FOREIGN = ("part-00000-spark.parquet", "part-000000-ffffffffffff.parquet")
+
+
+def put_foreign(target: str) -> dict[str, bytes]:
+    system, root = fsspec.core.url_to_fs(target)
+    found = {}
+    for name in (FOREIGN[0], f"sub/{FOREIGN[1]}", f"land=0/{FOREIGN[1]}", "_mlctl/notes.json"):
+        if not target.startswith("s3:"):
+            system.makedirs(f"{root}/{name}".rpartition("/")[0], exist_ok=True)
+        system.pipe_file(f"{root}/{name}", name.encode())
+        found[f"{root}/{name}"] = name.encode()
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("store", ["folder", "s3"])
+def test_batch__killed_at_random_moments__each_row_is_answered_once(
+    tmp_path: Path, store: str
+) -> None:
+    with s3_server() as address, s3_client(address):
+        fsspec.filesystem("s3").makedirs("bucket", exist_ok=True)
+        killer, jobs, longest = Killer(20_000, __name__), 0, PATIENCE_SECONDS
+        while killer.kills < KILLS or jobs < 3:
+            folder = tmp_path / f"job{jobs}"
+            write_numbers(folder)
+            target = f"s3://bucket/job{jobs}/out" if store == "s3" else str(folder / "out")
+            (folder / "target").write_text(target)
+            (folder / "address").write_text(address)
+            run = run_in_s3 if store == "s3" else run_numbers
+            if jobs == 0:
+                longest = killer.undisturbed(run, folder)
+                check_numbers(folder)
+            else:
+                kill_with_others_files(killer, run, folder, 0.5 * longest)
+            jobs += 1
+
+
+def kill_with_others_files(killer: Killer, run: Job, folder: Path, longest: float) -> None:
+    """Kill a job until it completes; files of others that come after its start stay as they are."""
+    target = (folder / "target").read_text()
+    system, root = fsspec.core.url_to_fs(target)
+    foreign: dict[str, bytes] = {}
+    for _ in range(10):
+        if killer.harass_once(run, folder, longest):
+            break
+        system.invalidate_cache()
+        if not foreign and system.exists(f"{root}/_mlctl/job.json"):
+            foreign = put_foreign(target)
+    else:
+        killer.undisturbed(run, folder)
+    check_numbers(folder)
+    assert {name: system.cat_file(name) for name in foreign} == foreign
 
 
 def check_table(url: str, table: str) -> None:
@@ -82,52 +175,20 @@ def check_table(url: str, table: str) -> None:
     assert done == [(1,)]
 
 
-def check_complete(folder: Path) -> None:
-    found = parquet.read_table(folder / "out", partitioning=None)
-    ids = found["id"].to_pylist()
-    assert len(ids) == len(set(ids)), "a row was answered twice"
-    assert set(ids) == set(range(ROWS)) - POISONED, "a row was lost"
-    assert set(found["total"].to_pylist()) == {1.5}
-    with sqlite3.connect(folder / "out" / "_mlctl" / "ledger.db") as ledger:
-        rows = ledger.execute("SELECT row, json_extract(held, '$.id'), reason FROM quarantine")
-        bad = rows.fetchall()
-    ledger.close()
-    assert [row for row, _id, _reason in bad] == sorted(POISONED)
-    assert all(row == held and "no words" in reason for row, held, reason in bad)
-    assert (folder / "out" / "_SUCCESS").is_file()
-
-
 @pytest.mark.slow
-def test_kills_at_random_moments_lose_and_double_nothing(tmp_path: Path) -> None:
-    killer = Killer(20_000, __name__)
-    write_input(tmp_path / "calm")
-    longest = killer.undisturbed(run_parquet, tmp_path / "calm")
-    check_complete(tmp_path / "calm")
-    jobs = 0
-    while killer.kills < KILLS or jobs < 3:
-        folder = tmp_path / f"job{jobs}"
-        write_input(folder)
-        killer.harass(run_parquet, folder, 0.25 * longest, most=10)
-        check_complete(folder)
-        jobs += 1
-
-
-@pytest.mark.slow
-def test_kills_lose_and_double_nothing_in_a_table(tmp_path: Path) -> None:
+def test_batch__killed_while_it_writes_a_table__each_row_is_answered_once(tmp_path: Path) -> None:
     server = PostgresServer()
     try:
-        killer = Killer(30_000, __name__)
-        longest = PATIENCE_SECONDS
-        jobs = 0
+        killer, jobs, longest = Killer(30_000, __name__), 0, PATIENCE_SECONDS
         while killer.kills < TABLE_KILLS or jobs < 3:
             folder, table = tmp_path / f"job{jobs}", f"scores{jobs}"
             write_input(folder)
             # Without a key: a unit that came twice would be seen.
-            (folder / "place").write_text(f"{server.url}&table={table}&create=yes")
+            (folder / "target").write_text(f"{server.url}&table={table}&create=yes")
             if jobs == 0:
-                longest = killer.undisturbed(run_postgres, folder)
+                longest = killer.undisturbed(run_texts, folder)
             else:
-                killer.harass(run_postgres, folder, 0.4 * longest, most=7)
+                killer.harass(run_texts, folder, 0.4 * longest, most=7)
             check_table(server.url, table)
             jobs += 1
     finally:

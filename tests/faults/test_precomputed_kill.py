@@ -9,7 +9,7 @@ import pytest
 
 from bundle.verify import verify
 from services.batch.job import BatchConfig
-from services.batch.sinks.precomputed import PrecomputedSink
+from services.batch.precomputed_sink import PrecomputedSink
 from services.precomputed.store_urls import lock_path, open_store
 from tests.support import tables
 from tests.support.bundles import make_bundle
@@ -21,9 +21,8 @@ NAME, ROWS, UNIT = "answers", 2_000, 20
 def run_job(folder: Path) -> None:
     place = str(folder / "store")
     sink = PrecomputedSink(NAME, open_store(NAME, place), lock_path(NAME, place))
-    sink.commit_rows = UNIT
-    wanted = BatchConfig(keep=("id",), unit_rows=UNIT)
-    tables.score(verify(folder / "bundle"), folder / "in.parquet", sink, wanted=wanted)
+    config = BatchConfig(keep=("id",), unit_rows=UNIT)
+    tables.score(verify(folder / "bundle"), folder / "in.parquet", sink, config=config)
 
 
 @pytest.mark.slow
@@ -31,7 +30,7 @@ def test_what_is_killed_leaves_the_old_answers_live(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path / "bundle")
     tables.write_rows(tmp_path / "in.parquet", 10)
     run_job(tmp_path)
-    tables.write_rows(tmp_path / "in.parquet", ROWS, first=5)
+    tables.write_rows(tmp_path / "in.parquet", ROWS, first=5, group=UNIT)
     store = open_store(NAME, str(tmp_path / "store"))
     reader = store.reader(bundle.digest, 1.0)
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from bundle.errors import ErrorCode, MlctlError
-from services.batch.base import SourceRequest
-from services.batch.sources.parquet import ParquetSource
+from services.batch.sources import open_source
 from services.runtime.bisect import Arrays, TooManyError, score_rows
 from services.runtime.run_errors import ModelRunError
 from services.runtime.tabular.values import row_as_json, rows_from_json
@@ -69,21 +68,17 @@ def test_units_are_each_row_once_in_order_in_any_state(
             table = pa.table({"id": pa.array(range(first, first + rows), pa.int64())})
             parquet.write_table(table, folder / f"{index}.parquet", row_group_size=group)
             first += rows
-        source = ParquetSource(SourceRequest(name, unit_rows))
-        units = list(source.units())
-        assert units == list(ParquetSource(SourceRequest(name, unit_rows)).units())
-        assert [unit.id for unit in units] == sorted({unit.id for unit in units})
-        assert source.total_rows() == first == sum(unit.rows for unit in units)
-        done = data.draw(st.sets(st.sampled_from([unit.id for unit in units]))) if units else set()
-        found = {
-            chunk.unit.id: chunk.table["id"].to_pylist() for chunk in source.scan(["id"], done)
-        }
-        assert list(found) == [unit.id for unit in units if unit.id not in done]
-        for unit in data.draw(st.permutations(units)):
-            rows_read = source.read(unit, ["id"]).table["id"].to_pylist()
-            assert found.get(unit.id, rows_read) == rows_read
-            found[unit.id] = rows_read
-        assert [row for unit in units for row in found[unit.id]] == list(range(first))
+        source = open_source(name, unit_rows)
+        plan = source.plan(["id"], None)
+        assert plan == open_source(name, unit_rows).plan(["id"], None)
+        assert [unit.id for unit in plan.units] == sorted({unit.id for unit in plan.units})
+        assert plan.rows == first
+        found = {}
+        for unit in data.draw(st.permutations(plan.units)):
+            pieces = list(source.read(unit, ["id"], 7))
+            found[unit.id] = [row for piece in pieces for row in piece.table["id"].to_pylist()]
+            assert len(found[unit.id]) == unit.rows
+        assert [row for unit in plan.units for row in found[unit.id]] == list(range(first))
 
 
 @given(

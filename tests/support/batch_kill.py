@@ -20,10 +20,8 @@ _PRELOADED = [
     "onnxruntime",
     "services.runtime.scorer",
     "services.batch.job",
-    "services.batch.folder",
-    "services.batch.local_executor",
-    "services.batch.sinks.parquet",
-    "services.batch.sources.parquet",
+    "services.batch.sinks",
+    "services.batch.sources",
 ]
 
 # A job: scores the input in a folder into its output, and returns when that is complete.
@@ -61,6 +59,13 @@ class Killer:
             self.kills += 1
         self.undisturbed(job, folder)
         return self.kills - before
+
+    def harass_once(self, job: Job, folder: Path, longest: float) -> bool:
+        """Run `job`, and kill it within `longest` seconds; return whether it completed before."""
+        if not self._attempt(job, folder, self._random.uniform(0.0, longest)):
+            return True
+        self.kills += 1
+        return False
 
     def _attempt(self, job: Job, folder: Path, delay: float | None) -> bool:
         """Run `job`; whether it was killed before its end, `delay` seconds after its start."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sqlite3
 from typing import Any
 
@@ -10,21 +9,27 @@ import duckdb
 import psycopg
 import pyarrow as pa
 
-from services.batch.base import BadRow, Job, QuarantineSink, SinkRequest, Unit, UnitResult
+from services.batch.answers import quarantine_schema
 from services.batch.databases.sink import DatabaseSink
 from services.batch.sinks import open_sink
+from services.batch.units import Job, ScoredPiece, Unit
 
-MARK = [("mlctl_digest", pa.dictionary(pa.int32(), pa.string()))]
-MARK += [("mlctl_scored_at", pa.timestamp("us", "UTC"))]
-SCHEMA = pa.schema([("id", pa.int64()), ("y", pa.list_(pa.float32(), 2)), *MARK])
-JOB = Job({"input": "a"}, SCHEMA, SCHEMA, {"bento": "b"})
-_micros = itertools.count(1_700_000_000_000_000)
+SCHEMA = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("y", pa.list_(pa.float32(), 2)),
+        ("mlctl_digest", pa.dictionary(pa.int32(), pa.string())),
+    ]
+)
+QUARANTINE = quarantine_schema(
+    pa.schema([("id", pa.int64()), ("text", pa.string())]), ["id", "text"]
+)
+JOB = Job({"input": "a"}, SCHEMA, QUARANTINE)
 
 
 def sink_at(location: str) -> DatabaseSink:
-    sink = open_sink(SinkRequest(location))
+    sink = open_sink(location)
     assert isinstance(sink, DatabaseSink)
-    assert isinstance(sink, QuarantineSink)
     return sink
 
 
@@ -45,9 +50,10 @@ def query(location: str, sql: str) -> list[tuple[Any, ...]]:
     return [tuple(row) for row in rows]
 
 
-def result(index: int, bad: tuple[BadRow, ...] = (), value: float = 0.5) -> UnitResult:
-    ids = range(index * 10, index * 10 + 10 - len(bad))
-    values = [[value, float(i)] for i in ids]
-    mark = [["abc"] * len(ids), [next(_micros)] * len(ids)]
-    table = pa.table([list(ids), values, *mark], schema=SCHEMA)
-    return UnitResult(Unit(f"{index:08}", "f", index * 10, 10), table, bad)
+def commit(sink: DatabaseSink, *indices: int, value: float = 0.5, unit: str = "") -> None:
+    """Commit the units `indices` of ten rows, each under its own id or as `unit`."""
+    for index in indices:
+        ids = range(index * 10, index * 10 + 10)
+        columns = [list(ids), [[value, float(i)] for i in ids], ["abc"] * len(ids)]
+        pieces = [ScoredPiece(pa.table(columns, schema=SCHEMA))]
+        sink.commit(Unit(unit or f"{index:08}", "f", 10), pieces)

@@ -8,12 +8,11 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from bundle.verify import VerifiedBundle
-from services.batch.base import Sink, SourceRequest
-from services.batch.engine import BatchEvent
-from services.batch.job import BatchConfig, BatchReport, RunControl, local_executor, run_job
+from services.batch.engine import BatchEvent, RunControl
+from services.batch.job import BatchConfig, BatchReport, local_executor, run_job
 from services.batch.limits import ErrorLimit
 from services.batch.sources import open_source
+from services.batch.units import Sink
 from services.runtime.scorable import Scorable
 
 FEATURES = 4
@@ -39,24 +38,26 @@ def write_rows(path: Path, rows: int, *, first: int = 0, group: int = 1000) -> n
 
 
 def answers(out: Path) -> pa.Table:
-    """What a folder of Parquet parts holds, by id."""
+    """Return the rows of a folder's Parquet parts by id."""
     parts = sorted(out.glob("part-*.parquet"))
     return pa.concat_tables([parquet.read_table(part) for part in parts]).sort_by("id")
 
 
+def quarantine(out: Path) -> list[dict[str, object]]:
+    """Return the rows in quarantine of a folder, by file and row."""
+    parts = sorted((out / "_mlctl" / "quarantine").glob("part-*.parquet"))
+    rows: list[dict[str, object]] = [r for p in parts for r in parquet.read_table(p).to_pylist()]
+    return sorted(rows, key=lambda row: (str(row["mlctl_file"]), int(str(row["mlctl_row"]))))
+
+
 def matrix(column: pa.ChunkedArray) -> np.ndarray:
-    """A column of lists as an array."""
+    """Return a column of lists as an array."""
     return np.array(column.to_pylist(), np.float32)
-
-
-def reference(model: Scorable) -> str:
-    """How a job finds the model again: a bundle's folder; a pipeline of no Bento has none."""
-    return str(model.root) if isinstance(model, VerifiedBundle) else model.digest
 
 
 def score(
     model: Scorable,
-    place: Path,
+    source: Path | str,
     sink: Sink,
     *,
     limit: str = "1%",
@@ -64,15 +65,14 @@ def score(
     restart: bool = False,
     control: RunControl | None = None,
     events: list[BatchEvent] | None = None,
-    wanted: BatchConfig | None = None,
+    config: BatchConfig | None = None,
 ) -> BatchReport:
-    """Run a job over the rows at `place`, with `id` kept unless `wanted` says otherwise."""
-    wanted = wanted or BatchConfig(keep=("id",), unit_rows=500)
+    """Run a job over the rows at `source`, keeping `id` unless `config` says otherwise."""
+    config = config or BatchConfig(keep=("id",), unit_rows=500)
     control = control or RunControl(
         limit=ErrorLimit.parse(limit),
         watch=(events if events is not None else []).append,
         restart=restart,
     )
-    source = open_source(SourceRequest(str(place), wanted.unit_rows))
-    executor = local_executor(threads)
-    return run_job(model, reference(model), source, sink, wanted, executor, control)
+    rows = open_source(str(source), config.unit_rows)
+    return run_job(model, rows, sink, config, local_executor(threads), control)

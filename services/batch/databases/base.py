@@ -1,4 +1,4 @@
-"""What a sink needs of a database, and which table of it a location means."""
+"""The database interface of table sinks, and the table that a location names."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class TableRef:
         if not _NAME.fullmatch(ours["table"]):
             raise MlctlError(
                 ErrorCode.INVALID_INPUT,
-                f"{ours['table']!r} is no name of a table",
+                f"{ours['table']!r} is not a table name",
                 "Write ?table=NAME at the end of the location, or --option table=NAME.",
             )
         if ours["create"] not in {"", "yes", "no"}:
@@ -59,18 +59,14 @@ class TableRef:
 class Database(Protocol):
     """An open database. SQL has ? for its parameters, and quoted names.
 
-    Methods raise MlctlError: SINK_UNAVAILABLE if it is away, INVALID_INPUT if it refuses; or an
-    OSError if its disk is full.
+    Methods raise MlctlError: SINK_UNAVAILABLE if the database cannot be reached, INVALID_INPUT if
+    it rejects a statement; or an OSError if its disk is full.
     """
 
     # Whether ON CONFLICT replaces a row with the same key; else the old one is deleted before.
     replaces: bool
-    # Whether text with a NUL character is refused.
+    # Whether text with a NUL character is rejected.
     forbids_nul: bool
-
-    def may_have(self, table: str) -> bool:
-        """Before it is open: False if it is known that there is no such table. Makes nothing."""
-        ...
 
     def open(self) -> None:
         """Connect and take the lock of the table; JOB_RUNNING if another process has it."""

@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import NO_SPACE
 from bundle.packages import install_hint
-from services.batch.base import SinkRequest
 from services.batch.databases.base import TableRef, column_list, quoted
 from services.batch.databases.sink import DatabaseSink
 
@@ -24,10 +22,10 @@ _ROWS = "mlctl_rows"
 _FULL = tuple(map(os.strerror, NO_SPACE))
 
 
-def open_sink(request: SinkRequest) -> DatabaseSink:
+def open_duckdb(location: str, options: Mapping[str, str]) -> DatabaseSink:
     """The table in a file: duckdb://PATH?table=NAME."""
-    place = TableRef.parse(request.location, request.options)
-    return DatabaseSink(DuckDb(place), place, commit_rows=100_000)
+    place = TableRef.parse(location, options)
+    return DatabaseSink(DuckDb(place), place)
 
 
 def load_driver() -> Any:
@@ -46,7 +44,7 @@ def load_driver() -> Any:
 class DuckDb:
     """An open file, which DuckDB locks. Use it from one thread."""
 
-    # Its unique indexes refuse, within a transaction, keys that were just deleted: no index.
+    # No index: within a transaction, its unique indexes reject keys that were just deleted.
     replaces = False
     forbids_nul = False
 
@@ -55,9 +53,6 @@ class DuckDb:
         self._place = place
         self._path = place.url.partition("://")[2]
         self._db: Any = None
-
-    def may_have(self, table: str) -> bool:  # noqa: ARG002 - the file says enough
-        return Path(self._path).is_file()
 
     def open(self) -> None:
         try:
@@ -90,7 +85,7 @@ class DuckDb:
                 raise
         except self._driver.Error as error:
             if any(text in str(error) for text in _FULL):
-                # After a failed write DuckDB refuses everything until it is opened again.
+                # After a failed write DuckDB rejects all statements until it is opened again.
                 self.close()
                 raise OSError(errno.ENOSPC, "no space left for the database") from error
             if isinstance(error, self._driver.IOException):
@@ -99,7 +94,7 @@ class DuckDb:
                     ErrorCode.SINK_UNAVAILABLE, f"{self._place.shown} cannot be written: {error}"
                 ) from error
             raise MlctlError(
-                ErrorCode.INVALID_INPUT, f"{self._place.shown} refuses: {error}"
+                ErrorCode.INVALID_INPUT, f"{self._place.shown} rejects the statement: {error}"
             ) from error
 
     def run(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:

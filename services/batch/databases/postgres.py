@@ -1,15 +1,14 @@
-"""PostgreSQL, by psycopg: rows come by COPY, a session's lock keeps other runners away."""
+"""PostgreSQL, by psycopg: rows are sent by COPY, and a session lock keeps other jobs out."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.packages import install_hint
-from services.batch.base import SinkRequest
 from services.batch.databases.base import TableRef, column_list, quoted
 from services.batch.databases.copying import column_type, copied
 from services.batch.databases.sink import DatabaseSink
@@ -30,9 +29,9 @@ CONNECTING = {
 _LOCK_SECONDS = 5.0
 
 
-def open_sink(request: SinkRequest) -> DatabaseSink:
+def open_postgres(location: str, options: Mapping[str, str]) -> DatabaseSink:
     """The table at a postgresql:// URL; the password may also come from where libpq looks."""
-    place = TableRef.parse(request.location, request.options)
+    place = TableRef.parse(location, options)
     return DatabaseSink(Postgres(place), place)
 
 
@@ -59,9 +58,6 @@ class Postgres:
         self._driver = load_driver()
         self._place = place
         self._connection: Any = None
-
-    def may_have(self, table: str) -> bool:  # noqa: ARG002 - to look is to connect
-        return True
 
     def open(self) -> None:
         with self._translated():
@@ -134,7 +130,7 @@ class Postgres:
         except self._driver.Error as error:
             said = error.diag.message_primary or type(error).__name__
             raise MlctlError(
-                ErrorCode.INVALID_INPUT, f"{self._place.shown} refuses: {said}"
+                ErrorCode.INVALID_INPUT, f"{self._place.shown} rejects the statement: {said}"
             ) from error
 
 

@@ -15,6 +15,8 @@ from services.batch.locations import without_password
 if TYPE_CHECKING:
     import pyarrow as pa
 
+# Stands for a parameter: a question mark or %s may also be part of the query.
+PARAMETER = "?mlctl?"
 _SAMPLE = 20_000
 # Beyond that the whole job waits, and says so.
 _LOCK_SECONDS = 5.0
@@ -32,8 +34,10 @@ class SnapshotReader(Protocol):
         """The columns that a query gives."""
         ...
 
-    def rows(self, sql: str, count: int) -> Iterator[list[tuple[Any, ...]]]:
-        """What a query gives, `count` rows at a time, without holding all of it."""
+    def rows(
+        self, sql: str, count: int, parameters: Sequence[Any] = ()
+    ) -> Iterator[list[tuple[Any, ...]]]:
+        """Yield the rows of a query, `count` at a time; PARAMETER stands for each parameter."""
         ...
 
 
@@ -58,9 +62,13 @@ class _Postgres:
         found = self._connection.execute(f"SELECT * FROM ({sql}) AS q LIMIT 0").description
         return pa.schema([(column.name, _postgres_type(column.type_code)) for column in found])
 
-    def rows(self, sql: str, count: int) -> Iterator[list[tuple[Any, ...]]]:
+    def rows(
+        self, sql: str, count: int, parameters: Sequence[Any] = ()
+    ) -> Iterator[list[tuple[Any, ...]]]:
+        if parameters:
+            sql = sql.replace("%", "%%").replace(PARAMETER, "%s")
         with self._connection.cursor("mlctl_rows", binary=True) as cursor:
-            cursor.execute(sql)
+            cursor.execute(sql, tuple(parameters) or None)
             while found := cursor.fetchmany(count):
                 yield found
 
@@ -109,8 +117,10 @@ class _Embedded:
         found: tuple[Any, ...] = self._connection.execute(sql).fetchone()
         return found
 
-    def rows(self, sql: str, count: int) -> Iterator[list[tuple[Any, ...]]]:
-        cursor = self._connection.execute(sql)
+    def rows(
+        self, sql: str, count: int, parameters: Sequence[Any] = ()
+    ) -> Iterator[list[tuple[Any, ...]]]:
+        cursor = self._connection.execute(sql.replace(PARAMETER, "?"), list(parameters))
         while found := cursor.fetchmany(count):
             yield found
 

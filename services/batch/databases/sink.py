@@ -1,52 +1,59 @@
-"""Answers as rows of a table, with the ledger in tables beside it.
+"""Answers as rows of a table, each unit one transaction with its marker row.
 
-A commit is one transaction: the answers, the bad rows and the ledger's rows of its units. After
-a connection that was lost during a commit, the ledger tells whether the commit happened.
+The markers are in tables beside the answers. After a connection is lost during a commit, the marker
+shows whether the commit happened.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Self
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from typing import TYPE_CHECKING
 
 from bundle.errors import ErrorCode, MlctlError
-from services.batch.base import (
-    DIGEST_COLUMN,
-    SCORED_AT_COLUMN,
-    BadRow,
-    BatchTotals,
-    Job,
-    JobProgress,
-    Quarantined,
-    UnitResult,
-)
 from services.batch.databases.base import Database, TableRef, column_list, quoted
-from services.batch.ledger import bad_rows, job_from_text, refuse_change, rows, schemas_as_text
+from services.batch.units import (
+    DIGEST_COLUMN,
+    FILE_COLUMN,
+    REASON_COLUMN,
+    ROW_COLUMN,
+    TEXT_COLUMN,
+    Job,
+    Marker,
+    ScoredPiece,
+    Unit,
+    require_same_job,
+)
+from services.runtime.tabular.values import as_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_FINGERPRINT, _FACT, _STATE = "fingerprint", "fact", "state"
+SCORED_AT_COLUMN = "mlctl_scored_at"
+_FINGERPRINT, _STATE = "fingerprint", "state"
 _KEY = "key"
+# Rows of a unit that are in memory at once.
+_GROUP_ROWS = 200_000
 _STAGE = '"mlctl_stage"'
 # Model and microsecond: the rows that have both in common come from one unit of one job.
 _MARK = (DIGEST_COLUMN, SCORED_AT_COLUMN)
-_IDS_AT_ONCE = 1_000
 _LEDGER = {
     "facts": "kind TEXT, name TEXT, value TEXT, PRIMARY KEY (kind, name)",
-    "units": "id TEXT PRIMARY KEY, origin TEXT, first BIGINT, rows BIGINT, bad BIGINT, "
-    "skipped BIGINT",
+    "units": "id TEXT PRIMARY KEY, origin TEXT, rows BIGINT, bad BIGINT, skipped BIGINT",
     "quarantine": "unit TEXT, row BIGINT, origin TEXT, reason TEXT, held TEXT, "
     "PRIMARY KEY (unit, row)",
 }
 
 
 class DatabaseSink:
-    """A sink of the table at `place` in `database`."""
+    """A sink of the table at `place` in `database`. Threads commit one after the other."""
 
-    def __init__(self, database: Database, place: TableRef, commit_rows: int = 50_000) -> None:
-        self.commit_rows = commit_rows
+    distributed = False
+
+    def __init__(self, database: Database, place: TableRef) -> None:
         self.forbids_nul = database.forbids_nul
         self._db = database
         self._place = place
@@ -55,91 +62,94 @@ class DatabaseSink:
         self._names = {name: quoted(f"{place.table}_mlctl_{name}") for name in _LEDGER}
         # The marks of the rows that this job wrote.
         self._written = quoted(f"{place.table}_mlctl_written")
+        self._turn = threading.Lock()
+        self._mark = 0
+        self._opened = False
 
-    def __enter__(self) -> Self:
-        self._db.open()
-        return self
+    def begin(self, job: Job, *, restart: bool = False) -> tuple[dict[str, Marker], bool]:
+        import pyarrow as pa
 
-    def __exit__(self, *_exc_info: object) -> None:
-        self._db.close()
-
-    def begin(self, job: Job, *, restart: bool = False) -> JobProgress:
         if job.partition_by:
             raise MlctlError(ErrorCode.INVALID_INPUT, "--partition-by: a table has no folders")
-        self._check_key(job.schema)
+        schema = job.schema.append(pa.field(SCORED_AT_COLUMN, pa.timestamp("us", tz="UTC")))
+        self._check_key(schema)
         wanted = {**job.fingerprint, _KEY: ",".join(self._key)}
+        if not self._opened:
+            self._db.open()
+            self._opened = True
         with self._db.transaction():
             if restart:
                 self._clear()
             self._make_ledger()
             known = self._facts(_FINGERPRINT)
             if known:
-                refuse_change(known, wanted)
+                require_same_job(known, wanted)
             else:
-                self._take_table(job.schema)
+                self._take_table(schema)
             self._write(_FINGERPRINT, wanted)
-            self._write(_FACT, {**job.facts, **schemas_as_text(job)})
-            return self._progress()
+            return self._markers(), "finished" in self._facts(_STATE)
 
-    def commit(self, results: Sequence[UnitResult]) -> None:
+    def find(self, unit: Unit) -> Marker | None:  # noqa: ARG002 - the table is locked by this job
+        return None
+
+    def markers(self) -> dict[str, Marker]:
+        with self._turn, self._db.transaction():
+            return self._markers()
+
+    def commit(self, unit: Unit, pieces: Iterable[ScoredPiece]) -> Marker:
         import pyarrow as pa
 
-        with self._db.transaction():
-            # Known units were committed before the connection was lost.
-            known = self._known([result.unit.id for result in results])
-            results = [result for result in results if result.unit.id not in known]
-            if not results:
-                return
-            self._db.run_many(
-                f"INSERT INTO {self._names['units']} VALUES (?,?,?,?,?,?)", rows(results)
-            )
-            self._db.run_many(
-                f"INSERT INTO {self._names['quarantine']} VALUES (?,?,?,?,?)",
-                [
-                    (*key, reason.replace("\0", ""), held)
-                    for *key, reason, held in bad_rows(results)
-                ],
-            )
-            self._db.run_many(
-                f"DELETE FROM {self._names['quarantine']} WHERE unit = ? AND row = ?",
-                [key for result in results for key in result.resolved],
-            )
-            table = pa.concat_tables([result.table for result in results]).unify_dictionaries()
-            self._put(table)
-            self._db.load(self._written, table.select(_MARK).group_by(_MARK).aggregate([]))
+        groups = _groups(pieces)
+        first = next(groups, [])  # scored before the table is locked for other units
+        rows, bad, skipped, reason = 0, 0, 0, ""
+        units, quarantine = self._names["units"], self._names["quarantine"]
+        with self._turn, self._db.transaction():
+            if (known := self._markers().get(unit.id)) is not None:
+                return known  # committed before the connection was lost
+            # Strictly increasing, as the time tells the rows of one unit from those of another.
+            self._mark = max(self._mark + 1, time.time_ns() // 1000)
+            at = pa.scalar(self._mark, pa.timestamp("us", tz="UTC"))
+            for group in chain([first], groups):
+                held = [row for piece in group for row in _bad_rows(unit, piece.quarantine)]
+                self._db.run_many(f"INSERT INTO {quarantine} VALUES (?,?,?,?,?)", held)
+                tables = [piece.answers for piece in group]
+                table = pa.concat_tables(tables).unify_dictionaries() if tables else None
+                if table is not None and table.num_rows:
+                    column = pa.repeat(at, table.num_rows)
+                    marked = table.append_column(SCORED_AT_COLUMN, column)
+                    self._put(marked)
+                    if not rows:
+                        marks = marked.select(_MARK).group_by(_MARK).aggregate([])
+                        self._db.load(self._written, marks)
+                    rows += table.num_rows
+                bad, reason = bad + len(held), held[-1][3] if held else reason
+                skipped += sum(piece.skipped for piece in group)
+            values = (unit.id, unit.origin, rows, bad, skipped)
+            self._db.run_many(f"INSERT INTO {units} VALUES (?,?,?,?,?)", [values])
+        return Marker(unit.id, rows, bad, skipped, (), unit.origin, reason)
 
     def finish(self, summary: Mapping[str, object]) -> None:
         with self._db.transaction():
             self._check_all_there()
             self._write(_STATE, {"finished": "1", "summary": json.dumps(summary)})
 
-    def require_job(self) -> None:
-        if not self._db.may_have(self._facts_table):
-            raise self._no_job()
+    def close(self) -> None:
+        self._db.close()
+        self._opened = False
 
-    def stored(self) -> tuple[Job, JobProgress]:
-        with self._db.transaction():
-            columns = self._db.columns(self._facts_table)
-            fingerprint = self._facts(_FINGERPRINT) if columns else {}
-            if not fingerprint:
-                raise self._no_job()
-            self._key = tuple(filter(None, fingerprint.pop(_KEY).split(",")))
-            return job_from_text(fingerprint, self._facts(_FACT)), self._progress()
+    def _markers(self) -> dict[str, Marker]:
+        rows = self._db.run(f"SELECT id, rows, bad, skipped FROM {self._names['units']}")
+        return {
+            str(name): Marker(str(name), int(answers), int(bad), int(skipped))
+            for name, answers, bad, skipped in rows
+        }
 
-    def quarantined(self) -> Iterator[Quarantined]:
-        with self._db.transaction():
-            found = self._db.run(
-                f"SELECT unit, row, origin, reason, held FROM {self._names['quarantine']}"
-            )
-        for unit, row, origin, reason, held in sorted(found):
-            yield Quarantined(unit, origin, BadRow(row, reason, json.loads(held)))
+    def _answer_count(self) -> int:
+        return sum(marker.rows for marker in self._markers().values())
 
     @property
     def _facts_table(self) -> str:
         return f"{self._place.table}_mlctl_facts"
-
-    def _no_job(self) -> MlctlError:
-        return MlctlError(ErrorCode.NOT_FOUND, f"{self._place.shown} holds no batch job's answers")
 
     def _put(self, table: pa.Table) -> None:
         """Append the rows, or replace those with the same key."""
@@ -169,7 +179,7 @@ class DatabaseSink:
         self._db.run(f"DROP TABLE {_STAGE}")
 
     def _check_unique(self, key: str) -> None:
-        """Refuse a commit in which two rows have the same key."""
+        """Reject rows with the same key."""
         twice = self._db.run(
             f"SELECT {key} FROM {_STAGE} GROUP BY {key} HAVING count(*) > 1 ORDER BY {key} LIMIT 1"
         )
@@ -177,15 +187,15 @@ class DatabaseSink:
             raise MlctlError(
                 ErrorCode.INVALID_INPUT,
                 f"the key {', '.join(self._key)} is not unique in the input: "
-                f"{', '.join(map(str, twice[0]))} comes twice",
+                f"{', '.join(map(str, twice[0]))} occurs twice",
                 "Take a unique key, or none: each row is then added once.",
             )
 
     def _check_all_there(self) -> None:
-        """Refuse to finish if a key that came again in a later commit replaced an answer."""
+        """Reject the end of a job if a repeated key replaced an answer in a later commit."""
         if not self._key or "ours" not in self._facts(_STATE):
             return
-        count, answers = self._count_written(), self._progress().totals.rows
+        count, answers = self._count_written(), self._answer_count()
         if count < answers:
             raise MlctlError(
                 ErrorCode.INVALID_INPUT,
@@ -232,13 +242,13 @@ class DatabaseSink:
         self._db.run(statement)
 
     def _clear(self) -> None:
-        """Remove the previous job and the rows that it wrote, or refuse if those are not known."""
+        """Remove the previous job and the rows that it wrote; fail if those are not certain."""
         if self._db.columns(self._facts_table) is None:
             return
         if fingerprint := self._facts(_FINGERPRINT):
             if fingerprint[_KEY] and "ours" not in self._facts(_STATE):
                 raise self._not_cleared("had rows before the job, which may have replaced some")
-            count, answers = self._count_written(), self._progress().totals.rows
+            count, answers = self._count_written(), self._answer_count()
             if count != answers and not fingerprint[_KEY]:
                 raise self._not_cleared(f"has {count} rows of the job, which wrote {answers}")
             self._db.run(f"DELETE FROM {self._table} WHERE {self._is_written}")
@@ -268,25 +278,6 @@ class DatabaseSink:
         for name, columns in _LEDGER.items():
             self._db.run(f"CREATE TABLE IF NOT EXISTS {self._names[name]} ({columns})")
 
-    def _known(self, ids: Sequence[str]) -> set[str]:
-        found = set[str]()
-        for start in range(0, len(ids), _IDS_AT_ONCE):  # databases limit the parameters
-            some = ids[start : start + _IDS_AT_ONCE]
-            marks = ", ".join("?" * len(some))
-            sql = f"SELECT id FROM {self._names['units']} WHERE id IN ({marks})"
-            found.update(row[0] for row in self._db.run(sql, some))
-        return found
-
-    def _progress(self) -> JobProgress:
-        units, quarantine = self._names["units"], self._names["quarantine"]
-        done = frozenset(row[0] for row in self._db.run(f"SELECT id FROM {units}"))
-        ((count, answers, skipped),) = self._db.run(
-            f"SELECT count(*), coalesce(sum(rows), 0), coalesce(sum(skipped), 0) FROM {units}"
-        )
-        ((bad,),) = self._db.run(f"SELECT count(*) FROM {quarantine}")
-        totals = BatchTotals(int(count), int(answers), int(bad), int(skipped))
-        return JobProgress(done, totals, "finished" in self._facts(_STATE))
-
     def _facts(self, kind: str) -> dict[str, str]:
         found = self._db.run(
             f"SELECT name, value FROM {self._names['facts']} WHERE kind = ?", (kind,)
@@ -299,3 +290,26 @@ class DatabaseSink:
             "ON CONFLICT (kind, name) DO UPDATE SET value = excluded.value",
             [(kind, name, value) for name, value in facts.items()],
         )
+
+
+def _groups(pieces: Iterable[ScoredPiece]) -> Iterator[list[ScoredPiece]]:
+    """Yield the pieces in groups of at least `_GROUP_ROWS` rows, so that memory is bounded."""
+    group, rows = list[ScoredPiece](), 0
+    for piece in pieces:
+        group.append(piece)
+        rows += piece.answers.num_rows
+        if rows >= _GROUP_ROWS:
+            yield group
+            group, rows = [], 0
+    if group:
+        yield group
+
+
+def _bad_rows(unit: Unit, table: pa.Table | None) -> Iterator[tuple[str, int, str, str, str]]:
+    """Yield unit, row, origin, reason and the values as JSON, or the text of an unreadable row."""
+    own = {FILE_COLUMN, ROW_COLUMN, REASON_COLUMN, TEXT_COLUMN}
+    for row in [] if table is None else table.to_pylist():
+        values = {name: as_json(value) for name, value in row.items() if name not in own}
+        text = row[TEXT_COLUMN] or json.dumps(values, ensure_ascii=False)
+        reason = str(row[REASON_COLUMN]).replace("\0", "")
+        yield unit.id, row[ROW_COLUMN], unit.origin, reason, text.replace("\0", "")

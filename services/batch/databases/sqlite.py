@@ -6,17 +6,16 @@ import contextlib
 import errno
 import json
 import os
+import resource
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bundle.errors import ErrorCode, MlctlError
-from services.batch.base import SinkRequest
 from services.batch.databases.base import TableRef, column_list, quoted
 from services.batch.databases.sink import DatabaseSink
-from services.batch.ledger import is_out_of_space
 from services.batch.locks import lock_job
 from services.runtime.tabular.values import as_json
 
@@ -27,14 +26,14 @@ _BATCH_ROWS = 5_000
 _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 
 
-def open_sink(request: SinkRequest) -> DatabaseSink:
+def open_sqlite(location: str, options: Mapping[str, str]) -> DatabaseSink:
     """The table in a file: sqlite://PATH?table=NAME."""
-    place = TableRef.parse(request.location, request.options)
+    place = TableRef.parse(location, options)
     return DatabaseSink(Sqlite(place), place)
 
 
 class Sqlite:
-    """An open file. Use it from one thread."""
+    """An open file. Use it from one thread at a time."""
 
     replaces = True
     forbids_nul = False
@@ -45,16 +44,6 @@ class Sqlite:
         self._stack = contextlib.ExitStack()
         self._db: Any = None
 
-    def may_have(self, table: str) -> bool:
-        if not Path(self._path).is_file():
-            return False
-        # Not mode=ro: that leaves the files of a write-ahead log behind.
-        url = f"{Path(self._path).absolute().as_uri()}?mode=rw"
-        with self._translated(), contextlib.closing(sqlite3.connect(url, uri=True)) as db:
-            name = table.rpartition(".")[2]
-            found = db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (name,)).fetchone()
-        return found is not None
-
     def open(self) -> None:
         try:
             lock = lock_job(Path(f"{self._path}-mlctl-lock"), self._place.shown)
@@ -64,7 +53,9 @@ class Sqlite:
             ) from error
         self._stack.callback(os.close, lock)
         with self._translated():
-            self._db = sqlite3.connect(self._path, isolation_level=None, timeout=30)
+            self._db = sqlite3.connect(
+                self._path, isolation_level=None, timeout=30, check_same_thread=False
+            )
             self._stack.callback(self._db.close)
             self._db.execute("PRAGMA synchronous=FULL")
 
@@ -123,10 +114,10 @@ class Sqlite:
                 raise OSError(errno.ENOSPC, "no space left for the database", place) from error
             busy = error.sqlite_errorcode in _BUSY
             code = ErrorCode.SINK_UNAVAILABLE if busy else ErrorCode.INVALID_INPUT
-            raise MlctlError(code, f"{self._place.shown} refuses: {error}") from error
+            raise MlctlError(code, f"{self._place.shown} rejects the statement: {error}") from error
         except (sqlite3.DatabaseError, OverflowError) as error:
             raise MlctlError(
-                ErrorCode.INVALID_INPUT, f"{self._place.shown} refuses: {error}"
+                ErrorCode.INVALID_INPUT, f"{self._place.shown} rejects the statement: {error}"
             ) from error
 
 
@@ -135,3 +126,14 @@ def _plain(value: Any) -> Any:
         return value
     found = as_json(value)
     return found if isinstance(found, str) else json.dumps(found)
+
+
+def is_out_of_space(error: sqlite3.Error) -> bool:
+    """Return whether SQLite failed because the disk or the limit of a file's size is exhausted.
+
+    SQLite has no error of its own for that limit: the write fails like any other.
+    """
+    limited = resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY
+    return error.sqlite_errorcode == sqlite3.SQLITE_FULL or (
+        limited and error.sqlite_errorcode == sqlite3.SQLITE_IOERR_WRITE
+    )

@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,112 +20,96 @@ from pyarrow import parquet
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import verify
-from services.batch.base import (
-    BadRow,
-    BatchTotals,
-    Job,
-    SinkRequest,
-    SourceRequest,
-    Unit,
-    UnitResult,
-)
-from services.batch.engine import BatchEvent, BatchPhase
-from services.batch.job import BatchConfig, RunControl, local_executor, run_job
+from services.batch.engine import BatchEvent, BatchPhase, RunControl
+from services.batch.job import BatchConfig, local_executor, run_job
 from services.batch.limits import ErrorLimit
 from services.batch.sinks import open_sink
 from services.batch.sources import open_source
+from services.batch.units import Job, ScoredPiece, Unit
 from tests.services.batch.conftest import Place
 from tests.support import tables
 from tests.support.bundles import make_bundle
 from tests.support.postgres import PostgresServer
-from tests.support.table_jobs import JOB, SCHEMA, query, result, sink_at
+from tests.support.table_jobs import JOB, SCHEMA, commit, query, sink_at
 
 pytestmark = pytest.mark.slow
 
 
-def test_answers_bad_rows_and_ledger_come_together(place: Place) -> None:
-    # PostgreSQL takes no text with a zero in it.
-    bad = (BadRow(9, "poi\0son", {"id": 9, "text": "ä?%s\0"}),)
+def test_table__commit__answers_bad_rows_and_marker_come_together(place: Place) -> None:
     location = place(create="yes")
-    with sink_at(location) as sink:
-        assert sink.begin(JOB).totals == BatchTotals()
-        sink.commit([result(0, bad)])
-        sink.commit([result(0, bad), result(1)])  # as after a commit whose word was lost
-    with sink_at(place()) as sink:
-        progress = sink.begin(JOB)
-        assert progress.done == {"00000000", "00000001"}
-        assert progress.totals == BatchTotals(units=2, rows=19, bad=1)
-        (held,) = sink.quarantined()
-        assert (held.unit, held.origin) == ("00000000", "f")
-        assert held.bad == replace(bad[0], reason="poison")
-        mended = replace(result(5), resolved=(("00000000", 9),))
-        sink.commit([mended])
-        assert not list(sink.quarantined())
-        sink.finish({"rows": 29})
-    with sink_at(place()) as sink:
-        job, progress = sink.stored()
-        assert (job.fingerprint, job.schema, progress.finished) == ({"input": "a"}, SCHEMA, True)
+    columns = [[9], ["ä?%s\0"], ["f"], [9], ["poi\0son"], [None]]
+    bad = pa.table(columns, schema=JOB.quarantine)
+    with closing(sink_at(location)) as sink:
+        assert sink.begin(JOB) == ({}, False)
+        commit(sink, 0)
+        answers = SCHEMA.empty_table()
+        for _attempt in range(2):  # as after a commit whose confirmation was lost
+            marker = sink.commit(Unit("bad", "f", 1), [ScoredPiece(answers, bad, 5)])
+        assert (marker.rows, marker.bad, marker.skipped) == (0, 1, 5)
+    with closing(sink_at(place())) as sink:
+        markers, finished = sink.begin(JOB)
+        assert (sorted(markers), finished) == (["00000000", "bad"], False)
+        assert (markers["bad"].bad, markers["bad"].skipped) == (1, 5)
+        sink.finish({"rows": 10})
+        assert sink.begin(JOB)[1]
+    ((unit, row, origin, reason),) = query(
+        location, "SELECT unit, row, origin, reason FROM $T_mlctl_quarantine"
+    )
+    # PostgreSQL stores no text with a NUL character.
+    assert (unit, row, origin, reason) == ("bad", 9, "f", "poison")
     ids = [row[0] for row in query(location, "SELECT id FROM $T ORDER BY id")]
-    assert ids == [*range(9), *range(10, 20), *range(50, 60)]
+    assert ids == [*range(10)]
 
 
-def test_a_table_is_only_made_if_asked(place: Place) -> None:
-    with sink_at(place()) as sink, pytest.raises(MlctlError, match="does not exist") as caught:
+def test_table__not_there__is_only_created_on_request(place: Place) -> None:
+    sink = sink_at(place())
+    with closing(sink), pytest.raises(MlctlError, match="does not exist") as caught:
         sink.begin(JOB)
     assert caught.value.hint is not None
     assert "CREATE TABLE" in caught.value.hint
-    with sink_at(place()) as sink, pytest.raises(MlctlError, match="holds no batch job"):
-        sink.stored()
 
 
-def test_rows_with_the_same_key_replace_each_other(place: Place) -> None:
+def test_table__rows_with_the_same_key__replace_each_other(place: Place) -> None:
     location = place(create="yes", key="id")
-    with sink_at(location) as sink:
+    with closing(sink_at(location)) as sink:
         sink.begin(JOB)
-        sink.commit([result(0), result(1)])
-        sink.commit([replace(result(0, value=2.0), unit=Unit("2", "g", 0, 10))])
-        with pytest.raises(MlctlError, match=r"the key id is not unique .* 10 comes twice"):
-            sink.commit([replace(result(1), unit=Unit(f"{i}", "g", 0, 10)) for i in (3, 4)])
-        assert len(sink.stored()[1].done) == 3
+        commit(sink, 0, 1)
+        commit(sink, 0, value=2.0, unit="2")
         with sink._db.transaction():  # rows of others make up for none of the job's
             sink._db.run(f"INSERT INTO {sink._table} (id) VALUES (1000)")
         with pytest.raises(MlctlError, match="has 20 rows of the job after 30 answers: the key id"):
             sink.finish({})
-        assert not sink.stored()[1].finished
     assert query(location, "SELECT count(*), count(DISTINCT id) FROM $T") == [(21, 21)]
 
 
-def test_another_job_is_refused_and_restart_removes_the_old_answers(place: Place) -> None:
+def test_table__another_job__is_rejected_and_restart_removes_the_old_answers(
+    place: Place,
+) -> None:
     location, other = place(create="yes"), replace(JOB, fingerprint={"input": "b"})
-    with sink_at(location) as sink:
+    with closing(sink_at(location)) as sink:
         sink.begin(JOB)
-        sink.commit([result(0)])
-    with sink_at(location) as sink:
+        commit(sink, 0)
+    with closing(sink_at(location)) as sink:
         with pytest.raises(MlctlError, match="input was a, is b") as caught:
             sink.begin(other)
         assert caught.value.code is ErrorCode.JOB_CHANGED
-        assert sink.begin(other, restart=True).totals == BatchTotals()
+        assert sink.begin(other, restart=True) == ({}, False)
     assert query(location, "SELECT count(*) FROM $T") == [(0,)]
 
 
-def test_table__commit_of_more_units_than_a_database_has_parameters__works(place: Place) -> None:
-    ids = [f"{index:08}" for index in range(70_000)]
-    with sink_at(place(create="yes")) as sink:
-        sink.begin(JOB)
-        sink.commit([result(0), result(69_999)])
-        with sink._db.transaction():
-            assert sink._known(ids) == {"00000000", "00069999"}
-
-
 @pytest.mark.parametrize("place", ["postgresql", "sqlite"], indirect=True)
-def test_one_runner_at_a_time(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table__two_runs_at_once__second_one_fails(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("services.batch.databases.postgres._LOCK_SECONDS", 0.2)
     location = place(create="yes")
-    with sink_at(location), pytest.raises(MlctlError, match="another process") as caught:
-        sink_at(location).__enter__()
-    assert caught.value.code is ErrorCode.JOB_RUNNING
-    with sink_at(location) as sink:
-        assert sink.begin(JOB).totals == BatchTotals()
+    with closing(sink_at(location)) as sink:
+        sink.begin(JOB)
+        with pytest.raises(MlctlError, match="another process") as caught:
+            sink_at(location).begin(JOB)
+        assert caught.value.code is ErrorCode.JOB_RUNNING
+    with closing(sink_at(location)) as sink:
+        assert sink.begin(JOB) == ({}, False)
 
 
 def test_a_file_of_duckdb_that_another_process_has_open_is_told(tmp_path: Path) -> None:
@@ -138,7 +122,7 @@ def test_a_file_of_duckdb_that_another_process_has_open_is_told(tmp_path: Path) 
         assert other.stdout is not None
         assert other.stdout.readline() == b"1\n"
         with pytest.raises(MlctlError, match="another process") as caught:
-            sink_at(f"duckdb://{tmp_path}/out.db?table=scores").__enter__()
+            sink_at(f"duckdb://{tmp_path}/out.db?table=scores").begin(JOB)
         other.communicate(b"\n")
     assert caught.value.code is ErrorCode.JOB_RUNNING
 
@@ -151,14 +135,14 @@ def test_a_file_of_duckdb_on_a_full_disk_is_opened_again(
     def refuse(_self: object, _table: str, _rows: pa.Table) -> None:
         raise duckdb.TransactionException("Failed to commit: No space left on device")
 
-    with sink_at(location) as sink:
+    with closing(sink_at(location)) as sink:
         sink.begin(JOB)
         with monkeypatch.context() as patch:
             patch.setattr("services.batch.databases.duckdb.DuckDb.load", refuse)
             with pytest.raises(OSError, match="no space left") as caught:
-                sink.commit([result(0)])
+                commit(sink, 0)
         assert caught.value.errno == errno.ENOSPC
-        sink.commit([result(0)])
+        commit(sink, 0)
     assert query(location, "SELECT count(*) FROM $T") == [(10,)]
 
 
@@ -175,13 +159,12 @@ def test_all_kinds_of_values_arrive(place: Place) -> None:
             "w": pa.array([["a"], None, ["b", "c"]]),
             "at": pa.array([at, None, at], pa.timestamp("us", "UTC")),
             "mlctl_digest": pa.array(["abc"] * 3),
-            "mlctl_scored_at": pa.array([at] * 3, pa.timestamp("us", "UTC")),
         }
     )
     location = place(create="yes")
-    with sink_at(location) as sink:
-        sink.begin(Job({"i": "a"}, table.schema, table.schema))
-        sink.commit([UnitResult(Unit("0", "f", 0, 3), table)])
+    with closing(sink_at(location)) as sink:
+        sink.begin(Job({"i": "a"}, table.schema, JOB.quarantine))
+        sink.commit(Unit("0", "f", 3), [ScoredPiece(table)])
     rows = query(location, 'SELECT "a b", n, f, b, raw, l, w FROM $T')
     assert [row[0] for row in rows] == ["", None, 'x,"y"\n\\N']
     assert [row[1] for row in rows] == [1, None, 2**62]
@@ -195,22 +178,22 @@ def test_all_kinds_of_values_arrive(place: Place) -> None:
 
 def test_a_lost_server_is_waited_for_and_loses_nothing(server: PostgresServer) -> None:
     location = f"{server.url}&table=lost&create=yes&key=id"
-    with sink_at(location) as sink:
+    with closing(sink_at(location)) as sink:
         sink.begin(JOB)
-        sink.commit([result(0)])
+        commit(sink, 0)
         sessions = query(location, "SELECT pid, application_name FROM pg_stat_activity")
         for pid in [pid for pid, name in sessions if name == "mlctl batch"]:
             os.kill(pid, signal.SIGKILL)
         with pytest.raises(MlctlError, match="cannot be reached") as caught:
-            sink.commit([result(1)])
+            commit(sink, 1)
         assert caught.value.code is ErrorCode.SINK_UNAVAILABLE
         assert "geheim" not in str(caught.value)
         server.crash()
         with pytest.raises(MlctlError, match="cannot be reached"):
-            sink.commit([result(1)])
+            commit(sink, 1)
         server.start()
-        sink.commit([result(1)])
-        assert sink.stored()[1].totals == BatchTotals(units=2, rows=20)
+        commit(sink, 1)
+        assert len(sink.markers()) == 2
     assert query(location, "SELECT count(*), count(DISTINCT id) FROM $T") == [(20, 20)]
 
 
@@ -221,7 +204,6 @@ def test_a_session_that_dies_before_its_commit_pauses_the_job(
     tables.write_rows(tmp_path / "in.parquet", 2_000)
     location = f"{server.url}&table=cut&create=yes"
     sink, loads = sink_at(location), itertools.count()
-    sink.commit_rows = 500
     load = sink._db.load
 
     def load_and_die(table: str, rows: pa.Table) -> None:
@@ -248,33 +230,27 @@ def test_text_that_the_database_cannot_hold_makes_its_row_a_bad_one(
     nested = [{"t": ["a\0b" if row == 8 else "a", None]} for row in range(100)]
     rows = rows.append_column("name", pa.array(names).dictionary_encode())
     parquet.write_table(rows.append_column("more", pa.array(nested)), tmp_path / "in.parquet")
-    wanted = BatchConfig(keep=("id", "name", "more"), unit_rows=40)
-    source = open_source(SourceRequest(str(tmp_path / "in.parquet"), 40))
+    config = BatchConfig(keep=("id", "name", "more"), unit_rows=40)
+    source = open_source(str(tmp_path / "in.parquet"), 40)
     location = place(create="yes")
-    control = RunControl(limit=ErrorLimit(count=2))
     sink = sink_at(location)
-    run_job(bundle, "tiny", source, sink, wanted, local_executor(2), control)
+    run_job(bundle, source, sink, config, local_executor(2), RunControl(limit=ErrorLimit(count=2)))
     bad = {7, 8} if sink.forbids_nul else set()
-    with sink_at(place()) as again:
-        assert {held.bad.row for held in again.quarantined()} == bad
-        for held in again.quarantined():
-            assert "has a NUL character" in held.bad.reason
-            assert "\0" in as_text(held.bad.values)
+    held = query(location, "SELECT row, reason FROM $T_mlctl_quarantine")
+    assert {row for row, _reason in held} == bad
+    assert all("has a NUL character" in reason for _row, reason in held)
     ids = {row[0] for row in query(location, "SELECT id FROM $T")}
     assert ids == set(range(100)) - bad
 
 
-def as_text(values: object) -> str:
-    """All the text in nested values."""
-    if isinstance(values, Mapping):
-        values = list(values.values())
-    return "".join(map(as_text, values)) if isinstance(values, list) else str(values)
-
-
 @pytest.mark.parametrize(
     ("parameters", "told"),
-    [("", "'' is no name"), ("?table=a;b", "is no name"), ("?table=a&create=maybe", "yes or no")],
+    [
+        ("", "'' is not a table name"),
+        ("?table=a;b", "is not a table name"),
+        ("?table=a&create=maybe", "yes or no"),
+    ],
 )
 def test_a_place_that_makes_no_sense_is_told(parameters: str, told: str) -> None:
     with pytest.raises(MlctlError, match=told):
-        open_sink(SinkRequest(f"postgresql://host/db{parameters}"))
+        open_sink(f"postgresql://host/db{parameters}")

@@ -13,19 +13,19 @@ from pyarrow import parquet
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
-from services.batch.base import SinkRequest
-from services.batch.engine import BatchEvent, BatchPhase
-from services.batch.folder import FolderSink
-from services.batch.job import BatchConfig, RunControl
-from services.batch.sinks.parquet import open_sink
+from services.batch.engine import BatchEvent, BatchPhase, RunControl
+from services.batch.filters import Filter
+from services.batch.job import BatchConfig, local_executor, run_job
+from services.batch.sinks import open_sink
+from services.batch.sources import open_source
+from services.batch.units import Sink
 from tests.support import tables
 from tests.support.bundles import expected, make_bundle
+from tests.support.transforms import TOKENIZER, make_text_bundle
 
 
-def sink_at(out: Path, commit_rows: int = 1000) -> FolderSink:
-    sink = open_sink(SinkRequest(str(out)))
-    sink.commit_rows = commit_rows
-    return sink
+def sink_at(out: Path) -> Sink:
+    return open_sink(str(out))
 
 
 def test_each_row_is_answered_once_beside_what_is_kept(
@@ -41,7 +41,6 @@ def test_each_row_is_answered_once_beside_what_is_kept(
         tables.matrix(found["y"]), expected(np.concatenate([first, second])), rtol=1e-4, atol=1e-5
     )
     assert set(found["mlctl_digest"].to_pylist()) == {bundle.digest}
-    assert found.schema.field("mlctl_scored_at").type == pa.timestamp("us", tz="UTC")
     assert (report.totals.rows, report.totals.bad, report.rows) == (3500, 0, 3500)
     assert (tmp_path / "out" / "_SUCCESS").is_file()
     assert json.loads((tmp_path / "out" / "_mlctl" / "summary.json").read_text())["rows"] == 3500
@@ -56,7 +55,7 @@ def test_answers_do_not_depend_on_threads(bundle: VerifiedBundle, tmp_path: Path
         tables.score(
             bundle, tmp_path / "in.parquet", sink_at(tmp_path / f"{threads}"), threads=threads
         )
-    one, four = (tables.answers(tmp_path / str(n)).drop_columns("mlctl_scored_at") for n in (1, 4))
+    one, four = (tables.answers(tmp_path / str(n)) for n in (1, 4))
     assert one.equals(four)
 
 
@@ -82,14 +81,14 @@ def test_a_stopped_job_goes_on_where_it_was(bundle: VerifiedBundle, tmp_path: Pa
         tables.score(
             bundle,
             tmp_path / "in.parquet",
-            sink_at(tmp_path / "out", 500),
+            sink_at(tmp_path / "out"),
             control=RunControl(watch=stop_early, stop=stop),
         )
     assert caught.value.code is ErrorCode.INTERRUPTED
     part = tables.answers(tmp_path / "out").num_rows
     assert 0 < part < 20_000
     assert not (tmp_path / "out" / "_SUCCESS").exists()
-    report = tables.score(bundle, tmp_path / "in.parquet", sink_at(tmp_path / "out", 500))
+    report = tables.score(bundle, tmp_path / "in.parquet", sink_at(tmp_path / "out"))
     assert report.rows == 20_000 - part
     assert tables.answers(tmp_path / "out")["id"].to_pylist() == list(range(20_000))
 
@@ -102,7 +101,7 @@ def test_another_job_is_refused_with_what_changed(bundle: VerifiedBundle, tmp_pa
         tables.score(other, tmp_path / "in.parquet", sink_at(tmp_path / "out"))
     changed = BatchConfig(keep=("id",), filter="id < 10", unit_rows=500)
     with pytest.raises(MlctlError, match="filter was null, is") as caught:
-        tables.score(bundle, tmp_path / "in.parquet", sink_at(tmp_path / "out"), wanted=changed)
+        tables.score(bundle, tmp_path / "in.parquet", sink_at(tmp_path / "out"), config=changed)
     assert caught.value.code is ErrorCode.JOB_CHANGED
     tables.write_rows(tmp_path / "in.parquet", 1200)
     with pytest.raises(MlctlError, match="input bytes was"):
@@ -114,44 +113,56 @@ def test_another_job_is_refused_with_what_changed(bundle: VerifiedBundle, tmp_pa
 
 def test_the_filter_leaves_rows_out_and_counts_them(bundle: VerifiedBundle, tmp_path: Path) -> None:
     tables.write_rows(tmp_path / "in.parquet", 1000)
-    wanted = BatchConfig(keep=("id",), filter="id >= 100 and id < 900", unit_rows=300)
-    report = tables.score(bundle, tmp_path / "in.parquet", sink_at(tmp_path / "out"), wanted=wanted)
+    config = BatchConfig(keep=("id",), filter="id >= 100 and id < 900", unit_rows=300)
+    report = tables.score(bundle, tmp_path / "in.parquet", sink_at(tmp_path / "out"), config=config)
     assert tables.answers(tmp_path / "out")["id"].to_pylist() == list(range(100, 900))
     assert (report.totals.rows, report.totals.skipped) == (800, 200)
 
 
-def test_bad_rows_are_told_with_their_place_and_values(
+def test_quarantine__bad_rows__have_file_row_reason_and_columns(
     bundle: VerifiedBundle, tmp_path: Path
 ) -> None:
     x = tables.inputs(1000)
     columns: list[list[float] | None] = x.tolist()
     columns[7] = None
     columns[503] = [1.0, 2.0]
-    columns[900] = [1.0, None, 3.0, float("nan")]  # type: ignore[list-item]
+    columns[900] = [1.0, None, 3.0, 4.0]  # type: ignore[list-item]
     column = pa.array(columns, pa.list_(pa.float32()))
-    parquet.write_table(pa.table({"id": range(1000), "x": column}), tmp_path / "in.parquet")
+    rows = pa.table({"id": range(1000), "x": column})
+    parquet.write_table(rows, tmp_path / "in.parquet", row_group_size=300)
     report = tables.score(bundle, tmp_path / "in.parquet", sink_at(tmp_path / "out"))
-    lines = (tmp_path / "out" / "_mlctl" / "quarantine.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == [
+    reasons = {
+        7: "column 'x' is null",
+        503: "column 'x' has 2 values, expected 4",
+        900: "column 'x' is null",
+    }
+    assert tables.quarantine(tmp_path / "out") == [
         {
-            "unit": "00000000", "origin": "in.parquet", "row": 7,
-            "reason": "column 'x' is null", "values": {"id": 7, "x": None},
-        },
-        {
-            "unit": "00000001", "origin": "in.parquet", "row": 503,
-            "reason": "column 'x' has 2 values, expected 4", "values": {"id": 503, "x": [1.0, 2.0]},
-        },
-        {
-            "unit": "00000001", "origin": "in.parquet", "row": 900,
-            "reason": "column 'x' is null",
-            "values": {"id": 900, "x": [1.0, None, 3.0, "nan"]},
-        },
+            "id": row, "x": columns[row], "mlctl_file": "in.parquet", "mlctl_row": row,
+            "mlctl_reason": reason, "mlctl_text": None,
+        }
+        for row, reason in reasons.items()
     ]  # fmt: skip
     assert (report.totals.rows, report.totals.bad) == (997, 3)
-    good = sorted(set(range(1000)) - {7, 503, 900})
+    good = sorted(set(range(1000)) - set(reasons))
     found = tables.answers(tmp_path / "out")
     assert found["id"].to_pylist() == good
     np.testing.assert_allclose(tables.matrix(found["y"]), expected(x[good]), rtol=1e-4, atol=1e-5)
+
+
+def test_quarantine__run_over_it_with_a_fixed_model__answers_the_rows(tmp_path: Path) -> None:
+    broken = make_text_bundle(tmp_path / "texts")
+    fixed = make_text_bundle(tmp_path / "fixed", TOKENIZER.replace("raise ValueError", "print"))
+    texts = ["" if row in (7, 300) else "one" for row in range(500)]
+    rows = pa.table({"id": range(500), "text": texts})
+    parquet.write_table(rows, tmp_path / "in.parquet", row_group_size=100)
+    out = tmp_path / "out"
+    report = tables.score(broken, tmp_path / "in.parquet", sink_at(out))
+    assert (report.totals.rows, report.totals.bad) == (498, 2)
+    again = tables.score(fixed, out / "_mlctl" / "quarantine", sink_at(out / "redrive"))
+    assert (again.totals.rows, again.totals.bad) == (2, 0)
+    assert tables.answers(out / "redrive")["id"].to_pylist() == [7, 300]
+    assert tables.score(broken, tmp_path / "in.parquet", sink_at(out)).rows == 0
 
 
 def test_parquet__null_list_of_fixed_size__is_a_bad_row(
@@ -173,16 +184,16 @@ def test_parquet__null_list_of_fixed_size__is_a_bad_row(
         }
     )
     parquet.write_table(rows, tmp_path / "in.parquet", row_group_size=300)
-    wanted = BatchConfig(keep=("id", "name", "text", "at"), unit_rows=130)
+    config = BatchConfig(keep=("id", "name", "text", "at"), unit_rows=130)
     sink = sink_at(tmp_path / "out")
-    report = tables.score(bundle, tmp_path / "in.parquet", sink, wanted=wanted)
-    lines = (tmp_path / "out" / "_mlctl" / "quarantine.jsonl").read_text().splitlines()
-    reasons = [(each["row"], each["reason"]) for each in map(json.loads, lines)]
+    report = tables.score(bundle, tmp_path / "in.parquet", sink, config=config)
+    bad = tables.quarantine(tmp_path / "out")
+    reasons = [(row["mlctl_row"], row["mlctl_reason"]) for row in bad]
     assert reasons == [(row, "column 'x' is null") for row in sorted(empty)]
     assert report.totals.rows == 1996
     found = tables.answers(tmp_path / "out")
     good = [row for row in range(2000) if row not in empty]
-    assert found.select(wanted.keep).to_pylist() == rows.select(wanted.keep).take(good).to_pylist()
+    assert found.select(config.keep).to_pylist() == rows.select(config.keep).take(good).to_pylist()
     np.testing.assert_allclose(tables.matrix(found["y"]), expected(x[good]), rtol=1e-4, atol=1e-5)
 
 
@@ -190,15 +201,15 @@ def test_too_many_bad_rows_stop_the_job(bundle: VerifiedBundle, tmp_path: Path) 
     x = tables.inputs(4000)
     x[1000:1100] = np.nan
     parquet.write_table(tables.table(x), tmp_path / "in.parquet")
-    wanted = BatchConfig(keep=("id",), unit_rows=500, forbid_nan=True)
+    config = BatchConfig(keep=("id",), unit_rows=500, forbid_nan=True)
     with pytest.raises(MlctlError, match="more than --max-errors 1%") as caught:
-        tables.score(bundle, tmp_path / "in.parquet", sink_at(tmp_path / "out", 500), wanted=wanted)
+        tables.score(bundle, tmp_path / "in.parquet", sink_at(tmp_path / "out"), config=config)
     assert caught.value.code is ErrorCode.TOO_MANY_BAD_ROWS
     report = tables.score(
         bundle,
         tmp_path / "in.parquet",
-        sink_at(tmp_path / "out", 500),
-        wanted=wanted,
+        sink_at(tmp_path / "out"),
+        config=config,
         limit="100",
     )
     assert (report.totals.rows, report.totals.bad) == (3900, 100)
@@ -208,8 +219,8 @@ def test_answers_that_are_not_finite_can_be_refused(bundle: VerifiedBundle, tmp_
     x = tables.inputs(600)
     x[[3, 599]] = np.inf
     parquet.write_table(tables.table(x), tmp_path / "in.parquet")
-    wanted = BatchConfig(keep=("id",), unit_rows=500, finite_outputs=True)
-    report = tables.score(bundle, tmp_path / "in.parquet", sink_at(tmp_path / "out"), wanted=wanted)
+    config = BatchConfig(keep=("id",), unit_rows=500, finite_outputs=True)
+    report = tables.score(bundle, tmp_path / "in.parquet", sink_at(tmp_path / "out"), config=config)
     assert (report.totals.rows, report.totals.bad) == (598, 2)
     assert not {3, 599} & set(tables.answers(tmp_path / "out")["id"].to_pylist())
 
@@ -238,12 +249,12 @@ def test_parts_go_to_folders_of_their_keys(bundle: VerifiedBundle, tmp_path: Pat
     rows = tables.table(tables.inputs(900))
     keys = pa.array([["DE", "A T", None][index % 3] for index in range(900)])
     parquet.write_table(rows.append_column("land", keys), tmp_path / "in.parquet")
-    wanted = BatchConfig(keep=("id",), partition_by=("land",), unit_rows=500)
+    config = BatchConfig(keep=("id",), partition_by=("land",), unit_rows=500)
     tables.score(
         bundle,
         tmp_path / "in.parquet",
         sink_at(tmp_path / "out"),
-        wanted=wanted,
+        config=config,
     )
     found = parquet.read_table(tmp_path / "out", partitioning="hive").to_pylist()
     assert sorted((row["id"], row["land"]) for row in found) == [
@@ -257,3 +268,67 @@ def test_rows_of_a_model_whose_rows_meet_are_asked_alone(tmp_path: Path) -> None
     tables.score(bundle, tmp_path / "in.parquet", sink_at(tmp_path / "out"))
     found = tables.matrix(tables.answers(tmp_path / "out")["y"])
     np.testing.assert_allclose(found, x * 2 + x, rtol=1e-4, atol=1e-5)
+
+
+def test_filter__statistics_exclude_row_groups__they_are_not_read(tmp_path: Path) -> None:
+    tables.write_rows(tmp_path / "in.parquet", 3000, group=500)
+    source = open_source(str(tmp_path / "in.parquet"), 500)
+    plan = source.plan(["id"], Filter("id >= 1200 and id < 1400"))
+    assert [(unit.rows, unit.part.part) for unit in plan.units] == [(500, (2,))]
+    assert (plan.rows, plan.pruned) == (3000, 2500)
+
+
+def test_sources__hive_partitions__are_columns_and_are_pruned(
+    bundle: VerifiedBundle, tmp_path: Path
+) -> None:
+    for index, day in enumerate(("2026-11-20", "2026-11-21", "__HIVE_DEFAULT_PARTITION__")):
+        tables.write_rows(tmp_path / f"in/day={day}/land={index}/a.parquet", 100, first=100 * index)
+    config = BatchConfig(keep=("id", "day", "land"), filter="day == '2026-11-21'")
+    tables.score(bundle, tmp_path / "in", sink_at(tmp_path / "out"), config=config)
+    found = tables.answers(tmp_path / "out").to_pylist()
+    assert [(r["id"], r["day"], r["land"]) for r in found] == [
+        (row, "2026-11-21", 1) for row in range(100, 200)
+    ]
+    config = BatchConfig(keep=("id", "day"))
+    tables.score(bundle, tmp_path / "in", sink_at(tmp_path / "all"), config=config)
+    days = tables.answers(tmp_path / "all")["day"].to_pylist()
+    assert days == ["2026-11-20"] * 100 + ["2026-11-21"] * 100 + [None] * 100
+
+
+def test_batch__empty_and_zero_row_files__give_no_rows(
+    bundle: VerifiedBundle, tmp_path: Path
+) -> None:
+    tables.write_rows(tmp_path / "in/a.parquet", 10)
+    tables.write_rows(tmp_path / "in/b.parquet", 0)
+    assert tables.score(bundle, tmp_path / "in", sink_at(tmp_path / "out")).totals.rows == 10
+    tables.write_rows(tmp_path / "none.parquet", 0)
+    report = tables.score(bundle, tmp_path / "none.parquet", sink_at(tmp_path / "empty"))
+    assert (report.totals.rows, report.totals.units) == (0, 0)
+    assert (tmp_path / "empty" / "_SUCCESS").is_file()
+
+
+def test_stop__unit_outlasts_the_grace__is_abandoned_without_a_marker(tmp_path: Path) -> None:
+    slow = TOKENIZER.replace(
+        "def preprocess(inputs):", "def preprocess(inputs):\n    import time; time.sleep(0.2)"
+    )
+    bundle = make_text_bundle(tmp_path / "texts", slow)
+    rows = pa.table({"id": range(500), "text": ["one"] * 500})
+    parquet.write_table(rows, tmp_path / "in.parquet", row_group_size=100)
+    stop = threading.Event()
+    timer = threading.Timer(0.3, stop.set)
+    timer.start()
+    with pytest.raises(MlctlError) as caught:
+        run_job(
+            bundle,
+            open_source(str(tmp_path / "in.parquet"), 500),
+            sink_at(tmp_path / "out"),
+            BatchConfig(keep=("id",)),
+            local_executor(1),
+            RunControl(stop=stop, grace=0.0),
+            piece_rows=10,
+        )
+    timer.join()
+    assert caught.value.code is ErrorCode.INTERRUPTED
+    assert not list((tmp_path / "out" / "_mlctl").glob("0*.json"))
+    done = tables.score(bundle, tmp_path / "in.parquet", sink_at(tmp_path / "out2"))
+    assert done.totals.rows == 500

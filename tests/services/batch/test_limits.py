@@ -22,7 +22,7 @@ from services.batch.limits import ErrorLimit
 )
 def test_how_many_may_be_bad(text: str, total: int | None, seen: int, most: int) -> None:
     limit = ErrorLimit.parse(text)
-    assert limit.most(total, seen) == most
+    assert limit.max_bad(total, seen) == most
     limit.check(most, total, seen)
     with pytest.raises(MlctlError, match=f"more than --max-errors {text}") as caught:
         limit.check(most + 1, total, seen)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,15 +10,14 @@ from typing import Any
 
 import duckdb
 import psycopg
-import pyarrow as pa
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from services.batch.base import SinkRequest, Source, SourceRequest
-from services.batch.engine import BatchEvent
-from services.batch.job import BatchConfig, BatchReport, RunControl, local_executor, run_job
+from services.batch.engine import BatchEvent, RunControl
+from services.batch.job import BatchConfig, BatchReport, local_executor, run_job
 from services.batch.sinks import open_sink
 from services.batch.sources import open_source
+from services.batch.units import Source
 from tests.support import tables
 from tests.support.bundles import make_bundle
 
@@ -48,8 +48,8 @@ class Database:
     def source(self, query: str = "", key: str = "id") -> Source:
         where = self.url + ("&" if "?" in self.url else "?") + f"key={key}"
         if not query:
-            return open_source(SourceRequest(f"{where}&table=people", 100))
-        return open_source(SourceRequest(where, 100, {"query": query}))
+            return open_source(f"{where}&table=people", 100)
+        return open_source(where, 100, {"query": query})
 
 
 @pytest.fixture(params=["postgresql", "sqlite", "duckdb"])
@@ -69,33 +69,35 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Databas
     made.connection.close()
 
 
-def test_rows_come_in_the_order_of_the_key(database: Database) -> None:
+def read(source: Source, columns: list[str], skip: int = 0) -> list[dict[str, Any]]:
+    """Read all units but the first `skip`."""
+    units = source.plan(columns, None).units[skip:]
+    pieces = [piece for unit in units for piece in source.read(unit, columns, 40)]
+    return [row for piece in pieces for row in piece.table.to_pylist()]
+
+
+def test_query_source__units__are_ranges_of_the_key(database: Database) -> None:
     source = database.source()
-    assert source.total_rows() == 250
-    chunks = list(source.scan(["id", "score", "name"], ()))
-    assert [(c.unit.start, c.unit.rows) for c in chunks] == [(0, 100), (100, 100), (200, 50)]
-    found = pa.concat_tables([chunk.table for chunk in chunks])
-    assert [tuple(row.values()) for row in found.to_pylist()] == ROWS
-    again = list(source.scan(["name"], {chunks[0].unit.id, chunks[2].unit.id}))
-    assert [chunk.unit for chunk in again] == [chunks[1].unit]
-    assert again[0].table["name"].to_pylist() == [row[2] for row in ROWS[100:200]]
+    assert [unit.rows for unit in source.plan(["id"], None).units] == [100, 100, 50]
+    found = read(source, ["id", "score", "name"])
+    assert [tuple(row.values()) for row in found] == ROWS
+    assert [row["name"] for row in read(source, ["name"], 1)] == [row[2] for row in ROWS[100:]]
 
 
 def test_a_query_with_a_percent_and_a_condition(database: Database) -> None:
     source = database.source("SELECT id, id % 7 AS rest FROM people WHERE name LIKE 'name 1%';")
-    (chunk,) = source.scan(["rest"], ())
     expected = [row[0] % 7 for row in ROWS if str(row[2]).startswith("name 1")]
-    assert chunk.table["rest"].to_pylist() == expected
+    assert [row["rest"] for row in read(source, ["rest"])] == expected
 
 
 @pytest.mark.parametrize("database", ["postgresql", "sqlite"], indirect=True)
-def test_added_rows_change_the_identity_and_stop_a_scan(database: Database) -> None:
+def test_added_rows_change_the_identity_and_stop_a_read(database: Database) -> None:
     source = database.source()
     before = source.identity()
     database.add([(1000, 0.0, "new")])
     assert database.source().identity() != before
     with pytest.raises(MlctlError, match="changed since the start") as caught:
-        list(source.scan(["id"], ()))
+        read(source, ["id"])
     assert caught.value.code is ErrorCode.JOB_CHANGED
     assert "geheim" not in str(before)
     assert "geheim" not in source.name
@@ -108,25 +110,14 @@ def swap(database: Database, removed: int, added: int) -> None:
 
 
 @pytest.mark.parametrize("database", ["postgresql", "sqlite"], indirect=True)
-def test_query_source__rows_moved_between_scans__done_units_are_not_taken_for_others(
-    database: Database,
-) -> None:
+def test_query_source__rows_moved_between_runs__identity_changes(database: Database) -> None:
     database.connection.execute("DELETE FROM people WHERE id = 220")
     database.add([(1000, 0.0, "last")])
-    source = database.source()
-    first, second, third = (chunk.unit.id for chunk in source.scan(["id"], ()))
-    swap(database, 3, 220)  # each unit now begins one row later
-    again = database.source()
-    assert again.identity() == source.identity()
-    for done in ({first}, {second}, {first, second}):
-        with pytest.raises(MlctlError, match="rows were added or removed") as caught:
-            list(again.scan(["id"], done))
-        assert caught.value.code is ErrorCode.JOB_CHANGED
+    before = database.source().identity()
+    swap(database, 3, 220)  # the second and third unit now begin one row later
+    assert database.source().identity() != before
     swap(database, 220, 3)
-    assert [chunk.unit.id for chunk in database.source().scan(["id"], {first, second})] == [third]
-    swap(database, 210, 220)  # within the unit that is left
-    (chunk,) = database.source().scan(["id"], {first, second})
-    assert 220 in chunk.table["id"].to_pylist()
+    assert database.source().identity() == before
 
 
 def test_query_source__rows_moved_between_runs__job_ends_without_success(tmp_path: Path) -> None:
@@ -139,10 +130,9 @@ def test_query_source__rows_moved_between_runs__job_ends_without_success(tmp_pat
     location = f"sqlite://{tmp_path}/in.db?table=people&key=id"
 
     def score(control: RunControl) -> BatchReport:
-        sink = open_sink(SinkRequest(str(out)))
-        sink.commit_rows = 10
-        wanted, source = BatchConfig(keep=("id",)), open_source(SourceRequest(location, 10))
-        return run_job(bundle, "tiny", source, sink, wanted, local_executor(1), control)
+        sink = open_sink(str(out))
+        config, source = BatchConfig(keep=("id",)), open_source(location, 10)
+        return run_job(bundle, source, sink, config, local_executor(1), control)
 
     def stop_after_ten_units(event: BatchEvent) -> None:
         if event.totals.units == 10:
@@ -155,7 +145,7 @@ def test_query_source__rows_moved_between_runs__job_ends_without_success(tmp_pat
     connection.execute("INSERT INTO people SELECT 281, x_0, x_1, x_2, x_3 FROM people WHERE id = 0")
     connection.commit()
     connection.close()
-    with pytest.raises(MlctlError, match="rows were added or removed") as caught:
+    with pytest.raises(MlctlError, match="input ranges was") as caught:
         score(RunControl())
     assert caught.value.code is ErrorCode.JOB_CHANGED
     assert not (out / "_SUCCESS").exists()
@@ -169,8 +159,8 @@ def test_keys_that_do_not_tell_rows_apart_are_refused(
     database: Database, row: tuple[Any, ...]
 ) -> None:
     database.add([row])
-    with pytest.raises(MlctlError, match="does not tell rows apart"):
-        list(database.source().scan(["score"], ()))
+    with pytest.raises(MlctlError, match="is not unique"):
+        database.source().plan(["score"], None)
 
 
 def test_a_value_of_sqlite_that_is_not_of_its_columns_type_is_bad(tmp_path: Path) -> None:
@@ -180,12 +170,17 @@ def test_a_value_of_sqlite_that_is_not_of_its_columns_type_is_bad(tmp_path: Path
     wrong = {7: "much", 30_000: "more"}
     made.add([(row, wrong.get(row, float(row)), "a") for row in range(30_001)])
     made.connection.close()
-    chunks = list(made.source().scan(["score", "id"], ()))
-    bad = [bad for chunk in chunks for bad in chunk.rejected]
+    source = made.source()
+    columns = ["score", "id"]
+    units = source.plan(columns, None).units
+    pieces = [piece for unit in units for piece in source.read(unit, columns, 1000)]
+    bad = [bad for piece in pieces for bad in piece.unreadable]
     assert {each.reason for each in bad} == {"column 'score' is not double"}
-    assert [each.values for each in bad] == [{"score": wrong[row], "id": row} for row in wrong]
+    assert [json.loads(each.text) for each in bad] == [
+        {"score": wrong[row], "id": row} for row in wrong
+    ]
     assert [each.row for each in bad] == list(wrong)
-    assert sum(chunk.table.num_rows for chunk in chunks) == 29_999
+    assert sum(piece.table.num_rows for piece in pieces) == 29_999
 
 
 @pytest.mark.parametrize(
@@ -198,7 +193,7 @@ def test_a_value_of_sqlite_that_is_not_of_its_columns_type_is_bad(tmp_path: Path
 )
 def test_what_is_missing_is_told(location: str, options: dict[str, str], told: str) -> None:
     with pytest.raises(MlctlError, match=told):
-        open_source(SourceRequest(location, 100, options))
+        open_source(location, 100, options)
 
 
 def test_a_bad_query_and_a_bad_key_are_told(database: Database) -> None:
@@ -211,6 +206,6 @@ def test_a_bad_query_and_a_bad_key_are_told(database: Database) -> None:
 def test_a_server_that_is_away_is_told_without_the_password() -> None:
     location = "postgresql://u:geheim@/d?host=/nowhere&table=a&key=id"
     with pytest.raises(MlctlError, match="cannot be reached") as caught:
-        open_source(SourceRequest(location, 100)).identity()
+        open_source(location, 100).identity()
     assert caught.value.code is ErrorCode.SOURCE_UNAVAILABLE
     assert "geheim" not in str(caught.value)

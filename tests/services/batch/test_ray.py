@@ -6,10 +6,9 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -20,16 +19,23 @@ from pyarrow import csv, parquet
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import MODEL_NAME
 from bundle.verify import VerifiedBundle
-from services.batch.answers import result_schema
-from services.batch.base import Chunk, Sink, SinkRequest, Source, SourceRequest, Unit, UnitResult
-from services.batch.engine import BatchEvent, BatchPhase
-from services.batch.executors import choose_executor, cluster
-from services.batch.executors.actor import Failure, ScoringActor, WorkerSetup, read_files
-from services.batch.job import BatchConfig, BatchReport, RunControl, Scoring, make_recipe, run_job
+from services.batch import ray_executor as cluster
+from services.batch.engine import BatchEvent, BatchPhase, RunControl
+from services.batch.files import FileSource
+from services.batch.job import (
+    BatchConfig,
+    BatchReport,
+    Scoring,
+    local_executor,
+    make_job,
+    make_plan,
+    run_job,
+)
 from services.batch.limits import ErrorLimit
-from services.batch.sinks.parquet import open_sink
+from services.batch.ray_actor import Failure, ScoringActor, WorkerSetup, read_files
+from services.batch.sinks import open_sink
 from services.batch.sources import open_source
-from services.batch.sources.parquet import ParquetSource
+from services.batch.units import Marker, Piece, Sink, Source, Unit
 from services.runtime.pipeline_scorer import VerifiedPipeline
 from services.runtime.scorable import Scorable
 from tests.services.runtime.test_pipeline_scorer import pipeline
@@ -39,7 +45,7 @@ from tests.support.wait import wait_until
 
 UNIT = 250
 ROWS = 12 * UNIT
-WANTED = BatchConfig(keep=("id",), unit_rows=UNIT)
+CONFIG = BatchConfig(keep=("id",), unit_rows=UNIT)
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +56,7 @@ def started() -> Iterator[None]:
 
 
 def sink_at(out: Path) -> Sink:
-    sink = open_sink(SinkRequest(str(out)))
-    sink.commit_rows = UNIT
-    return sink
+    return open_sink(str(out))
 
 
 def score(
@@ -64,21 +68,16 @@ def score(
 ) -> BatchReport:
     return run_job(
         model,
-        tables.reference(model),
         source,
         sink_at(out),
-        WANTED,
-        choose_executor("ray", None, None, actors),
+        CONFIG,
+        cluster.ray_executor(None, actors),
         control or RunControl(limit=ErrorLimit(count=10)),
     )
 
 
 def rows_at(path: Path) -> Source:
-    return open_source(SourceRequest(str(path), UNIT))
-
-
-def lines(out: Path) -> list[str]:
-    return (out / "_mlctl" / "quarantine.jsonl").read_text().splitlines()
+    return open_source(str(path), UNIT)
 
 
 def actors() -> list[psutil.Process]:
@@ -101,7 +100,7 @@ def write_wide(place: Path) -> None:
     third[7] = third[ROWS - 201] = None
     wide = wide.set_column(4, "x_3", pa.array(third, pa.float32()))
     if place.suffix == ".parquet":
-        parquet.write_table(wide, place, row_group_size=900)
+        parquet.write_table(wide, place, row_group_size=UNIT)
     else:
         csv.write_csv(wide, place)
 
@@ -109,16 +108,18 @@ def write_wide(place: Path) -> None:
 def check_as_local(model: Scorable, place: Path, report: BatchReport, out: Path) -> None:
     """The answers and the bad rows in `out` are those of this process."""
     local = out.with_name("local")
-    tables.score(model, place, sink_at(local), limit="10", wanted=WANTED)
+    tables.score(model, place, sink_at(local), limit="10", config=CONFIG)
     assert (report.totals.rows, report.totals.bad) == (ROWS - 2, 2)
-    one, other = (tables.answers(at).drop_columns("mlctl_scored_at") for at in (out, local))
+    one, other = (tables.answers(at) for at in (out, local))
     assert one.equals(other)
-    assert lines(out) == lines(local)
+    assert tables.quarantine(out) == tables.quarantine(local)
+    names = [sorted(path.name for path in at.glob("part-*")) for at in (out, local)]
+    assert names[0] == names[1]
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("started")
-def test_rows_that_are_sent_are_answered_as_here(bundle: VerifiedBundle, tmp_path: Path) -> None:
+def test_ray__csv__is_answered_as_here(bundle: VerifiedBundle, tmp_path: Path) -> None:
     write_wide(tmp_path / "in.csv")
     report = score(bundle, rows_at(tmp_path / "in.csv"), tmp_path / "ray", actors=1)
     check_as_local(bundle, tmp_path / "in.csv", report, tmp_path / "ray")
@@ -160,7 +161,7 @@ def test_killing_actors_that_read_themselves_loses_and_doubles_nothing(
 @pytest.mark.slow
 @pytest.mark.usefixtures("started")
 def test_a_stopped_job_goes_on_where_it_was(bundle: VerifiedBundle, tmp_path: Path) -> None:
-    tables.write_rows(tmp_path / "in.parquet", 16 * UNIT)
+    tables.write_rows(tmp_path / "in.parquet", 16 * UNIT, group=UNIT)
     stop = threading.Event()
 
     def stop_early(event: BatchEvent) -> None:
@@ -175,47 +176,21 @@ def test_a_stopped_job_goes_on_where_it_was(bundle: VerifiedBundle, tmp_path: Pa
     part = tables.answers(tmp_path / "out").num_rows
     assert 0 < part < 16 * UNIT
     assert signal.getsignal(signal.SIGTERM) == before
-    tables.score(bundle, tmp_path / "in.parquet", sink_at(tmp_path / "out"), wanted=WANTED)
+    tables.score(bundle, tmp_path / "in.parquet", sink_at(tmp_path / "out"), config=CONFIG)
     assert tables.answers(tmp_path / "out")["id"].to_pylist() == list(range(16 * UNIT))
 
 
-class Deadly:
-    """A number that ends whoever is sent it; not the sender."""
+class DeadlySource(FileSource):
+    """Ends the process that reads its second unit, unless that made the source."""
 
-    def __reduce__(self) -> tuple[object, tuple[int, int]]:
-        return _die_elsewhere, (os.getpid(), 0)
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path), UNIT, {})
+        self.home = os.getpid()
 
-    def __int__(self) -> int:
-        return 0
-
-
-def _die_elsewhere(home: int, number: int) -> int:
-    if os.getpid() != home:
-        os._exit(137)
-    return number
-
-
-class DeadlySource:
-    """Three units; whoever scores the second one dies, each time."""
-
-    name = "deadly"
-
-    def __init__(self) -> None:
-        self._table = tables.table(tables.inputs(UNIT))
-        self.schema = self._table.schema
-
-    def identity(self) -> Mapping[str, str]:
-        return {"rows": "3"}
-
-    def total_rows(self) -> int | None:
-        return 3 * UNIT
-
-    def scan(self, columns: Sequence[str], done: Container[str]) -> Iterator[Chunk]:
-        for index in range(3):
-            unit = Unit(f"{index}", "deadly", 0, UNIT)
-            if unit.id not in done:
-                numbers = [Deadly()] if index == 1 else None
-                yield Chunk(unit, self._table.select(columns), (), numbers)  # type: ignore[arg-type]
+    def read(self, unit: Unit, columns: Sequence[str], piece_rows: int) -> Iterator[Piece]:
+        if unit.id.endswith("1") and os.getpid() != self.home:
+            os._exit(137)
+        return super().read(unit, columns, piece_rows)
 
 
 @pytest.mark.slow
@@ -224,72 +199,62 @@ def test_a_unit_that_ends_its_actor_again_and_again_ends_the_job(
     bundle: VerifiedBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster, "_RETRIES", 1)
+    tables.write_rows(tmp_path / "in.parquet", 3 * UNIT, group=UNIT)
+    source = DeadlySource(tmp_path / "in.parquet")
     with pytest.raises(MlctlError, match="lost a unit 2 times") as caught:
-        score(bundle, DeadlySource(), tmp_path / "out", actors=1)
+        score(bundle, source, tmp_path / "out", actors=1)
     assert caught.value.code is ErrorCode.CLUSTER_UNAVAILABLE
     assert not (tmp_path / "out" / "_SUCCESS").exists()
-    # No row was blamed for it: where nobody dies, the same job goes on to its end.
+    # No row is blamed for it: the same job completes where no process dies.
     report = run_job(
-        bundle,
-        str(bundle.root),
-        DeadlySource(),
-        sink_at(tmp_path / "out"),
-        WANTED,
-        choose_executor("local", 1, None, None),
-        RunControl(),
+        bundle, source, sink_at(tmp_path / "out"), CONFIG, local_executor(1), RunControl()
     )
     assert (report.totals.rows, report.totals.bad) == (3 * UNIT, 0)
 
 
-class OnlyHere(ParquetSource):
-    """Files that no other process can read."""
-
-    def __init__(self, request: SourceRequest) -> None:
-        super().__init__(request)
-        self.home = os.getpid()
-
-    def read(self, unit: Unit, columns: Sequence[str]) -> Chunk:
-        if os.getpid() != self.home:
-            raise FileNotFoundError(unit.origin)
-        return super().read(unit, columns)
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("started")
-def test_what_actors_cannot_read_is_sent_and_too_many_bad_rows_are_told_from_there(
-    bundle: VerifiedBundle, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_ray__too_many_bad_rows_in_a_unit__ends_the_job(
+    bundle: VerifiedBundle, tmp_path: Path
 ) -> None:
     rows = tables.table(tables.inputs(UNIT)).to_pydict()
     rows["x"] = [[1.0, 2.0] if index % 2 else values for index, values in enumerate(rows["x"])]
     kinds = pa.schema([("id", pa.int64()), ("x", pa.list_(pa.float32()))])
     parquet.write_table(pa.table(rows, schema=kinds), tmp_path / "in.parquet")
-    source: Any = OnlyHere(SourceRequest(str(tmp_path / "in.parquet"), UNIT))
-    with (
-        caplog.at_level("WARNING", "mlctl.batch"),
-        pytest.raises(MlctlError, match="max-errors") as caught,
-    ):
-        score(bundle, source, tmp_path / "out", actors=1)
+    with pytest.raises(MlctlError, match="max-errors") as caught:
+        score(bundle, rows_at(tmp_path / "in.parquet"), tmp_path / "out", actors=1)
     assert caught.value.code is ErrorCode.TOO_MANY_BAD_ROWS
-    (told,) = caplog.records
-    assert "cannot read in.parquet: this process reads it from now on" in told.getMessage()
 
 
-def errand(model: Scorable) -> WorkerSetup:
-    schema = tables.table(tables.inputs(1)).schema
-    recipe = make_recipe(model, schema, WANTED)
-    answers = result_schema(model.signature, schema, recipe.keep)
-    return WorkerSetup(Scoring(model, recipe, answers), read_files(model))
+def test_ray__sink_of_one_process__is_rejected(bundle: VerifiedBundle, tmp_path: Path) -> None:
+    tables.write_rows(tmp_path / "in.parquet", 10)
+    sink = open_sink(f"sqlite://{tmp_path}/out.db?table=t&create=yes")
+    with pytest.raises(MlctlError, match="--executor ray writes to folders and buckets"):
+        run_job(
+            bundle, rows_at(tmp_path / "in.parquet"), sink, CONFIG,
+            cluster.ray_executor(None, 1), RunControl(),
+        )  # fmt: skip
+
+
+def setup_of(model: Scorable, folder: Path, x: np.ndarray) -> tuple[WorkerSetup, Unit]:
+    parquet.write_table(tables.table(x), folder / "in.parquet")
+    source, sink = rows_at(folder / "in.parquet"), sink_at(folder / "out")
+    plan = make_plan(model, source.schema, CONFIG)
+    job = make_job(model, source, plan, CONFIG)
+    sink.begin(job)
+    scoring = Scoring(model, source, sink, plan, job.schema, job.quarantine)
+    (unit,) = source.plan(plan.columns, None).units
+    return WorkerSetup(scoring, read_files(model)), unit
 
 
 def test_an_actor_opens_only_the_bundle_that_was_meant(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path / "bundle")
-    meant = errand(bundle)
+    meant, unit = setup_of(bundle, tmp_path, tables.inputs(3))
     actor = ScoringActor(lambda given: given)
     assert actor.open([meant]) is None
-    chunk = Chunk(Unit("0", "here", 0, 3), tables.table(tables.inputs(3)))
-    answered = actor.score([meant], chunk)
-    assert isinstance(answered, UnitResult)
-    assert answered.table.num_rows == 3
+    marker = actor.process([meant], unit)
+    assert isinstance(marker, Marker)
+    assert marker.rows == 3
     actor.close()
     altered = dict(meant.files)
     name = f"{bundle.name}/{MODEL_NAME}"
@@ -308,15 +273,15 @@ def test_an_actor_opens_only_the_bundle_that_was_meant(tmp_path: Path) -> None:
 def test_an_actor_opens_all_stages_of_a_pipeline_or_none(tmp_path: Path) -> None:
     whole = VerifiedPipeline.of(pipeline(tmp_path))
     assert whole is not None
-    meant = errand(whole)
-    actor = ScoringActor(lambda given: given)
     x = tables.inputs(3)
-    answered = actor.score([meant], Chunk(Unit("0", "here", 0, 3), tables.table(x)))
+    meant, unit = setup_of(whole, tmp_path, x)
+    actor = ScoringActor(lambda given: given)
+    assert isinstance(actor.process([meant], unit), Marker)
     actor.close()
-    assert isinstance(answered, UnitResult)
-    assert answered.table["mlctl_digest"].to_pylist() == [whole.digest] * 3
+    found = tables.answers(tmp_path / "out")
+    assert found["mlctl_digest"].to_pylist() == [whole.digest] * 3
     wanted = expected(expected(x), scale=3.0)
-    np.testing.assert_allclose(tables.matrix(answered.table["y"]), wanted, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(tables.matrix(found["y"]), wanted, rtol=1e-4, atol=1e-5)
     other = make_bundle(tmp_path / "other", name="triple", scale=4.0)
     files = {**meant.files, **read_files(other)}
     refused = actor.open([replace(meant, files=files)])
@@ -330,17 +295,10 @@ def test_a_cluster_that_nobody_is_at_is_told_at_once() -> None:
         taken.bind(("127.0.0.1", 0))  # and does not listen
         place = f"127.0.0.1:{taken.getsockname()[1]}"
         for address in (place, f"ray://{place}"):
-            with pytest.raises(MlctlError, match="does not answer") as caught:
+            with pytest.raises(MlctlError, match="does not respond") as caught:
                 cluster.check_reachable(address)
             assert caught.value.code is ErrorCode.CLUSTER_UNAVAILABLE
         taken.listen()
         cluster.check_reachable(f"ray://{place}")
     for address in (cluster.LOCAL, "auto"):
         cluster.check_reachable(address)
-
-
-def test_options_of_the_other_executor_are_refused() -> None:
-    with pytest.raises(MlctlError, match="need --executor ray"):
-        choose_executor("local", None, None, 2)
-    with pytest.raises(MlctlError, match="one thread"):
-        choose_executor("ray", 2, None, None)

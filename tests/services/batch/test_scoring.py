@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from bundle.clock import ManualClock
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import Manifest
 from bundle.tensors import Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle
-from services.batch.answers import result_schema
-from services.batch.base import BadRow, Chunk, Unit
+from services.batch.answers import quarantine_schema, result_schema
 from services.batch.filters import Filter
-from services.batch.scoring import ScoringPlan, UnitScorer
+from services.batch.scoring import PieceScorer, ScoringPlan
+from services.batch.units import Piece, ScoredPiece, Unit
 from services.runtime.scorer import Scorer
 from services.runtime.tabular.input_columns import find_feeds
 from tests.support.sessions import FunctionSession
@@ -29,18 +27,29 @@ def spec(name: str, dtype: Datatype, *shape: int) -> TensorSpec:
     return TensorSpec(name=name, dtype=dtype, shape=(-1, *shape))
 
 
-def scorer_of(manifest: Manifest, outputs: tuple[TensorSpec, ...], function: Any) -> UnitScorer:
+QUARANTINE = quarantine_schema(SOURCE, SOURCE.names)
+UNIT = Unit("u", "f", None)
+
+
+def scorer_of(
+    manifest: Manifest, outputs: tuple[TensorSpec, ...], function: Any, condition: str = ""
+) -> PieceScorer:
     signature = Signature(inputs=(spec("x", Datatype.FP32),), outputs=outputs)
     manifest = manifest.model_copy(update={"signature": signature})
     scorer = Scorer(manifest, "d" * 64, FunctionSession(function))
-    recipe = ScoringPlan(find_feeds(SOURCE, signature, {}), ("id",))
-    schema = result_schema(signature, SOURCE, ("id",))
-    return UnitScorer(scorer, recipe, schema, clock=ManualClock(1_700_000_000.5))
+    found = Filter(condition) if condition else None
+    plan = ScoringPlan(find_feeds(SOURCE, signature, {}), ("id",), found)
+    return PieceScorer(scorer, plan, result_schema(signature, SOURCE, ("id",)), QUARANTINE)
 
 
-def chunk(values: list[float | None], start: int = 0) -> Chunk:
+def piece(values: list[float | None], start: int = 0) -> Piece:
     table = pa.table({"id": range(len(values)), "x": pa.array(values, pa.float32())})
-    return Chunk(Unit("u", "f", start, len(values)), table)
+    return Piece(table, range(start, start + len(values)))
+
+
+def bad_rows(result: ScoredPiece) -> list[tuple[int, str]]:
+    rows = [] if result.quarantine is None else result.quarantine.to_pylist()
+    return [(row["mlctl_row"], row["mlctl_reason"]) for row in rows]
 
 
 @pytest.mark.parametrize(
@@ -63,13 +72,9 @@ def test_an_output_is_a_column_of_its_type(
     bundle: VerifiedBundle, output: TensorSpec, answer: Any, column: list[object]
 ) -> None:
     scorer = scorer_of(bundle.manifest, (output,), lambda feed: {"y": answer(feed["x"])})
-    result = scorer.score(chunk([1.0, 2.0]))
-    assert result.table.schema == scorer.schema
-    assert result.table["y"].to_pylist() == column
-    assert result.table["id"].to_pylist() == [0, 1]
-    assert {when.timestamp() for when in result.table["mlctl_scored_at"].to_pylist()} == {
-        1_700_000_000.5
-    }
+    result = scorer.score(UNIT, piece([1.0, 2.0]))
+    assert result.answers["y"].to_pylist() == column
+    assert result.answers["id"].to_pylist() == [0, 1]
 
 
 def test_text_that_is_none_makes_its_row_bad(bundle: VerifiedBundle) -> None:
@@ -78,9 +83,11 @@ def test_text_that_is_none_makes_its_row_bad(bundle: VerifiedBundle) -> None:
         (spec("y", Datatype.BYTES),),
         lambda _feed: {"y": np.array([b"a", b"\xff", b"c"], object)},
     )
-    result = scorer.score(chunk([1.0, 2.0, 3.0], start=100))
-    assert result.table["y"].to_pylist() == ["a", "c"]
-    assert result.bad == (BadRow(101, "the answer 'y' is not UTF-8 text", {"id": 1, "x": 2.0}),)
+    result = scorer.score(UNIT, piece([1.0, 2.0, 3.0], start=100))
+    assert result.answers["y"].to_pylist() == ["a", "c"]
+    assert bad_rows(result) == [(101, "the answer 'y' is not UTF-8 text")]
+    assert result.quarantine is not None
+    assert result.quarantine.select(["id", "x"]).to_pylist() == [{"id": 1, "x": 2.0}]
 
 
 def test_a_failing_runtime_is_told_with_its_words(bundle: VerifiedBundle) -> None:
@@ -90,9 +97,9 @@ def test_a_failing_runtime_is_told_with_its_words(bundle: VerifiedBundle) -> Non
         return {"y": feed["x"]}
 
     scorer = scorer_of(bundle.manifest, (spec("y", Datatype.FP32),), fail)
-    result = scorer.score(chunk([1.0, -1.0, None, 4.0]))
-    assert result.table["y"].to_pylist() == [1.0, 4.0]
-    assert [(bad.row, bad.reason) for bad in result.bad] == [
+    result = scorer.score(UNIT, piece([1.0, -1.0, None, 4.0]))
+    assert result.answers["y"].to_pylist() == [1.0, 4.0]
+    assert bad_rows(result) == [
         (1, "model 'tiny' failed on these inputs: negative index"),
         (2, "column 'x' is null"),
     ]
@@ -108,21 +115,19 @@ def test_a_defect_of_ours_is_no_rows_fault(bundle: VerifiedBundle) -> None:
             raise NameError("a name of ours")
 
     assert isinstance(scorer.scorer, Scorer)
-    broken = Scorer(scorer.scorer.manifest, "d" * 64, Broken())
+    scorer.scorer = Scorer(scorer.scorer.manifest, "d" * 64, Broken())
     with pytest.raises(MlctlError) as caught:
-        replace(scorer, scorer=broken).score(chunk([1.0, 2.0]))
+        scorer.score(UNIT, piece([1.0, 2.0]))
     assert caught.value.code is ErrorCode.INTERNAL
     assert isinstance(caught.value.__cause__, NameError)
 
 
 def test_rows_keep_their_numbers_behind_a_filter(bundle: VerifiedBundle) -> None:
-    scorer = scorer_of(bundle.manifest, (spec("y", Datatype.FP32),), lambda f: {"y": f["x"]})
-    recipe = ScoringPlan(scorer.recipe.feeds, ("id",), Filter("id >= 2"))
-    result = UnitScorer(scorer.scorer, recipe, scorer.schema).score(
-        chunk([1.0, 2.0, None, 4.0], start=50)
-    )
-    assert (result.skipped, result.table["id"].to_pylist()) == (2, [3])
-    assert [bad.row for bad in result.bad] == [52]
+    outputs = (spec("y", Datatype.FP32),)
+    scorer = scorer_of(bundle.manifest, outputs, lambda f: {"y": f["x"]}, "id >= 2")
+    result = scorer.score(UNIT, piece([1.0, 2.0, None, 4.0], start=50))
+    assert (result.skipped, result.answers["id"].to_pylist()) == (2, [3])
+    assert bad_rows(result) == [(52, "column 'x' is null")]
 
 
 @pytest.mark.parametrize("keep", ["y", "mlctl_digest", "no"])

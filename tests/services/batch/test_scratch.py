@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from services.batch.executors.scratch import PREFIX, Scratch, sweep
+from services.batch.scratch import PREFIX, Scratch, sweep
 
 pytestmark = pytest.mark.slow
 
 HOLD = """
 import sys
-from services.batch.executors.scratch import Scratch
+from services.batch.scratch import Scratch
 scratch = Scratch()
 (scratch.folder / "file").write_text("content")
 print(scratch.folder, flush=True)

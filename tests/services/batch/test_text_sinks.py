@@ -12,9 +12,9 @@ from pyarrow import csv as arrow_csv
 from pyarrow import parquet
 
 from bundle.verify import verify
-from services.batch.base import Job, SinkRequest, Unit, UnitResult
 from services.batch.job import BatchConfig
-from services.batch.sinks import form_at, open_sink
+from services.batch.sinks import open_sink, part_format
+from services.batch.units import Job, ScoredPiece, Unit
 from tests.support import tables
 from tests.support.bundles import make_bundle
 
@@ -32,10 +32,10 @@ TABLE = pa.table(
 
 
 def write(out: Path, form: str, by: tuple[str, ...] = ()) -> None:
-    with open_sink(SinkRequest(str(out), {"format": form})) as sink:
-        sink.begin(Job({"input": "a"}, TABLE.schema, TABLE.schema, partition_by=by))
-        sink.commit([UnitResult(Unit("0", "f", 0, 2), TABLE)])
-        sink.finish({})
+    sink = open_sink(str(out), form)
+    sink.begin(Job({"input": "a"}, TABLE.schema, TABLE.schema, partition_by=by))
+    sink.commit(Unit("0", "f", 2), [ScoredPiece(TABLE)])
+    sink.finish({})
 
 
 def test_json_lines(tmp_path: Path) -> None:
@@ -76,12 +76,12 @@ def test_partitions(tmp_path: Path, form: str) -> None:
 def test_a_folder_without_answers_keeps_its_form(tmp_path: Path, form: str) -> None:
     bundle = make_bundle(tmp_path / "tiny")
     tables.write_rows(tmp_path / "in.parquet", 10)
-    wanted = BatchConfig(keep=("id",), format=form, filter="id < 0")
-    sink = open_sink(SinkRequest(str(tmp_path / "o"), {"format": form}))
-    tables.score(bundle, tmp_path / "in.parquet", sink, wanted=wanted)
+    config = BatchConfig(keep=("id",), format=form, filter="id < 0")
+    sink = open_sink(str(tmp_path / "o"), form)
+    tables.score(bundle, tmp_path / "in.parquet", sink, config=config)
     assert not list((tmp_path / "o").glob("part-*"))
-    assert form_at(str(tmp_path / "o")) == form
-    assert form_at(str(tmp_path / "new")) == "parquet"
+    assert part_format(str(tmp_path / "o")) == form
+    assert part_format(str(tmp_path / "new")) == "parquet"
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
@@ -96,13 +96,13 @@ def test_the_same_rows_have_the_same_answers_in_each_form(tmp_path: Path, form: 
         head = "id,x_0,x_1,x_2,x_3\n"
         text = head + "".join(f"{r['id']},{','.join(map(str, r['x']))}\n" for r in rows)
     (tmp_path / f"in.{form}").write_text(text)
-    wanted = BatchConfig(keep=("id",), unit_rows=100, format=form)
+    config = BatchConfig(keep=("id",), unit_rows=100, format=form)
     tables.score(
-        bundle, tmp_path / "in.parquet", open_sink(SinkRequest(str(tmp_path / "p"))),
+        bundle, tmp_path / "in.parquet", open_sink(str(tmp_path / "p")),
     )  # fmt: skip
-    sink = open_sink(SinkRequest(str(tmp_path / "o"), {"format": form}))
-    tables.score(bundle, tmp_path / f"in.{form}", sink, wanted=wanted)
-    expected = tables.answers(tmp_path / "p").drop_columns(["mlctl_scored_at"])
+    sink = open_sink(str(tmp_path / "o"), form)
+    tables.score(bundle, tmp_path / f"in.{form}", sink, config=config)
+    expected = tables.answers(tmp_path / "p")
     (part,) = (tmp_path / "o").glob("part-*")
     if form == "jsonl":
         found = [json.loads(line) for line in part.read_text().splitlines()]

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from services.batch.base import Chunk, Source, SourceRequest
 from services.batch.sources import open_source
+from services.batch.units import Piece, Source
 
 ROWS = 250
 LAND = ["DE", "AT", "NA", "x,y", 'say "hi"']
@@ -49,17 +49,24 @@ def as_jsonl(found: Sequence[dict[str, object]]) -> bytes:
     return b"".join(json.dumps(row).encode() + b"\n" for row in found)
 
 
-def source_at(path: Path, unit_rows: int = 100, **options: str) -> Source:
-    return open_source(SourceRequest(str(path), unit_rows, options))
+def source_at(path: Path, **options: str) -> Source:
+    return open_source(str(path), options=options)
 
 
-def scan(source: Source, done: Sequence[str] = ()) -> list[Chunk]:
-    return list(source.scan(source.schema.names, done))
+def scan(source: Source, piece_rows: int = 100) -> list[Piece]:
+    """Read all units in pieces."""
+    columns = source.schema.names
+    units = source.plan(columns, None).units
+    return [piece for unit in units for piece in source.read(unit, columns, piece_rows)]
 
 
-def read(chunks: Sequence[Chunk]) -> list[dict[str, object]]:
-    found: list[dict[str, object]] = pa.concat_tables([c.table for c in chunks]).to_pylist()
+def read(pieces: Sequence[Piece]) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = pa.concat_tables([p.table for p in pieces]).to_pylist()
     return found
+
+
+def numbers(pieces: Sequence[Piece]) -> list[int]:
+    return [int(number) for piece in pieces for number in piece.numbers]
 
 
 @pytest.mark.parametrize("packing", ["", ".gz", ".zst"])
@@ -67,22 +74,21 @@ def read(chunks: Sequence[Chunk]) -> list[dict[str, object]]:
 def test_rows_come_in_units_with_their_types(tmp_path: Path, form: str, packing: str) -> None:
     content = as_csv(rows()) if form == "csv" else as_jsonl(rows())
     source = source_at(packed(tmp_path / f"in.{form}{packing}", content))
-    chunks = scan(source)
+    pieces = scan(source)
     assert source.schema.types == [pa.int64(), pa.float64(), pa.string(), pa.bool_()]
-    assert [(c.unit.start, c.unit.rows) for c in chunks] == [(0, 100), (100, 100), (200, 50)]
-    assert read(chunks) == rows()
-    assert [c.number(3) for c in chunks] == [3, 103, 203]
-    again = scan(source, [chunks[0].unit.id, chunks[2].unit.id])
-    assert [c.unit for c in again] == [chunks[1].unit]
+    assert read(pieces) == rows()
+    assert numbers(pieces) == list(range(ROWS))
+    assert max(piece.table.num_rows for piece in pieces) == 100
 
 
 def test_a_folder_of_packed_and_plain_files_in_order_of_their_names(tmp_path: Path) -> None:
     packed(tmp_path / "b.csv.gz", as_csv(rows()[120:]))
     packed(tmp_path / "a.csv", as_csv(rows()[:120]))
     source = source_at(tmp_path)
-    chunks = scan(source)
-    assert [c.unit.origin for c in chunks] == ["a.csv", "a.csv", "b.csv.gz", "b.csv.gz"]
-    assert read(chunks) == rows()
+    pieces = scan(source)
+    units = source.plan(source.schema.names, None).units
+    assert [unit.origin for unit in units] == ["a.csv", "b.csv.gz"]
+    assert read(pieces) == rows()
     before = source.identity()
     packed(tmp_path / "b.csv.gz", as_csv(rows()[119:]))
     assert source_at(tmp_path).identity() != before
@@ -95,25 +101,23 @@ def test_csv_rows_that_do_not_fit_are_bad_under_their_own_numbers(tmp_path: Path
     lines[1 + 121] = "121,1.0,DE,true,more"
     lines[1 + 249] = "249"
     path = packed(tmp_path / "in.csv", "\n".join(lines).encode())
-    chunks = scan(source_at(path, types="score:double"))
-    bad = [each for chunk in chunks for each in chunk.rejected]
+    pieces = scan(source_at(path, types="score:double"))
+    bad = [each for piece in pieces for each in piece.unreadable]
     assert [each.row for each in bad] == [7, 120, 121, 249]
     assert bad[0].reason == "column 'score' is not double"
-    assert bad[0].values == {"id": "7", "score": "one", "land": "DE", "seen": "true"}
+    values = {"id": "7", "score": "one", "land": "DE", "seen": "true"}
+    assert json.loads(bad[0].text) == values
     assert bad[1].reason == "the row has 3 fields, expected 4"
-    assert bad[2].values == {"line": "121,1.0,DE,true,more"}
-    assert read(chunks) == [row for row in rows() if row["id"] not in (7, 120, 121, 249)]
-    for chunk in chunks:
-        ids = chunk.table["id"].to_pylist()
-        assert [chunk.number(index) for index in range(len(ids))] == ids
-        assert chunk.unit.rows == len(ids) + len(chunk.rejected)
+    assert bad[2].text == "121,1.0,DE,true,more"
+    assert read(pieces) == [row for row in rows() if row["id"] not in (7, 120, 121, 249)]
+    assert numbers(pieces) == [row for row in range(ROWS) if row not in (7, 120, 121, 249)]
 
 
 def test_text_beside_a_row_that_is_no_text_is_as_it_is(tmp_path: Path) -> None:
     path = packed(tmp_path / "in.csv", b"id,land\n0, DE \n1,\xff\n2,AT\t\n")
-    (chunk,) = scan(source_at(path))
-    assert [bad.row for bad in chunk.rejected] == [1]
-    assert chunk.table["land"].to_pylist() == [" DE ", "AT\t"]
+    (piece,) = scan(source_at(path))
+    assert [bad.row for bad in piece.unreadable] == [1]
+    assert piece.table["land"].to_pylist() == [" DE ", "AT\t"]
 
 
 def test_json_lines_that_do_not_fit_are_bad_under_their_own_numbers(tmp_path: Path) -> None:
@@ -123,19 +127,17 @@ def test_json_lines_that_do_not_fit_are_bad_under_their_own_numbers(tmp_path: Pa
     lines[121] = b"[1, 2]"
     lines[130] = b"  "
     lines[249] = b'{"id": 249, "score": 1.0, "land": "\\ud800", "seen": true}'
-    chunks = scan(source_at(packed(tmp_path / "in.jsonl", b"\n".join(lines))))
-    bad = {each.row: each for chunk in chunks for each in chunk.rejected}
+    pieces = scan(source_at(packed(tmp_path / "in.jsonl", b"\n".join(lines))))
+    bad = {each.row: each for piece in pieces for each in piece.unreadable}
     assert sorted(bad) == [7, 120, 121, 249]
     assert bad[7].reason == "column 'score' is not double"
-    assert bad[7].values == {"id": 7, "score": "one", "land": "DE"}
-    assert bad[120].values == {"line": '{"id": 120, "sco'}
-    assert bad[121].reason == "the line is no object of JSON"
-    assert "\\ud800" in str(bad[249].values["line"])
+    assert json.loads(bad[7].text) == {"id": 7, "score": "one", "land": "DE"}
+    assert bad[120].text == '{"id": 120, "sco'
+    assert bad[121].reason == "the line is not a JSON object"
+    assert "\\ud800" in bad[249].text
     gone = (7, 120, 121, 130, 249)
-    assert read(chunks) == [row for row in rows() if row["id"] not in gone]
-    assert [c.number(i) for c in chunks for i in range(c.table.num_rows)] == [
-        row for row in range(ROWS) if row not in gone
-    ]
+    assert read(pieces) == [row for row in rows() if row["id"] not in gone]
+    assert numbers(pieces) == [row for row in range(ROWS) if row not in gone]
 
 
 def test_json_lists_nulls_and_times_keep_their_meaning(tmp_path: Path) -> None:
@@ -167,16 +169,16 @@ def test_arrow_files_and_streams(tmp_path: Path, form: str) -> None:
     with make(sink, table.schema) as writer:
         writer.write_table(table, max_chunksize=70)
     path = packed(tmp_path / f"in.{form}", sink.getvalue().to_pybytes())
-    chunks = scan(source_at(path))
-    assert [c.unit.rows for c in chunks] == [100, 100, 50]
-    assert read(chunks) == rows()
+    pieces = scan(source_at(path))
+    assert numbers(pieces) == list(range(ROWS))
+    assert read(pieces) == rows()
 
 
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
         ("in.csv", b"", "in.csv cannot be read: Empty CSV file"),
-        ("in.jsonl", b"\n", "in.jsonl has no objects of JSON"),
+        ("in.jsonl", b"\n", "in.jsonl has no JSON objects"),
         ("in.jsonl.gz", b"no gzip", "in.jsonl.gz cannot be read"),
         ("in.arrow", b"no arrow", "in.arrow cannot be read"),
     ],

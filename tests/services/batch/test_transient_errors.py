@@ -21,13 +21,12 @@ import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
-from services.batch.base import SinkRequest, SourceRequest
 from services.batch.databases import reading
-from services.batch.engine import BatchEvent, BatchPhase
-from services.batch.job import BatchConfig, RunControl, local_executor, run_job
-from services.batch.sinks.parquet import open_sink
+from services.batch.engine import BatchEvent, BatchPhase, RunControl
+from services.batch.job import BatchConfig, local_executor, run_job
+from services.batch.sinks import open_sink
 from services.batch.sources import open_source
-from services.batch.transient_errors import is_away, refusal
+from services.batch.transient_errors import is_transient, permanent_reason
 from tests.support import tables
 from tests.support.bundles import expected
 from tests.support.postgres import PostgresServer
@@ -109,12 +108,11 @@ def files(x: np.ndarray) -> Iterator[Files]:
 
 
 def score(
-    bundle: VerifiedBundle, request: SourceRequest, out: Path, control: RunControl
+    bundle: VerifiedBundle, location: str, out: Path, control: RunControl
 ) -> dict[int, np.ndarray]:
-    sink = open_sink(SinkRequest(str(out)))
-    sink.commit_rows = 500
-    wanted = BatchConfig(keep=("id",), unit_rows=request.unit_rows)
-    report = run_job(bundle, "tag", open_source(request), sink, wanted, local_executor(2), control)
+    sink, source = open_sink(str(out)), open_source(location, 1000)
+    config = BatchConfig(keep=("id",), unit_rows=1000)
+    report = run_job(bundle, source, sink, config, local_executor(2), control)
     found = tables.answers(out)
     assert found["id"].to_pylist() == list(range(report.totals.rows))
     return dict(enumerate(tables.matrix(found["y"])))
@@ -130,13 +128,11 @@ def test_a_server_that_fails_for_a_moment_is_read_on(
         if event.phase is BatchPhase.STARTED:
             files.failures = 1
 
-    request = SourceRequest(f"{files.url}/rows.jsonl", 1000)
-    found = score(bundle, request, tmp_path / "out", RunControl(watch=watch))
+    location = f"{files.url}/rows.jsonl"
+    found = score(bundle, location, tmp_path / "out", RunControl(watch=watch))
     np.testing.assert_allclose(np.stack(list(found.values())), expected(x), rtol=1e-4, atol=1e-5)
     (paused,) = [event for event in events if event.phase is BatchPhase.PAUSED]
     assert "rows.jsonl cannot be reached: HTTP status 503; trying again in 1 s" in paused.detail
-    # What came before is committed before the wait.
-    assert 0 < paused.totals.rows < _ROWS
 
 
 def test_a_file_that_changed_while_it_was_away_is_told(
@@ -151,21 +147,21 @@ def test_a_file_that_changed_while_it_was_away_is_told(
             assert "ClientPayloadError" in event.detail
             files.content += b" "
 
-    request = SourceRequest(f"{files.url}/rows.jsonl", 1000)
+    location = f"{files.url}/rows.jsonl"
     with pytest.raises(MlctlError, match="changed since the start") as caught:
-        score(bundle, request, tmp_path / "out", RunControl(watch=watch))
+        score(bundle, location, tmp_path / "out", RunControl(watch=watch))
     assert caught.value.code is ErrorCode.JOB_CHANGED
 
 
-def test_an_address_without_a_server_is_away_and_a_missing_file_is_not(files: Files) -> None:
+def test_an_address_without_a_server_is_transient_and_a_missing_file_is_not(files: Files) -> None:
     with pytest.raises(MlctlError, match="does not exist") as caught:
-        open_source(SourceRequest(f"{files.url}/missing.jsonl", 10))
+        open_source(f"{files.url}/missing.jsonl", 10)
     assert caught.value.code is ErrorCode.INVALID_INPUT
     with socket.socket() as unheard:
         unheard.bind(("127.0.0.1", 0))
         place = f"http://me:geheim@127.0.0.1:{unheard.getsockname()[1]}/rows.jsonl"
         with pytest.raises(MlctlError, match="cannot be reached") as caught:
-            open_source(SourceRequest(place, 10))
+            open_source(place, 10)
     assert caught.value.code is ErrorCode.SOURCE_UNAVAILABLE
     assert "geheim" not in str(caught.value)
 
@@ -181,47 +177,45 @@ def test_a_lost_session_of_postgresql_is_read_on(
         db.execute("CREATE TABLE away (id INTEGER, x REAL[])")
         db.cursor().executemany("INSERT INTO away VALUES (%s, %s)", rows)
 
-        def watch(event: BatchEvent) -> None:
-            if event.phase is BatchPhase.COMMITTED and events[-1].phase is BatchPhase.STARTED:
-                ended = db.execute(
-                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                    "WHERE application_name = 'mlctl batch'"
-                )
-                assert ended.fetchall() == [(True,)]
+    def watch(event: BatchEvent) -> None:
+        if event.phase is BatchPhase.STARTED:
+            server.crash()
+        if event.phase is BatchPhase.PAUSED:
             events.append(event)
+            if len(events) == 1:
+                server.start()
 
-        request = SourceRequest(f"{server.url}&table=away&key=id", 100)
-        found = score(bundle, request, tmp_path / "out", RunControl(watch=watch))
+    location = f"{server.url}&table=away&key=id"
+    found = score(bundle, location, tmp_path / "out", RunControl(watch=watch))
     np.testing.assert_allclose(
         np.stack(list(found.values())), expected(x[:5000]), rtol=1e-4, atol=1e-5
     )
-    (paused,) = [event for event in events if event.phase is BatchPhase.PAUSED]
-    assert "cannot be reached" in paused.detail
-    assert "geheim" not in paused.detail
+    assert "cannot be reached" in events[0].detail
+    assert "geheim" not in events[0].detail
 
 
-def test_a_locked_sqlite_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_locked_sqlite_is_transient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "_LOCK_SECONDS", 0.05)
     writer = sqlite3.connect(tmp_path / "in.db", isolation_level=None)
     writer.execute("CREATE TABLE a (id INTEGER)")
     writer.execute("BEGIN EXCLUSIVE")
-    source = open_source(SourceRequest(f"sqlite://{tmp_path}/in.db?table=a&key=id", 10))
+    source = open_source(f"sqlite://{tmp_path}/in.db?table=a&key=id", 10)
     with pytest.raises(MlctlError, match="locked") as caught:
         source.identity()
     assert caught.value.code is ErrorCode.SOURCE_UNAVAILABLE
     writer.close()
-    assert source.total_rows() == 0
+    assert source.plan(["id"], None).rows == 0
 
 
 @pytest.mark.slow
-def test_a_duckdb_that_another_process_writes_is_away(tmp_path: Path) -> None:
+def test_a_duckdb_that_another_process_writes_is_transient(tmp_path: Path) -> None:
     place = tmp_path / "in.db"
     script = (
         "import duckdb, sys; db = duckdb.connect(sys.argv[1]); "
         "db.execute('CREATE TABLE a (id INTEGER)'); print('open', flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", script, str(place)]
-    source = open_source(SourceRequest(f"duckdb://{place}?table=a&key=id", 10))
+    source = open_source(f"duckdb://{place}?table=a&key=id", 10)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None
         assert writer.stdout.readline() == b"open\n"
@@ -229,7 +223,7 @@ def test_a_duckdb_that_another_process_writes_is_away(tmp_path: Path) -> None:
             source.identity()
         writer.communicate()
     assert caught.value.code is ErrorCode.SOURCE_UNAVAILABLE
-    assert source.total_rows() == 0
+    assert source.plan(["id"], None).rows == 0
 
 
 class AnsweredError(Exception):
@@ -256,22 +250,22 @@ class AnsweredError(Exception):
     ],
 )
 def test_what_may_pass_by_itself(error: Exception, *, away: bool) -> None:
-    assert is_away(error) is away
+    assert is_transient(error) is away
     told = FileNotFoundError("http://a")
     told.__cause__ = error
-    assert is_away(told) is away
+    assert is_transient(told) is away
 
 
 @pytest.mark.parametrize(
     ("status", "said"),
-    [(404, "does not exist"), (410, "does not exist"), (401, "may not"), (403, "may not")],
+    [(404, "does not exist"), (410, "does not exist"), (401, "denied"), (403, "denied")],
 )
 def test_what_a_server_of_files_lacks_or_forbids_is_told(status: int, said: str) -> None:
     error = aiohttp.ClientResponseError(None, (), status=status)  # type: ignore[arg-type]
     told = FileNotFoundError("http://a")
     told.__cause__ = error
-    assert said in (refusal(error) or "")
-    assert said in (refusal(told) or "")
-    assert refusal(FileNotFoundError("a")) == "it does not exist"
-    assert "may not" in (refusal(PermissionError("a")) or "")
-    assert refusal(ValueError("of ours")) is None
+    assert said in (permanent_reason(error) or "")
+    assert said in (permanent_reason(told) or "")
+    assert permanent_reason(FileNotFoundError("a")) == "it does not exist"
+    assert "denied" in (permanent_reason(PermissionError("a")) or "")
+    assert permanent_reason(ValueError("of ours")) is None

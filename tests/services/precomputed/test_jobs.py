@@ -10,9 +10,8 @@ import pytest
 import redis
 
 from bundle.errors import ErrorCode, MlctlError
-from services.batch.base import SinkRequest
-from services.batch.engine import BatchEvent, BatchPhase
-from services.batch.job import BatchConfig, BatchReport, RunControl
+from services.batch.engine import BatchEvent, BatchPhase, RunControl
+from services.batch.job import BatchConfig, BatchReport
 from services.batch.sinks import open_sink
 from services.precomputed.store_urls import open_store
 from tests.services.precomputed.conftest import NAME, Bench
@@ -41,7 +40,7 @@ class Jobs:
     def rows(self, name: str, first: int = 0) -> Path:
         path = self.folder / f"{name}.parquet"
         if not path.exists():
-            tables.write_rows(path, ROWS, first=first)
+            tables.write_rows(path, ROWS, first=first, group=UNIT)
         return path
 
     def run(
@@ -60,12 +59,11 @@ class Jobs:
         with pytest.MonkeyPatch.context() as environment:
             environment.setenv("MLCTL_HOME", str(self.folder / machine))
             environment.setenv("MLCTL_PRECOMPUTED_STORE", self.place)
-            sink = open_sink(SinkRequest(f"precomputed://{NAME}", options))
-        sink.commit_rows = UNIT
+            sink = open_sink(f"precomputed://{NAME}", options=options)
         control = RunControl(watch=watch)
-        wanted = BatchConfig(keep=("id",), unit_rows=UNIT)
+        config = BatchConfig(keep=("id",), unit_rows=UNIT)
         return tables.score(
-            self.bench.bundle, rows, sink, threads=1, control=control, wanted=wanted
+            self.bench.bundle, rows, sink, threads=1, control=control, config=config
         )
 
     def interrupt(self, machine: str, rows: Path, units: int) -> None:

@@ -10,10 +10,7 @@ import pytest
 from pyarrow import parquet
 
 from bundle.errors import ErrorCode, MlctlError
-from services.batch.base import SinkRequest
-from services.batch.job import BatchConfig, RunControl, local_executor
-from services.batch.limits import ErrorLimit
-from services.batch.redrive import redrive
+from services.batch.job import BatchConfig
 from services.batch.sinks import open_sink
 from services.online.models.served_model import ServedModel
 from services.precomputed.store_urls import open_store
@@ -32,8 +29,8 @@ def place(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def score(bench: Bench, rows: Path, *, name: str = NAME, **options: str) -> int:
     """How many rows a run of the job scored."""
-    sink = open_sink(SinkRequest(f"precomputed://{name}?key=id", options))
-    return tables.score(bench.bundle, rows, sink, wanted=BY_ID).rows
+    sink = open_sink(f"precomputed://{name}?key=id", options=options)
+    return tables.score(bench.bundle, rows, sink, config=BY_ID).rows
 
 
 def test_a_batch_is_served_as_the_model_would_answer_and_a_rerun_does_nothing(
@@ -74,25 +71,19 @@ def test_generations_of_three_digests_stay(bench: Bench, tmp_path: Path) -> None
     digests = []
     for scale in (2.0, 3.0, 4.0, 5.0):
         bundle = make_bundle(tmp_path / f"b{scale}", scale=scale)
-        sink = open_sink(SinkRequest(f"precomputed://{NAME}"))
-        tables.score(bundle, tmp_path / "in.parquet", sink, wanted=BY_ID)
+        sink = open_sink(f"precomputed://{NAME}")
+        tables.score(bundle, tmp_path / "in.parquet", sink, config=BY_ID)
         digests.append(bundle.digest)
     assert [g.digest for g in bench.store().generations() if g.live] == digests[1:]
 
 
-def test_bad_rows_are_left_to_the_model_until_they_are_redriven(
-    bench: Bench, tmp_path: Path
-) -> None:
+def test_bad_rows_are_left_to_the_model(bench: Bench, tmp_path: Path) -> None:
     bundle = make_text_bundle(tmp_path / "bundle")
     texts = ["one two", "", "one two"]
     parquet.write_table(pa.table({"id": ["a", "b", "c"], "text": texts}), tmp_path / "in.parquet")
-    sink = open_sink(SinkRequest(f"precomputed://{NAME}"))
-    tables.score(bundle, tmp_path / "in.parquet", sink, wanted=BY_ID, limit="1")
+    sink = open_sink(f"precomputed://{NAME}")
+    tables.score(bundle, tmp_path / "in.parquet", sink, config=BY_ID, limit="1")
     assert [g.rows for g in bench.store().generations()] == [2]
-    again = open_sink(SinkRequest(f"precomputed://{NAME}"))
-    control = RunControl(limit=ErrorLimit.parse("1"))
-    done = redrive(again, lambda _name: bundle, None, local_executor(1), control)
-    assert (done.passed, done.left) == (0, 1)
 
 
 def test_a_job_that_cannot_be_stored_is_refused_before_it_scores(
@@ -100,16 +91,16 @@ def test_a_job_that_cannot_be_stored_is_refused_before_it_scores(
 ) -> None:
     tables.write_rows(tmp_path / "in.parquet", 10)
     for options, keep in (({}, ()), ({"key": "other"}, ("id",)), ({"key": "x"}, ("id", "x"))):
-        sink = open_sink(SinkRequest(f"precomputed://{NAME}", options))
+        sink = open_sink(f"precomputed://{NAME}", options=options)
         with pytest.raises(MlctlError) as caught:
-            tables.score(bench.bundle, tmp_path / "in.parquet", sink, wanted=BatchConfig(keep=keep))
+            tables.score(bench.bundle, tmp_path / "in.parquet", sink, config=BatchConfig(keep=keep))
         assert caught.value.code is ErrorCode.INVALID_INPUT
     for location, option in (
         ("precomputed://../x", {}),
         (f"precomputed://{NAME}", {"flip": "maybe"}),
     ):
         with pytest.raises(MlctlError):
-            open_sink(SinkRequest(location, option))
+            open_sink(location, options=option)
 
 
 def test_a_lost_store_makes_the_job_begin_anew(bench: Bench, tmp_path: Path) -> None:

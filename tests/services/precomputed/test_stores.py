@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from services.batch.base import SinkRequest
 from services.batch.job import BatchConfig
 from services.batch.sinks import open_sink
 from services.online.models.served_model import ServedModel
@@ -195,8 +194,8 @@ def test_a_batch_into_a_shared_store_is_served_and_missed_without_it(
     monkeypatch.setenv("MLCTL_PRECOMPUTED_STORE", place)
     monkeypatch.setenv("MLCTL_HOME", str(tmp_path / "home"))
     x = tables.write_rows(tmp_path / "in.parquet", 300)
-    sink = open_sink(SinkRequest(f"precomputed://{name}"))
-    tables.score(bench.bundle, tmp_path / "in.parquet", sink, wanted=BatchConfig(keep=("id",)))
+    sink = open_sink(f"precomputed://{name}")
+    tables.score(bench.bundle, tmp_path / "in.parquet", sink, config=BatchConfig(keep=("id",)))
 
     async def use(ask: Ask, _host: ServedModel) -> None:
         answer = await ask([7, 299])

@@ -14,19 +14,12 @@ from pyarrow import parquet
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
-from services.batch.base import Sink, SinkRequest, SourceRequest
-from services.batch.job import (
-    BatchConfig,
-    BatchReport,
-    MakeExecutor,
-    RunControl,
-    local_executor,
-    run_job,
-)
+from services.batch.engine import RunControl
+from services.batch.job import BatchConfig, BatchReport, Executor, local_executor, run_job
 from services.batch.limits import ErrorLimit
-from services.batch.redrive import redrive
-from services.batch.sinks.parquet import open_sink
+from services.batch.sinks import open_sink
 from services.batch.sources import open_source
+from services.batch.units import Sink
 from services.runtime.bento_layout import BentoContents, combine_bundles
 from services.runtime.pipeline_scorer import PipelineScorer, VerifiedPipeline
 from services.runtime.run_errors import ModelRunError, is_out_of_memory
@@ -162,34 +155,29 @@ def test_an_error_names_the_stage_and_keeps_its_kind(
     assert is_out_of_memory(caught.value)
 
 
-def _score(
-    whole: VerifiedPipeline, bento: Path, source: Path, sink: Sink, executor: MakeExecutor
-) -> BatchReport:
+def _score(whole: VerifiedPipeline, source: Path, sink: Sink, executor: Executor) -> BatchReport:
     asked = BatchConfig(keep=("id",), unit_rows=500, forbid_nan=True)
-    rows = open_source(SourceRequest(str(source), asked.unit_rows))
+    rows = open_source(str(source), asked.unit_rows)
     control = RunControl(limit=ErrorLimit(count=5))
-    return run_job(whole, str(bento), rows, sink, asked, executor, control)
+    return run_job(whole, rows, sink, asked, executor, control)
 
 
-def test_a_batch_scores_each_row_once_and_again_from_quarantine(
-    bento: Path, whole: VerifiedPipeline, tmp_path: Path
-) -> None:
+def test_a_batch_scores_each_row_once(whole: VerifiedPipeline, tmp_path: Path) -> None:
     x = tables.inputs(1200)
     x[7, 1] = np.nan
     parquet.write_table(tables.table(x), tmp_path / "in.parquet")
     out = tmp_path / "out"
 
     def sink() -> Sink:
-        return open_sink(SinkRequest(str(out)))
+        return open_sink(str(out))
 
-    report = _score(whole, bento, tmp_path / "in.parquet", sink(), local_executor(2))
+    report = _score(whole, tmp_path / "in.parquet", sink(), local_executor(2))
     assert (report.totals.rows, report.totals.bad, report.digest) == (1199, 1, whole.digest)
     found = tables.answers(out)
     assert set(found["mlctl_digest"].to_pylist()) == {whole.digest}
     good = np.delete(x, 7, axis=0)
     np.testing.assert_allclose(tables.matrix(found["y"]), wanted(good), rtol=1e-4, atol=1e-4)
-    done = redrive(sink(), find_scorable, None, local_executor(1), RunControl())
-    assert (done.passed, done.left) == (0, 1)
+    assert [row["id"] for row in tables.quarantine(out)] == [7]
 
 
 def test_a_stream_answers_each_message(whole: VerifiedPipeline, tmp_path: Path) -> None:

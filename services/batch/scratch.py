@@ -1,7 +1,7 @@
 """A folder for temporary files that does not outlive its process for long, however that ends.
 
-Who is killed cannot clean up: the folder is locked for as long as its process lives, and the
-next one on the machine removes those that nobody holds.
+A killed process cannot clean up: the folder is locked while its process lives, and the next process
+on the machine removes unlocked ones.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows of JSON lines: one object a line, plain or compressed. Empty lines are left out."""
+"""JSON lines: one object per line, plain or compressed. The whole file is one unit."""
 
 from __future__ import annotations
 
@@ -7,66 +7,69 @@ import io
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from bundle.errors import ErrorCode, MlctlError
-from services.batch.base import BadRow
+from services.batch.filters import Filter
+from services.batch.formats.base import FilePlan, opened, parse_types
 from services.batch.locations import InputFile
-from services.batch.sources.files import FilesSource, LoadedPiece, Piece, opened
-from services.runtime.tabular.values import as_json
+from services.batch.units import Piece, UnreadableRow
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Lines that tell the columns and their types.
+# Lines from which columns and types are inferred.
 _SAMPLE = 20_000
 _SHOWN = 2_000
 
 
-class JsonlSource(FilesSource):
-    """A value that is not of its column's type, and a line that is no object, is a bad row."""
+class JsonlFormat:
+    """A line that is no object, or has a value of another type than its column, is a bad row."""
 
-    endings = (".jsonl", ".ndjson")
+    suffixes: ClassVar[tuple[str, ...]] = (".jsonl", ".ndjson")
 
-    def first_schema(self, file: InputFile) -> pa.Schema:
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._types = parse_types(options.get("types", ""))
+
+    def schema(self, file: InputFile) -> pa.Schema:
         import pyarrow as pa
 
         with opened(file) as stream:
             lines = [line for line in islice(stream, _SAMPLE) if line.strip()]
         found = _inferred(lines)
         if not found.names:
-            raise MlctlError(ErrorCode.INVALID_INPUT, f"{file.name} has no objects of JSON")
+            raise MlctlError(ErrorCode.INVALID_INPUT, f"{file.name} has no JSON objects")
         return pa.schema(
-            [(field.name, self.types.get(field.name) or _plain(field.type)) for field in found]
+            [(field.name, self._types.get(field.name) or _plain(field.type)) for field in found]
         )
 
-    def pieces(self, file: InputFile, columns: Sequence[str]) -> Iterator[Piece]:
-        import pyarrow as pa
+    def plan(self, file: InputFile, condition: Filter | None, keys: Any) -> FilePlan:  # noqa: ARG002
+        return FilePlan([(None, None)])
 
-        schema = pa.schema([self.schema.field(name) for name in columns])
+    def pieces(
+        self,
+        file: InputFile,
+        part: Any,  # noqa: ARG002
+        schema: pa.Schema,
+        piece_rows: int,
+    ) -> Iterator[Piece]:
         start = 0
         with opened(file) as stream:
-            while lines := list(islice(stream, self.unit_rows)):
-                yield Piece(start, len(lines), partial(_load, lines, start, schema))
+            while lines := list(islice(stream, piece_rows)):
+                yield _load(lines, start, schema)
                 start += len(lines)
 
 
-open_source = JsonlSource
-
-
-def _load(lines: Sequence[bytes], start: int, schema: pa.Schema) -> LoadedPiece:
+def _load(lines: Sequence[bytes], start: int, schema: pa.Schema) -> Piece:
     import pyarrow as pa
 
-    try:
+    with contextlib.suppress(pa.ArrowInvalid):
         table = _parsed(lines, schema)
-    except pa.ArrowInvalid:
-        return _load_slowly(lines, start, schema)
-    # An empty line makes no row: only one by one they keep their numbers.
-    if table.num_rows != len(lines):
-        return _load_slowly(lines, start, schema)
-    return LoadedPiece(table)
+        # An empty line makes no row: only the slow path keeps the numbers of the others.
+        if table.num_rows == len(lines):
+            return Piece(table, range(start, start + len(lines)))
+    return _load_slowly(lines, start, schema)
 
 
 def _parsed(lines: Sequence[bytes], schema: pa.Schema | None) -> pa.Table:
@@ -84,8 +87,8 @@ def _parsed(lines: Sequence[bytes], schema: pa.Schema | None) -> pa.Table:
     return table if schema is None else table.select(schema.names)
 
 
-def _load_slowly(lines: Sequence[bytes], start: int, schema: pa.Schema) -> LoadedPiece:
-    """Line by line, so that only those at fault are bad."""
+def _load_slowly(lines: Sequence[bytes], start: int, schema: pa.Schema) -> Piece:
+    """Parse line by line, so that only the lines at fault are bad."""
     import pyarrow as pa
 
     good, numbers, rejected = [], [], []
@@ -97,19 +100,20 @@ def _load_slowly(lines: Sequence[bytes], start: int, schema: pa.Schema) -> Loade
             row = json.loads(line)
             good.append(_row(row, schema))
         except (ValueError, TypeError, RecursionError) as error:
-            rejected.append(BadRow(number, _reason(row, error), _held(row, line)))
+            reason = f"the line is not JSON: {error}" if row is None else str(error)
+            text = line.decode(errors="replace").rstrip("\n")[:_SHOWN]
+            rejected.append(UnreadableRow(number, reason, text))
         else:
             numbers.append(number)
-    table = pa.Table.from_pylist(good, schema=schema)
-    return LoadedPiece(table, tuple(rejected), numbers)
+    return Piece(pa.Table.from_pylist(good, schema=schema), numbers, tuple(rejected))
 
 
 def _row(row: object, schema: pa.Schema) -> dict[str, object]:
-    """The columns' values; ValueError or TypeError names the one that does not fit."""
+    """Return the values of the columns; ValueError or TypeError names the one that does not fit."""
     import pyarrow as pa
 
     if not isinstance(row, Mapping):
-        raise TypeError("the line is no object of JSON")
+        raise TypeError("the line is not a JSON object")
     for field in schema:
         try:
             pa.scalar(row.get(field.name), field.type)
@@ -118,24 +122,8 @@ def _row(row: object, schema: pa.Schema) -> dict[str, object]:
     return {name: row.get(name) for name in schema.names}
 
 
-def _reason(row: object, error: Exception) -> str:
-    return f"the line is not JSON: {error}" if row is None else str(error)
-
-
-def _held(row: object, line: bytes) -> Mapping[str, object]:
-    """The line's values, or itself where they cannot be written down."""
-    try:
-        held = as_json(row)
-        json.dumps(held, ensure_ascii=False).encode()
-    except (UnicodeEncodeError, RecursionError):
-        held = None
-    if isinstance(held, dict):
-        return held
-    return {"line": line.decode(errors="replace").rstrip("\n")[:_SHOWN]}
-
-
 def _inferred(lines: Sequence[bytes]) -> pa.Schema:
-    """What Arrow makes of the lines; where they differ, of those that most agree with."""
+    """Return the schema of the lines; where they differ, of the most frequent ones."""
     import pyarrow as pa
 
     try:
@@ -144,7 +132,7 @@ def _inferred(lines: Sequence[bytes]) -> pa.Schema:
         votes = Counter(filter(None, map(_schema_of, lines)))
     found = pa.schema([])
     for schema, _count in votes.most_common():
-        with contextlib.suppress(pa.ArrowException):  # its rows will be bad ones
+        with contextlib.suppress(pa.ArrowException):  # its rows become bad rows
             found = pa.unify_schemas([found, schema], promote_options="permissive")
     return found
 
@@ -159,7 +147,7 @@ def _schema_of(line: bytes) -> pa.Schema | None:
 
 
 def _plain(kind: Any) -> Any:
-    """JSON has no times, and a column that was always null so far may be anything."""
+    """Return text for times, which JSON does not have, and for columns that were always null."""
     import pyarrow as pa
     from pyarrow import types
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 from uuid import uuid4
 
@@ -23,19 +24,16 @@ import numpy as np
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import DYNAMIC, Datatype, TensorSpec
-from services.batch.base import (
-    DIGEST_COLUMN,
-    SCORED_AT_COLUMN,
-    BadRow,
-    BatchTotals,
-    Job,
-    JobProgress,
-    Quarantined,
-    SinkRequest,
-    UnitResult,
-)
-from services.batch.ledger import bad_rows, job_from_text, schemas_as_text
 from services.batch.locks import lock_job
+from services.batch.units import (
+    DIGEST_COLUMN,
+    REASON_COLUMN,
+    ROW_COLUMN,
+    Job,
+    Marker,
+    ScoredPiece,
+    Unit,
+)
 from services.precomputed.base import (
     LEASE_SECONDS,
     Generation,
@@ -45,18 +43,17 @@ from services.precomputed.base import (
     PrecomputedStore,
     StoreError,
     check_name,
-    rows_lost,
 )
 from services.precomputed.lease import Lease
 from services.precomputed.row_codec import RowCodec
 from services.precomputed.settings import read_store_location
 from services.precomputed.store_urls import lock_path, open_store
 from services.protocol.keys import MAX_KEY_CHARS, is_key
+from services.runtime.tabular.values import as_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_COMMIT_ROWS = 50_000
 _KEY, _DIGEST = "precomputed key", "model digest"
 _ID_CHARS = 32
 _DATATYPES: Mapping[np.dtype, Datatype] = MappingProxyType(
@@ -64,20 +61,20 @@ _DATATYPES: Mapping[np.dtype, Datatype] = MappingProxyType(
 )
 
 
-def open_sink(request: SinkRequest) -> PrecomputedSink:
+def open_precomputed(location: str, options: Mapping[str, str]) -> PrecomputedSink:
     """Open the sink of `precomputed://NAME`, in the store that MLCTL_PRECOMPUTED_STORE names.
 
     Options, also as a query of the location: `key` is the column with the entity keys,
     `flip=no` leaves it to `mlctl precomputed flip` to make the generation live.
     """
-    place, _, query = request.location.partition("://")[2].partition("?")
-    name, options = check_name(place.rstrip("/")), {**dict(parse_qsl(query)), **request.options}
-    flip = options.get("flip", "yes")
+    place, _, query = location.partition("://")[2].partition("?")
+    name, given = check_name(place.rstrip("/")), {**dict(parse_qsl(query)), **options}
+    flip = given.get("flip", "yes")
     if flip not in {"yes", "no"}:
         raise MlctlError(ErrorCode.INVALID_INPUT, f"--option flip={flip}: write yes or no")
     where = read_store_location()
     store, lock = open_store(name, where), lock_path(name, where)
-    return PrecomputedSink(name, store, lock, options.get("key"), flip=flip == "yes")
+    return PrecomputedSink(name, store, lock, given.get("key"), flip=flip == "yes")
 
 
 class PrecomputedSink:
@@ -87,7 +84,8 @@ class PrecomputedSink:
     the machine's id, which is the owner of their generations.
     """
 
-    commit_rows = _COMMIT_ROWS
+    distributed = False
+    forbids_nul = False
 
     def __init__(
         self,
@@ -110,32 +108,20 @@ class PrecomputedSink:
         self._lease: Lease | None = None
         self._job: Job | None = None
         self._generation = 0
-        self._done: set[str] = set()
+        self._done: dict[str, Marker] = {}
+        self._turn = threading.Lock()
 
-    def __enter__(self) -> Self:
-        self._lock_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._lock = lock_job(self._lock_path, f"precomputed://{self._name}")
-        self._owner = _machine_id(self._lock)
-        return self
-
-    def __exit__(self, *_exc_info: object) -> None:
-        if self._lease is not None:
-            self._lease.close()
-        self._store.close()
-        if self._lock is not None:
-            os.close(self._lock)
-
-    def begin(self, job: Job, *, restart: bool = False) -> JobProgress:
+    def begin(self, job: Job, *, restart: bool = False) -> tuple[dict[str, Marker], bool]:
         """Resume the generation of the same job, or create one beside those of other jobs."""
         if job.partition_by:
             raise MlctlError(
                 ErrorCode.INVALID_INPUT, "--partition-by: precomputed:// has no folders"
             )
-        key = self._key_column(job)
-        job = replace(
-            job, fingerprint={**job.fingerprint, _KEY: key}, facts={**job.facts, _KEY: key}
-        )
+        job = replace(job, fingerprint={**job.fingerprint, _KEY: self._key_column(job)})
         output_specs(job)  # rejects a model before anything is scored
+        self._lock_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = lock_job(self._lock_path, f"precomputed://{self._name}")
+        self._owner = _machine_id(self._lock)
         with _translated():
             found = None if restart else self._find(job)
             if found is None:
@@ -143,27 +129,41 @@ class PrecomputedSink:
                 self._drop_unused([g for g in self._store.generations() if not g.sealed], digest)
                 at = self._clock.wall()
                 number = self._store.create(digest, at, self._owner, _as_text(job))
-                record = JobRecord("", {}, 0, intact=True)
-                return self._resume(job, number, record, finished=False)
+                self._resume(job, number, JobRecord("", {}, 0, intact=True))
+                return {}, False
             generation, record = found
             self._claim(generation.number, _as_text(job))
+            self._resume(job, generation.number, record)
             # One that is complete and not live yet is made live by a run that may do that.
             live = generation.flipped_at is not None or not self._flip
-            finished = generation.sealed and live
-            return self._resume(job, generation.number, record, finished=finished)
+            return dict(self._done), generation.sealed and live
 
-    def commit(self, results: Sequence[UnitResult]) -> None:
-        job = self._begun()
-        bad = [*bad_rows(results)]
+    def find(self, unit: Unit) -> Marker | None:
+        return self._done.get(unit.id)
+
+    def markers(self) -> dict[str, Marker]:
+        return dict(self._done)
+
+    def commit(self, unit: Unit, pieces: Iterable[ScoredPiece]) -> Marker:
+        job, found = self._begun(), list(pieces)
+        at = self._clock.wall()
+        rows = [row for piece in found for row in _rows(piece.answers, job, at)]
+        bad = [row for piece in found if piece.quarantine for row in piece.quarantine.to_pylist()]
+        skipped = sum(piece.skipped for piece in found)
+        reason = str(bad[-1][REASON_COLUMN]) if bad else ""
+        marker = Marker(unit.id, len(rows), len(bad), skipped, (), unit.origin, reason)
         commit = GenerationCommit(
-            [row for result in results for row in _rows(result.table, job)],
-            {r.unit.id: json.dumps([r.table.num_rows, r.skipped]) for r in results},
-            {f"{each[0]}/{each[1]}": json.dumps(each, ensure_ascii=False) for each in bad},
-            [f"{unit}/{row}" for result in results for unit, row in result.resolved],
+            rows,
+            {unit.id: marker.as_json()},
+            {
+                f"{unit.id}/{row[ROW_COLUMN]}": json.dumps(as_json(row), ensure_ascii=False)
+                for row in bad
+            },
         )
-        with _translated():
+        with self._turn, _translated():
             self._store.commit(self._generation, self._owner, commit, len(self._done))
-        self._done.update(commit.units)
+            self._done[unit.id] = marker
+        return marker
 
     def finish(self, summary: Mapping[str, object]) -> None:  # noqa: ARG002 - the engine's
         """Complete the generation and, unless flip=no, make it live.
@@ -177,25 +177,12 @@ class PrecomputedSink:
             older = [g for g in self._store.generations() if g.number < self._generation]
             self._drop_unused([g for g in older if g.sealed], self._begun().fingerprint[_DIGEST])
 
-    def require_job(self) -> None:
-        with _translated():
-            self._newest()
-
-    def stored(self) -> tuple[Job, JobProgress]:
-        with _translated():
-            generation, record = self._newest()
-            if not record.intact:
-                raise rows_lost(generation.number)
-            self._claim(generation.number)
-        self._flip = False  # which generation is live is not for a redrive to decide
-        job = _from_text(record.job)
-        return job, self._resume(job, generation.number, record, finished=generation.sealed)
-
-    def quarantined(self) -> Iterator[Quarantined]:
-        with _translated():
-            found = [json.loads(each) for each in self._store.quarantine(self._generation).values()]
-        for unit, row, origin, reason, values in sorted(found, key=lambda each: each[:2]):
-            yield Quarantined(unit, origin, BadRow(row, reason, json.loads(values)))
+    def close(self) -> None:
+        if self._lease is not None:
+            self._lease.close()
+        self._store.close()
+        if self._lock is not None:
+            os.close(self._lock)
 
     def _find(self, job: Job) -> tuple[Generation, JobRecord] | None:
         """Return the generation of the same job: one in progress, or the newest complete one."""
@@ -208,19 +195,9 @@ class PrecomputedSink:
             record = self._store.record(each.number)
             if record is None or not record.intact:
                 continue
-            if _from_text(record.job).fingerprint == job.fingerprint:
+            if json.loads(record.job) == dict(job.fingerprint):
                 return each, record
         return None
-
-    def _newest(self) -> tuple[Generation, JobRecord]:
-        """Return the generation of the job that was begun last; NOT_FOUND if there is none."""
-        for each in reversed(self._store.generations()):
-            record = self._store.record(each.number)
-            if record is not None:
-                return each, record
-        raise MlctlError(
-            ErrorCode.NOT_FOUND, f"precomputed://{self._name} holds no batch job's answers"
-        )
 
     def _claim(self, generation: int, job: str | None = None) -> None:
         if not self._store.claim(generation, self._owner, job):
@@ -231,16 +208,10 @@ class PrecomputedSink:
                 "s: then its lease has run out.",
             )
 
-    def _resume(
-        self, job: Job, generation: int, record: JobRecord, *, finished: bool
-    ) -> JobProgress:
-        self._job, self._generation, self._done = job, generation, set(record.units)
+    def _resume(self, job: Job, generation: int, record: JobRecord) -> None:
+        self._job, self._generation = job, generation
+        self._done = {name: Marker.from_json(text) for name, text in record.units.items()}
         self._lease = Lease(self._store, generation, self._owner)
-        counts = [json.loads(each) for each in record.units.values()]
-        totals = BatchTotals(
-            len(counts), sum(rows for rows, _ in counts), record.bad, sum(s for _, s in counts)
-        )
-        return JobProgress(frozenset(record.units), totals, finished)
 
     def _drop_unused(self, generations: Sequence[Generation], digest: str) -> None:
         """Drop those of this model that never became live and that no running job writes."""
@@ -254,7 +225,7 @@ class PrecomputedSink:
         return self._job
 
     def _key_column(self, job: Job) -> str:
-        keep = _kept(job)
+        keep = job.keep
         key = self._key or (keep[0] if len(keep) == 1 else None)
         if key is None or key not in keep:
             raise MlctlError(
@@ -276,20 +247,14 @@ def _machine_id(lock: int) -> str:
 
 
 def _as_text(job: Job) -> str:
-    facts = {**job.facts, **schemas_as_text(job)}
-    return json.dumps({"fingerprint": dict(job.fingerprint), "facts": facts})
-
-
-def _from_text(text: str) -> Job:
-    stored = json.loads(text)
-    return job_from_text(stored["fingerprint"], stored["facts"])
+    return json.dumps(dict(job.fingerprint))
 
 
 def output_specs(job: Job) -> list[TensorSpec]:
     """The outputs among a job's columns, flat; UNSUPPORTED_MODEL for those of varying length."""
     import pyarrow as pa
 
-    others = {*_kept(job), DIGEST_COLUMN, SCORED_AT_COLUMN}
+    others = {*job.keep, DIGEST_COLUMN}
     specs = []
     for field in job.schema:
         if field.name in others:
@@ -309,27 +274,12 @@ def output_specs(job: Job) -> list[TensorSpec]:
     return specs
 
 
-def _kept(job: Job) -> list[str]:
-    from services.batch.job import BatchConfig
-
-    wanted = BatchConfig.from_text(job.facts["wanted"])
-    return list(wanted.keep)
-
-
-def _rows(table: pa.Table, job: Job) -> list[PrecomputedRow]:
-    """The table's rows as they are stored; INVALID_INPUT for one without a key."""
-    digests = table[DIGEST_COLUMN].unique().to_pylist()
-    if digests not in ([], [job.fingerprint[_DIGEST]]):
-        raise MlctlError(
-            ErrorCode.INVALID_INPUT,
-            "these are answers of another model than the generation's",
-            "Begin a generation of that model with `mlctl batch run`.",
-        )
+def _rows(table: pa.Table, job: Job, at: float) -> list[PrecomputedRow]:
+    """Return the rows as they are stored; INVALID_INPUT for one without a key."""
     specs = output_specs(job)
     payloads = RowCodec(specs).encode({spec.name: _array(table, spec) for spec in specs})
-    keys = [_key_text(key) for key in table[job.facts[_KEY]].to_pylist()]
-    micros = np.asarray(table[SCORED_AT_COLUMN].to_numpy(), "datetime64[us]").astype(np.int64)
-    return list(map(PrecomputedRow, keys, (micros / 1e6).tolist(), payloads))
+    keys = [_key_text(key) for key in table[job.fingerprint[_KEY]].to_pylist()]
+    return [PrecomputedRow(key, at, payload) for key, payload in zip(keys, payloads, strict=True)]
 
 
 def _key_text(key: object) -> str:

@@ -1,0 +1,200 @@
+"""Rows of files: a file, a folder, a glob, a Hive-partitioned dataset, on a disk or in a bucket."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from bundle.errors import ErrorCode, MlctlError
+from services.batch.filters import Filter
+from services.batch.formats.base import FilePlan, InputFormat, reading
+from services.batch.formats.delimited import DelimitedFormat
+from services.batch.formats.ipc import IpcFormat
+from services.batch.formats.jsonl import JsonlFormat
+from services.batch.formats.parquet import ParquetFormat
+from services.batch.locations import (
+    InputFile,
+    list_files,
+    require_unchanged,
+    suffix_of,
+    without_password,
+)
+from services.batch.units import Piece, Plan, Unit
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+SUFFIXES = tuple(
+    suffix
+    for each in (ParquetFormat, DelimitedFormat, JsonlFormat, IpcFormat)
+    for suffix in each.suffixes
+)
+_WHOLE = re.compile(r"-?\d{1,18}", re.ASCII)
+# Footers read at once.
+_READERS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """What `FileSource.read` needs to read a unit."""
+
+    file: InputFile
+    part: Any
+
+
+class FileSource:
+    """The files at `location`, of one format, in the order of their names.
+
+    Folders named KEY=VALUE are columns, of int64 if all values are whole numbers, else of text.
+    """
+
+    def __init__(self, location: str, unit_rows: int, options: Mapping[str, str]) -> None:
+        self.name = without_password(location)
+        files = list_files(location)
+        suffix = next((s for s in map(suffix_of, (f.name for f in files)) if s in SUFFIXES), None)
+        if suffix is None:
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT,
+                f"there are no rows to read at {self.name!r}",
+                f"Files must end in one of: {', '.join(SUFFIXES)} (text also in .gz, .zst).",
+            )
+        self._format = _format_of(suffix, unit_rows, options)
+        self._files = [f for f in files if suffix_of(f.name) in self._format.suffixes]
+        self._types = options.get("types", "")
+        self._keys = _partition_keys(self._files)
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The columns of the first file and of the folder names."""
+        import pyarrow as pa
+
+        file = self._files[0]
+        with reading(file):
+            schema = self._format.schema(file)
+        for each in filter(None, self._types.split(",")):
+            if (name := each.rpartition(":")[0].strip()) not in schema.names:
+                raise MlctlError(
+                    ErrorCode.INVALID_INPUT, f"types: there is no column {name!r} in {file.name}"
+                )
+        for name, numbers in self._keys.items():
+            if name not in schema.names:
+                schema = schema.append(pa.field(name, pa.int64() if numbers else pa.string()))
+        return schema
+
+    def identity(self) -> Mapping[str, str]:
+        listed = "\n".join(f"{f.name}\t{f.size}\t{f.version}" for f in self._files)
+        return {
+            "files": str(len(self._files)),
+            "bytes": str(sum(file.size for file in self._files)),
+            "versions": hashlib.sha256(listed.encode()).hexdigest()[:16],
+            "columns": hashlib.sha256(self.schema.to_string().encode()).hexdigest()[:16],
+        }
+
+    def plan(self, columns: Sequence[str], condition: Filter | None) -> Plan:
+        files = [file for file in self._files if self._partition_matches(file, condition)]
+        with ThreadPoolExecutor(_READERS, "mlctl-plan") as pool:
+            plans = list(pool.map(lambda file: self._plan_file(file, columns, condition), files))
+        units: list[Unit] = []
+        for file, plan in zip(files, plans, strict=True):
+            for rows, part in plan.units:
+                units.append(Unit(f"{len(units):06}", file.name, rows, FilePart(file, part)))
+        return Plan(tuple(units), sum(plan.pruned for plan in plans))
+
+    def read(self, unit: Unit, columns: Sequence[str], piece_rows: int) -> Iterator[Piece]:
+        import pyarrow as pa
+
+        found: FilePart = unit.part
+        file = found.file
+        values = {**dict.fromkeys(self._keys, HIVE_NULL), **dict(_keys_of(file.name))}
+        own = pa.schema([self.schema.field(name) for name in columns if name not in values])
+        with reading(file):
+            require_unchanged(file)
+            for piece in self._format.pieces(file, found.part, own, piece_rows):
+                table = piece.table
+                for name in columns:
+                    if name in values:
+                        value = self._key_value(name, values[name])
+                        table = table.append_column(name, pa.repeat(value, table.num_rows))
+                yield Piece(table.select(list(columns)), piece.numbers, piece.unreadable)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle the columns instead of all files: units carry their own."""
+        return {**vars(self), "schema": self.schema, "_files": self._files[:1]}
+
+    def _plan_file(
+        self, file: InputFile, columns: Sequence[str], condition: Filter | None
+    ) -> FilePlan:
+        from pyarrow import compute
+
+        expression = None
+        for name, text in _keys_of(file.name):
+            field, value = compute.field(name), self._key_value(name, text)
+            term = field == value if value.is_valid else field.is_null()
+            expression = term if expression is None else expression & term
+        with reading(file):
+            found = self._format.plan(file, condition, expression)
+        if found.schema is not None:
+            self._check(file, found.schema, columns)
+        return found
+
+    def _check(self, file: InputFile, schema: pa.Schema, columns: Sequence[str]) -> None:
+        """Raise INVALID_INPUT unless the file has the columns with the types of the first file."""
+        for name in columns:
+            if name in self._keys:
+                continue
+            wanted, index = self.schema.field(name).type, schema.get_field_index(name)
+            found = schema.field(index).type if index >= 0 else None
+            if found != wanted:
+                has = "has no such column" if found is None else f"has {found}"
+                raise MlctlError(
+                    ErrorCode.INVALID_INPUT,
+                    f"column {name!r} is {wanted} in {self._files[0].name}, but {file.name} {has}",
+                )
+
+    def _partition_matches(self, file: InputFile, condition: Filter | None) -> bool:
+        """Return False if the folder names alone exclude every row of the file."""
+        import pyarrow as pa
+
+        values = dict(_keys_of(file.name))
+        if condition is None or not set(condition.columns) <= values.keys():
+            return True
+        row = {name: pa.repeat(self._key_value(name, values[name]), 1) for name in values}
+        return bool(condition.apply(pa.table(row)).num_rows)
+
+    def _key_value(self, name: str, text: str) -> Any:
+        import pyarrow as pa
+
+        value = pa.scalar(None if text == HIVE_NULL else text, pa.string())
+        return value.cast(self.schema.field(name).type)
+
+
+def _format_of(suffix: str, unit_rows: int, options: Mapping[str, str]) -> InputFormat:
+    if suffix in ParquetFormat.suffixes:
+        return ParquetFormat(unit_rows)
+    if suffix in DelimitedFormat.suffixes:
+        return DelimitedFormat(options)
+    return JsonlFormat(options) if suffix in JsonlFormat.suffixes else IpcFormat()
+
+
+def _keys_of(name: str) -> Iterator[tuple[str, str]]:
+    for part in name.split("/")[:-1]:
+        key, separator, value = part.partition("=")
+        if separator and key:
+            yield unquote(key), unquote(value)
+
+
+def _partition_keys(files: Sequence[InputFile]) -> dict[str, bool]:
+    """Return the columns of the folder names, and whether each has only whole numbers."""
+    found: dict[str, bool] = {}
+    for file in files:
+        for key, value in _keys_of(file.name):
+            number = value == HIVE_NULL or _WHOLE.fullmatch(value) is not None
+            found[key] = found.get(key, True) and number
+    return found

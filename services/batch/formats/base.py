@@ -1,0 +1,100 @@
+"""The interface of file formats that rows are read from, and the errors of files."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from bundle.errors import ErrorCode, MlctlError
+from services.batch.filters import Filter
+from services.batch.locations import InputFile
+from services.batch.transient_errors import translate_errors
+from services.batch.units import Piece
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class FilePlan:
+    """A file's units as (rows, part), the rows that no unit has, and its own columns if known."""
+
+    units: Sequence[tuple[int | None, Any]]
+    pruned: int = 0
+    schema: pa.Schema | None = None
+
+
+class InputFormat(Protocol):
+    """A file format; `suffixes` are those of its files."""
+
+    suffixes: ClassVar[tuple[str, ...]]
+
+    def schema(self, file: InputFile) -> pa.Schema:
+        """Return the columns of `file`, as far as its beginning tells."""
+        ...
+
+    def plan(self, file: InputFile, condition: Filter | None, keys: Any) -> FilePlan:
+        """Return the units of `file`; `keys` is Arrow's expression of its partition, or None."""
+        ...
+
+    def pieces(
+        self, file: InputFile, part: Any, schema: pa.Schema, piece_rows: int
+    ) -> Iterator[Piece]:
+        """Yield the columns of `schema` of a unit."""
+        ...
+
+
+@contextlib.contextmanager
+def reading(file: InputFile) -> Iterator[None]:
+    """Raise INVALID_INPUT with the file's name if it cannot be read, SOURCE_UNAVAILABLE if away."""
+    import pyarrow as pa
+
+    remote = file.system is not None
+    try:
+        with (
+            translate_errors(file.name, ErrorCode.SOURCE_UNAVAILABLE)
+            if remote
+            else contextlib.nullcontext()
+        ):
+            yield
+    except (pa.ArrowException, OSError, EOFError) as error:
+        text = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"{file.name} cannot be read: {text}",
+            "If it changed while it was read, run the same command with --restart.",
+        ) from error
+
+
+@contextlib.contextmanager
+def opened(file: InputFile) -> Iterator[io.BufferedReader]:
+    """Open the content, decompressed if the file name says so."""
+    import pyarrow as pa
+
+    with contextlib.ExitStack() as stack:
+        raw: Any = stack.enter_context(file.open())
+        if file.compression is not None:
+            plain = pa.PythonFile(raw, mode="r")
+            raw = stack.enter_context(pa.CompressedInputStream(plain, file.compression))
+        yield stack.enter_context(io.BufferedReader(raw, 1 << 20))
+
+
+def parse_types(text: str) -> dict[str, pa.DataType]:
+    """Parse `--option types=`: `age:double,zip:string` as Arrow types by column."""
+    import pyarrow as pa
+
+    found = {}
+    for each in filter(None, text.split(",")):
+        name, separator, kind = each.rpartition(":")
+        try:
+            found[name.strip()] = pa.type_for_alias(kind.strip() if separator else "")
+        except ValueError as error:
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT,
+                f"types: {each!r} is not NAME:TYPE",
+                "Types are string, int64, double, bool, date32, timestamp[us] and such.",
+            ) from error
+    return found

@@ -1,0 +1,202 @@
+"""Commit units on a Ray cluster: its actors read, score and write, this process only counts.
+
+Ray restarts an actor that died and repeats its unit, at most three times; after that the job ends,
+and the same command resumes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.packages import install_hint
+from services.batch.engine import Run
+from services.batch.job import Executor, Scoring
+from services.batch.ray_actor import Failure, ScoringActor, WorkerSetup, read_files
+from services.batch.scratch import sweep
+from services.batch.units import Unit
+from services.runtime.bisect import TooManyError
+from services.runtime.scorable import bundles_of
+
+LOCAL = "local"
+_RETRIES = 3
+_POLL_SECONDS = 0.5
+_CLOSE_SECONDS = 10.0
+# Ray itself tries an address without a server for minutes.
+_CONNECT_SECONDS = 5.0
+
+
+def ray_executor(address: str | None, actors: int | None) -> Executor:
+    """Return the executor of `--executor ray`; RUNTIME_MISSING without the package.
+
+    It has `actors` actors, or one for each core of the cluster (each GPU, for a model made for
+    one).
+    """
+    _require_ray()
+
+    def execute(scoring: Scoring, run: Run, units: Sequence[Unit]) -> None:
+        if not scoring.sink.distributed:
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT,
+                "--executor ray writes to folders and buckets, not to this kind of --out",
+                "Use --executor local, or write to a folder first.",
+            )
+        with connected(address or LOCAL, actors) as ray, _translate_ray_errors(ray):
+            setup = ray.put(WorkerSetup(scoring, read_files(scoring.model)))
+            pool = _start_actors(ray, scoring, actors)
+            try:
+                _process(ray, [setup], pool, run, deque(units))
+            except TooManyError as error:
+                raise run.too_many(error) from error
+            finally:
+                _close(ray, pool)
+
+    return execute
+
+
+def _start_actors(ray: Any, scoring: Scoring, actors: int | None) -> list[Any]:
+    gpu = any(each.manifest.variant.target != "cpu" for each in bundles_of(scoring.model))
+    kind, resource = ("GPU", "num_gpus") if gpu else ("CPU", "num_cpus")
+    count = actors or int(ray.cluster_resources().get(kind, 0))
+    if count < 1:
+        raise MlctlError(
+            ErrorCode.CLUSTER_UNAVAILABLE,
+            f"the Ray cluster has no {kind}",
+            "Give --ray-actors, for a cluster that grows on demand.",
+        )
+    options = {resource: 1, "max_restarts": -1, "max_task_retries": _RETRIES}
+    made = ray.remote(**options)(ScoringActor)
+    return [made.remote(ray.get) for _ in range(count)]
+
+
+def _process(
+    ray: Any, setup: list[Any], actors: Sequence[Any], run: Run, units: deque[Unit]
+) -> None:
+    """Give each actor one unit at a time once it is open: some may never be scheduled."""
+    busy = {actor.open.remote(setup): (actor, False) for actor in actors}
+    stop, clock, deadline = run.control.stop, run.control.clock, None
+    working = 0
+    while (units and not stop.is_set()) or working:
+        done, _later = ray.wait(list(busy), num_returns=1, timeout=_POLL_SECONDS)
+        for ready in done:
+            actor, has_unit = busy.pop(ready)
+            answer = ray.get(ready)
+            if isinstance(answer, Failure):
+                raise answer.error()
+            if has_unit:
+                working -= 1
+                run.add(answer)
+            if units and not stop.is_set():
+                busy[actor.process.remote(setup, units.popleft())] = (actor, True)
+                working += 1
+        if stop.is_set():
+            deadline = deadline or clock.monotonic() + run.control.grace
+            if clock.monotonic() >= deadline:
+                break
+    if units or working:
+        raise run.interrupted()
+
+
+def _close(ray: Any, actors: Sequence[Any]) -> None:
+    """End the actors; their work in progress is lost."""
+    closing = [actor.close.remote() for actor in actors]
+    with contextlib.suppress(ray.exceptions.RayError):
+        ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_SECONDS)
+    for actor in actors:
+        ray.kill(actor)
+    # The files of actors that were killed, if they were on this machine.
+    sweep()
+
+
+@contextlib.contextmanager
+def connected(address: str, cores: int | None) -> Iterator[Any]:
+    """Connect to Ray at `address` for the block; an existing connection is used and kept.
+
+    CLUSTER_UNAVAILABLE if it does not respond. A local Ray has `cores` cores, or those of the
+    machine.
+    """
+    ray = _require_ray()
+    if ray.is_initialized():
+        yield ray
+        return
+    local = {"num_cpus": cores, "include_dashboard": False} if address == LOCAL else {}
+    check_reachable(address)
+    handlers = _handlers()
+    try:
+        ray.init(address, log_to_driver=False, logging_level="ERROR", **local)
+    except Exception as error:  # a plain one where its own processes are too slow to start
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise MlctlError(
+            ErrorCode.CLUSTER_UNAVAILABLE, f"Ray at {address!r} does not respond: {said}"
+        ) from error
+    finally:
+        # Ray sets its own handlers, but the job handles signals itself.
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def check_reachable(address: str) -> None:
+    """Raise CLUSTER_UNAVAILABLE if the host and port of `address`, if any, reject connections."""
+    place = urlsplit(address if "://" in address else f"//{address}")
+    try:
+        host, port = place.hostname, place.port
+    except ValueError:
+        host, port = None, None
+    if host is None or port is None:
+        return  # "local" and "auto" are on this machine
+    try:
+        socket.create_connection((host, port), _CONNECT_SECONDS).close()
+    except OSError as error:
+        raise MlctlError(
+            ErrorCode.CLUSTER_UNAVAILABLE,
+            f"Ray at {address!r} does not respond: {error.strerror or error}",
+        ) from error
+
+
+def _handlers() -> dict[signal.Signals, Any]:
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    return {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+
+
+@contextlib.contextmanager
+def _translate_ray_errors(ray: Any) -> Iterator[None]:
+    """Raise CLUSTER_UNAVAILABLE for failures of the cluster that outlast its retries."""
+    try:
+        yield
+    except ray.exceptions.RayTaskError:
+        raise  # a defect of mlctl or of the model's code
+    except ray.exceptions.RayError as error:
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise MlctlError(
+            ErrorCode.CLUSTER_UNAVAILABLE,
+            f"the Ray cluster lost a unit {_RETRIES + 1} times: {type(error).__name__}: {said}",
+            "Committed units are kept. Ray's logs say why its workers die, such as out of memory; "
+            "then run the same command again.",
+        ) from error
+
+
+def _require_ray() -> Any:
+    # Ray would report usage statistics.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # The future default of Ray; avoids its warning.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        raise MlctlError(
+            ErrorCode.RUNTIME_MISSING, "--executor ray needs Ray", install_hint("ray")
+        ) from error
+    return ray

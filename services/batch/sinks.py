@@ -1,0 +1,59 @@
+"""Open the sink that `--out` means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from bundle.errors import ErrorCode, MlctlError
+from services.batch.databases.duckdb import open_duckdb
+from services.batch.databases.postgres import open_postgres
+from services.batch.databases.sqlite import open_sqlite
+from services.batch.folder import FolderSink, read_job
+from services.batch.formats.parts import PART_FORMATS
+from services.batch.locations import scheme_of, without_password
+from services.batch.precomputed_sink import open_precomputed
+from services.batch.storage import BUCKET_SCHEMES, open_storage
+from services.batch.units import Sink
+
+_OPENERS: Mapping[str, Callable[[str, Mapping[str, str]], Sink]] = MappingProxyType(
+    {
+        "precomputed": open_precomputed,
+        "postgresql": open_postgres,
+        "postgres": open_postgres,
+        "sqlite": open_sqlite,
+        "duckdb": open_duckdb,
+    }
+)
+
+
+def part_format(location: str) -> str:
+    """Return the format of the job that already writes to a folder or bucket, or the default."""
+    default = next(iter(PART_FORMATS))
+    if scheme_of(location) not in (None, "file", *BUCKET_SCHEMES):
+        return default
+    job = read_job(open_storage(location))
+    return default if job is None else str(job["format"])
+
+
+def open_sink(
+    location: str, form: str = "parquet", options: Mapping[str, str] | None = None
+) -> Sink:
+    """Return the sink at `location`; `form` is the format of the files of a folder or bucket."""
+    scheme = scheme_of(location) or "file"
+    if scheme in _OPENERS:
+        return _OPENERS[scheme](location, options or {})
+    if scheme not in ("file", *BUCKET_SCHEMES):
+        known = ", ".join(f"{each}://" for each in (*BUCKET_SCHEMES, *_OPENERS))
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"answers cannot be written to {without_password(location)!r}",
+            f"Give a folder, or a URL of one of these: {known}.",
+        )
+    if form not in PART_FORMATS:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"--format {form}: not a format of part files",
+            f"Give one of: {', '.join(PART_FORMATS)}.",
+        )
+    return FolderSink(open_storage(location), form)

@@ -1,0 +1,239 @@
+"""Values and interfaces of a batch job: units of rows, sources that read them, sinks that commit
+them.
+
+A unit is its own commit: its output and then its marker are functions of the unit, the model and
+the options, so scoring a unit twice, or two runs of one job at once, produce the same output. A job
+resumes with the units that have no marker.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
+
+from bundle.errors import ErrorCode, MlctlError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+    from services.batch.filters import Filter
+
+DIGEST_COLUMN = "mlctl_digest"
+FILE_COLUMN, ROW_COLUMN = "mlctl_file", "mlctl_row"
+REASON_COLUMN, TEXT_COLUMN = "mlctl_reason", "mlctl_text"
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Rows that are committed together: row groups of a file, a file, or a range of keys.
+
+    `id` is safe in a file name, sorts in the order of the source, and is the same in every run over
+    the same input. `rows` is None if only reading the unit counts them. `part` is what the source
+    needs to read it.
+    """
+
+    id: str
+    origin: str
+    rows: int | None
+    part: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadableRow:
+    """A row that the source cannot convert to its columns: its number, the reason, and its text."""
+
+    row: int
+    reason: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Consecutive rows of a unit. `numbers` are their row numbers in the unit's origin, from 0."""
+
+    table: pa.Table
+    numbers: Sequence[int] | np.ndarray
+    unreadable: tuple[UnreadableRow, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredPiece:
+    """Answers of a piece, its quarantined rows if there are any, and the count of filtered rows."""
+
+    answers: pa.Table
+    quarantine: pa.Table | None = None
+    skipped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """The record of a committed unit: counts of answers, bad and filtered rows, and its files."""
+
+    unit: str
+    rows: int = 0
+    bad: int = 0
+    skipped: int = 0
+    files: tuple[str, ...] = ()
+    origin: str = ""
+    reason: str = ""
+    scored_at: str = ""
+
+    def as_json(self) -> str:
+        """Return the marker as a line of JSON."""
+        return json.dumps(asdict(self)) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Marker:
+        """Parse what `as_json` returned; ValueError or TypeError for anything else."""
+        document = json.loads(text)
+        return cls(**{**document, "files": tuple(document["files"])})
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTotals:
+    """Counts over committed units: units, rows with an answer, bad rows, filtered rows."""
+
+    units: int = 0
+    rows: int = 0
+    bad: int = 0
+    skipped: int = 0
+
+    @classmethod
+    def of(cls, markers: Iterable[Marker], skipped: int = 0) -> BatchTotals:
+        """Return the sums over `markers`; the filter excluded `skipped` rows before any unit."""
+        found = list(markers)
+        return cls(
+            len(found),
+            sum(each.rows for each in found),
+            sum(each.bad for each in found),
+            skipped + sum(each.skipped for each in found),
+        )
+
+    @property
+    def seen(self) -> int:
+        """Rows of the source that are answered, bad or filtered."""
+        return self.rows + self.bad + self.skipped
+
+
+@dataclass(frozen=True)
+class Job:
+    """Description of a job for its sink.
+
+    Attributes:
+        fingerprint: everything that decides the answers, as text by name.
+        schema: columns of the answers.
+        quarantine: columns of the quarantine.
+        partition_by: columns whose values become folders.
+        keep: columns copied from the input.
+    """
+
+    fingerprint: Mapping[str, str]
+    schema: pa.Schema
+    quarantine: pa.Schema
+    partition_by: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def id(self) -> str:
+        """Twelve hex digits that identify the fingerprint; part of every file name of the job."""
+        return job_id(self.fingerprint)
+
+
+def job_id(fingerprint: Mapping[str, str]) -> str:
+    """Return the id of the job with that fingerprint."""
+    return hashlib.sha256(json.dumps(dict(fingerprint), sort_keys=True).encode()).hexdigest()[:12]
+
+
+def require_same_job(known: Mapping[str, str], wanted: Mapping[str, str]) -> None:
+    """Raise JOB_CHANGED with the old and new value of each name that differs."""
+    changed = [name for name in {**known, **wanted} if known.get(name) != wanted.get(name)]
+    if changed:
+        changes = "; ".join(
+            f"{name} was {known.get(name, 'not set')}, is {wanted.get(name, 'not set')}"
+            for name in changed
+        )
+        raise MlctlError(ErrorCode.JOB_CHANGED, f"the output belongs to another job: {changes}")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The units of a job in order; `pruned` rows match no filter and belong to no unit."""
+
+    units: tuple[Unit, ...]
+    pruned: int = 0
+
+    @property
+    def rows(self) -> int | None:
+        """Rows of the source, or None if only reading all of them counts them."""
+        counts = [unit.rows for unit in self.units]
+        return None if None in counts else self.pruned + sum(filter(None, counts))
+
+
+class Source(Protocol):
+    """Rows of one form of storage. Other processes can unpickle it and read units of its plan."""
+
+    name: str
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns."""
+        ...
+
+    def identity(self) -> Mapping[str, str]:
+        """Return short text that changes when the rows do: sizes, times, a query. No secrets."""
+        ...
+
+    def plan(self, columns: Sequence[str], condition: Filter | None) -> Plan:
+        """Return the units; INVALID_INPUT unless every file has `columns` with the same types."""
+        ...
+
+    def read(self, unit: Unit, columns: Sequence[str], piece_rows: int) -> Iterator[Piece]:
+        """Yield the rows of `unit` in pieces of at most about `piece_rows`, cut the same every
+        time.
+
+        INVALID_INPUT for input that cannot be read, SOURCE_UNAVAILABLE for errors that may pass.
+        """
+        ...
+
+
+class Sink(Protocol):
+    """A destination of answers, for several threads; for several machines if `distributed`."""
+
+    distributed: bool
+    forbids_nul: bool
+
+    def begin(self, job: Job, *, restart: bool = False) -> tuple[dict[str, Marker], bool]:
+        """Begin or resume `job`; return the markers by unit, and whether the job was finished.
+
+        JOB_CHANGED, with the differences, if the sink holds another job's answers. `restart` first
+        removes what the job before wrote, and nothing else.
+        """
+        ...
+
+    def find(self, unit: Unit) -> Marker | None:
+        """Return the unit's marker if another run has committed it by now."""
+        ...
+
+    def commit(self, unit: Unit, pieces: Iterable[ScoredPiece]) -> Marker:
+        """Write the answers and the quarantine of `unit`, and then its marker.
+
+        The caller may repeat the call. SINK_UNAVAILABLE and the OSError of a full disk are
+        transient.
+        """
+        ...
+
+    def markers(self) -> dict[str, Marker]:
+        """Return the markers of the job by unit."""
+        ...
+
+    def finish(self, summary: Mapping[str, object]) -> None:
+        """Mark the job as complete; JOB_CHANGED if another job took the output meanwhile."""
+        ...
+
+    def close(self) -> None: ...
