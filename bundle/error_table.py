@@ -263,7 +263,7 @@ ERROR_TABLE: Mapping[ErrorCode, ErrorSpec] = MappingProxyType(
             409,
             "ALREADY_EXISTS",
         ),
-        ErrorCode.INTERFACE_BROKEN: ErrorSpec(
+        ErrorCode.INCOMPATIBLE_INTERFACE: ErrorSpec(
             "The candidate refuses what callers of the live model send, or lacks what they read.",
             "Start it beside the live one with `mlctl up` under another name, or, if all callers "
             "are ready for it, promote it with --allow-breaking.",
@@ -299,7 +299,7 @@ ERROR_TABLE: Mapping[ErrorCode, ErrorSpec] = MappingProxyType(
             500,
             "ABORTED",
         ),
-        ErrorCode.CANNOT_END: ErrorSpec(
+        ErrorCode.INSUFFICIENT_TRAFFIC: ErrorSpec(
             "A rollout is not expected to end before its deadline at today's traffic.",
             "Send more traffic, allow more time with --deadline, loosen the limits, or start it "
             "all the same with --force.",

@@ -23,12 +23,12 @@ def ask(output: CommandOutput, name: str, wish: OperatorCommand, reason: str) ->
         output.line(event_line(event) or "")
 
 
-def take_back(output: CommandOutput, name: str, wish: OperatorCommand, reason: str) -> None:
+def take_back(output: CommandOutput, name: str, reason: str) -> None:
     """Ask for the traffic back, and follow until the rollout has ended."""
     from cli.rollouts import event_line
     from rollout.client import deployments
 
-    rollout = deployments.rollback(name, reason, wish)
+    rollout = deployments.rollback(name, reason)
     restored: dict[str, object] = {}
     for event in deployments.follow(name, rollout):
         if event.kind == "traffic_restored":

@@ -7,7 +7,6 @@ import gc
 import click
 
 from bundle import __version__
-from cli.commands.abort import abort
 from cli.commands.batch import batch
 from cli.commands.bench import bench
 from cli.commands.build import build
@@ -42,7 +41,7 @@ from cli.commands.why import why
 
 COMMANDS = (
     doctor, demo, models, optimize, pull, build, sign, verify, serve, containerize, sbom, client,
-    manifests, batch, stream, precomputed, bench, parity, up, scale, promote, pause, resume, abort,
+    manifests, batch, stream, precomputed, bench, parity, up, scale, promote, pause, resume,
     rollback, status, ps, logs, history, why, gate, down,
 )  # fmt: skip
 

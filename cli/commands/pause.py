@@ -14,8 +14,8 @@ from cli.output import CommandOutput, reporting
 def pause(output: CommandOutput, name: str, reason: str) -> None:
     """Pause the rollout under way on NAME.
 
-    Its weights stay and its clocks stand still. The gates go on watching: harm still takes the
-    traffic back. `mlctl resume` goes on, `mlctl abort` ends it.
+    Its weights stay and its clocks stand still. The gates stay active: harm still rolls it
+    back. `mlctl resume` continues, `mlctl rollback` ends it.
     """
     from cli.asking import ask
     from rollout.domain.operator_commands import OperatorCommand

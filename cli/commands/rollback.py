@@ -17,6 +17,5 @@ def rollback(output: CommandOutput, name: str, reason: str) -> None:
     All traffic returns to the previous model at once.
     """
     from cli.asking import take_back
-    from rollout.domain.operator_commands import OperatorCommand
 
-    take_back(output, name, OperatorCommand.ROLLBACK, reason)
+    take_back(output, name, reason)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.home import bento_home
+from bundle.ports import free_ports, require_free, resolve_host
 from registry.tracking import tracking_uri
 from rollout.client.lifecycle import deployment_up, ensure_daemon, spawn_daemon, take_down
 from rollout.daemon.reporting.telemetry import LOOPBACK
@@ -25,7 +26,6 @@ from rollout.domain.process_ref import NO_PROCESS
 from rollout.domain.spec import DeploymentSettings, Ports, Revision, RolloutSpec, Slot, check_name
 from rollout.drivers.local import processes
 from rollout.drivers.local.activator import awake
-from rollout.drivers.local.launcher import free_ports, require_free, resolve_host
 from rollout.drivers.local.security_settings import with_signer, with_token
 from rollout.drivers.proxies import edges_of, proxy_of
 from rollout.journal import paths as places
@@ -132,7 +132,7 @@ def promote(name: str, revision: Revision, spec: RolloutSpec) -> int:
 
     A latency limit between two exact edges is rounded up to one; the first event says so.
     Without a limit of its own a candidate made from live's very source has to agree with it.
-    DEPLOYMENT_NOT_FOUND, ALREADY_LIVE, ROLLOUT_ACTIVE, INTERFACE_BROKEN; INVALID_INPUT for an
+    DEPLOYMENT_NOT_FOUND, ALREADY_LIVE, ROLLOUT_ACTIVE, INCOMPATIBLE_INTERFACE; INVALID_INPUT for an
     agreement that nothing could show.
     """
     with Journal(places.journal()) as journal:
@@ -174,13 +174,10 @@ def follow(name: str, rollout: int, after: int = 0) -> Iterator[JournalEvent]:
             time.sleep(_POLL_SECONDS)
 
 
-def rollback(name: str, reason: str, wish: OperatorCommand = OperatorCommand.ROLLBACK) -> int:
-    """Take the active rollout back, or abort it: one write of the weights.
-
-    Its id; NOT_FOUND if there is none.
-    """
+def rollback(name: str, reason: str) -> int:
+    """Request the rollback of the active rollout and return its id; NOT_FOUND without one."""
     with Journal(places.journal()) as journal:
-        rollout = journal.request(name, wish, reason)
+        rollout = journal.request(name, OperatorCommand.ROLLBACK, reason)
         ensure_daemon(journal, name)
         return rollout
 

@@ -19,10 +19,9 @@ MEASURED_SECONDS = 3.0
 
 
 def check_promotion(name: str, revision: Revision, spec: RolloutSpec) -> None:
-    """Refuse a promotion that its evidence or today's traffic speak against.
+    """Reject a promotion that contradicts the proved scores or cannot end at today's traffic.
 
-    WORSE_EVIDENCE; CANNOT_END if it is not expected to end. What `Journal.begin` would refuse is
-    refused first.
+    Raises what `Journal.begin` would raise, then WORSE_EVIDENCE, then INSUFFICIENT_TRAFFIC.
     """
     with Journal(places.journal()) as journal:
         journal.check(name, revision, spec)

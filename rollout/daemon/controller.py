@@ -109,13 +109,13 @@ class Controller:
         except RequestWaitsError:  # it came while the last look was judged
             self._act()
         except PlaneRejected as error:
-            if self.progress.phase not in machine.ABORTABLE:
+            if self.progress.phase not in machine.REVERSIBLE:
                 raise
             self._obey(Verdict(Action.ROLLBACK, Gate.CONFIG, str(error)))
         return self.progress
 
     def _act(self) -> None:
-        if self.progress.phase not in machine.ABORTABLE or not self._heed():
+        if self.progress.phase not in machine.REVERSIBLE or not self._heed():
             self._handlers[self.progress.phase]()
 
     def _heed(self) -> bool:
@@ -133,7 +133,7 @@ class Controller:
     def resume(self, unwatched_seconds: float) -> None:
         """Go on after another daemon's death: roll back what nobody watched for too long."""
         phase, limit = self.progress.phase, self._settings.max_unwatched_seconds
-        if phase in machine.ABORTABLE and unwatched_seconds > limit:
+        if phase in machine.REVERSIBLE and unwatched_seconds > limit:
             why = f"nobody watched the rollout for {unwatched_seconds:.0f} s"
             self._obey(Verdict(Action.ROLLBACK, Gate.UNWATCHED, why, unwatched_seconds, limit))
             return

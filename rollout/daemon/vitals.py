@@ -18,9 +18,9 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from bundle.errors import MlctlError
+from bundle.tokens import authorization
 from rollout.domain.autoscale import ReplicaLoad
 from rollout.domain.ports import RunningRevision
-from rollout.drivers.local.launcher import authorization
 
 _POLL_SECONDS = 1.0
 _TIMEOUT = 5.0

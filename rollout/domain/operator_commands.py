@@ -15,7 +15,6 @@ class OperatorCommand(StrEnum):
     """A wish; the value is the kind of its event."""
 
     ROLLBACK = "rollback_requested"
-    ABORT = "abort_requested"
     FULL = "full_requested"
     PAUSE = "pause_requested"
     RESUME = "resume_requested"
@@ -23,7 +22,7 @@ class OperatorCommand(StrEnum):
     @property
     def final(self) -> bool:
         """Whether it takes the traffic back for good."""
-        return self in (OperatorCommand.ROLLBACK, OperatorCommand.ABORT)
+        return self is OperatorCommand.ROLLBACK
 
 
 @dataclass(frozen=True, slots=True)

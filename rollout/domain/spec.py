@@ -49,7 +49,6 @@ class Outcome(StrEnum):
     PROMOTED = "promoted"
     ROLLED_BACK = "rolled_back"
     INCONCLUSIVE = "inconclusive"
-    ABORTED = "aborted"
 
 
 class OnInconclusive(StrEnum):

@@ -51,7 +51,7 @@ class Signal(StrEnum):
 WATCHED = frozenset({RolloutPhase.SHADOW, RolloutPhase.SHIFT, RolloutPhase.BAKE})
 EXPOSED = frozenset({RolloutPhase.SHIFT, RolloutPhase.BAKE})
 PAUSABLE = frozenset({RolloutPhase.WARM, *WATCHED})
-ABORTABLE = frozenset({RolloutPhase.PENDING, RolloutPhase.PAUSED, *PAUSABLE})
+REVERSIBLE = frozenset({RolloutPhase.PENDING, RolloutPhase.PAUSED, *PAUSABLE})
 
 # RESUME leads back to the phase that was paused: None here.
 TRANSITIONS: dict[tuple[RolloutPhase, Signal], RolloutPhase | None] = {
@@ -68,7 +68,7 @@ TRANSITIONS: dict[tuple[RolloutPhase, Signal], RolloutPhase | None] = {
     (RolloutPhase.PAUSED, Signal.RESUME): None,
     (RolloutPhase.ROLLBACK, Signal.SETTLED): RolloutPhase.DONE,
     **{(phase, Signal.PAUSE): RolloutPhase.PAUSED for phase in PAUSABLE},
-    **{(phase, Signal.GIVE_UP): RolloutPhase.ROLLBACK for phase in ABORTABLE},
+    **{(phase, Signal.GIVE_UP): RolloutPhase.ROLLBACK for phase in REVERSIBLE},
 }
 
 
@@ -232,8 +232,6 @@ def heed(
     match request.wish:
         case OperatorCommand.ROLLBACK:
             return give_up(noted, Outcome.ROLLED_BACK, verdict, now)
-        case OperatorCommand.ABORT:
-            return give_up(noted, Outcome.ABORTED, verdict, now)
         case OperatorCommand.PAUSE if phase is RolloutPhase.PENDING:
             return None
         case OperatorCommand.PAUSE:

@@ -20,7 +20,7 @@ from rollout.domain.gates import Action, Gate, Verdict
 from rollout.domain.operator_commands import OperatorCommand, Request, next_request
 from rollout.domain.process_ref import ProcessRef
 from rollout.domain.spec import DeploymentSettings, Outcome, Ports, Revision, RolloutSpec, Slot
-from rollout.domain.state_machine import ABORTABLE, RolloutPhase, RolloutProgress
+from rollout.domain.state_machine import REVERSIBLE, RolloutPhase, RolloutProgress
 from rollout.journal import records
 from rollout.journal import rejections as refusals
 from rollout.journal.records import Deployment, JournalEvent, Rollout
@@ -196,7 +196,7 @@ class Journal:
         DEPLOYMENT_NOT_FOUND, INVALID_INPUT for another model than the live one or for steps
         that cannot prove the latency that is asked, ALREADY_LIVE
         (checked in the same transaction, so a late duplicate is refused), ROLLOUT_ACTIVE
-        (by the unique index) or INTERFACE_BROKEN, unless the spec says that this is meant.
+        (by the unique index) or INCOMPATIBLE_INTERFACE, unless the spec says that this is meant.
         """
         spec.require_provable()
         now = self._clock.wall()
@@ -271,7 +271,7 @@ class Journal:
         with transaction(self._db):
             self.deployment(name)
             active = self.active(name)
-            open_phases = {*ABORTABLE, RolloutPhase.ROLLBACK} if wish.final else ABORTABLE
+            open_phases = {*REVERSIBLE, RolloutPhase.ROLLBACK} if wish.final else REVERSIBLE
             if active is None or active.progress.phase not in open_phases:
                 raise refusals.nothing_under_way(name, active, self.rollouts(name))
             if wish is OperatorCommand.RESUME and not self._pausing(active):

@@ -61,7 +61,7 @@ def refused(*arguments: str) -> str:
     told = CliRunner().invoke(cli, ["promote", "shop", *arguments, "--json"])
     assert told.exit_code == 8, told.output
     error = json.loads(told.stdout)["error"]
-    assert error["code"] == "interface_broken"
+    assert error["code"] == "incompatible_interface"
     assert "--allow-breaking" in error["hint"]
     with Journal(places.journal()) as journal:
         assert journal.rollouts("shop") == ()
@@ -169,4 +169,4 @@ def test_promote__scores_differ_within_their_noise__judged_by_the_traffic(
     spec = RolloutSpec()
     monkeypatch.setattr("rollout.client.traffic.plan_for", lambda *_: plan(spec, Today(0.0), 0.5))
     told = CliRunner().invoke(cli, ["promote", "shop", near, "--json"])
-    assert json.loads(told.stdout)["error"]["code"] == "cannot_end", told.output
+    assert json.loads(told.stdout)["error"]["code"] == "insufficient_traffic", told.output

@@ -57,7 +57,9 @@ STORIES = {
             RolloutPhase.PAUSED: OperatorCommand.RESUME,
         },
     ),
-    "aborted": Story(Outcome.ABORTED, wishes={RolloutPhase.BAKE: OperatorCommand.ABORT}),
+    "rolled_back_by_hand": Story(
+        Outcome.ROLLED_BACK, wishes={RolloutPhase.BAKE: OperatorCommand.ROLLBACK}
+    ),
     "full": Story(
         Outcome.PROMOTED, spec=NO_COPIES_YET, wishes={RolloutPhase.SHADOW: OperatorCommand.FULL}
     ),

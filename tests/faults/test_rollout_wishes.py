@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from bundle.ports import free_ports
 from cli.main import cli
 from rollout.client import deployments
 from rollout.domain.gates import Gate
 from rollout.domain.spec import Outcome, Slot
 from rollout.domain.state_machine import RolloutPhase
-from rollout.drivers.local.launcher import free_ports
 from tests.support.rollouts import (
     Load,
     kill_daemon,
@@ -85,16 +85,16 @@ def test_pause_takeover_resume_full_and_what_history_tells(shop: str, port: int)
     assert [each["bento"] for each in mlctl("history", shop)["live"]] == ["tiny:aa", "tiny:bb"]
 
 
-def test_an_abort_brings_all_traffic_back(shop: str, port: int) -> None:
+def test_rollback__under_load__fails_no_request(shop: str, port: int) -> None:
     with Load(port) as load:
         rollout = begin("tiny:bb")
-        mlctl("abort", shop, "--reason", "wrong one")
+        mlctl("rollback", shop, "--reason", "wrong one")
     (*_, ended) = deployments.events(shop, rollout=rollout)
-    assert (ended.kind, ended.body["outcome"]) == ("ended", Outcome.ABORTED)
+    assert (ended.kind, ended.body["outcome"]) == ("ended", Outcome.ROLLED_BACK)
     assert ended.body["verdict"]["why"] == "wrong one"
     assert weight_of_green() == 0
     assert load.failed == 0, load.answers
-    assert mlctl("abort", shop, code=3)["error"]["code"] == "not_found"
+    assert mlctl("rollback", shop, code=3)["error"]["code"] == "not_found"
 
 
 def test_the_plan_follows_the_traffic(shop: str, port: int) -> None:

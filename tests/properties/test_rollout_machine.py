@@ -154,7 +154,7 @@ def test_any_order_of_events_ends_with_the_traffic_where_the_record_says(
                     break
                 if stage.phase is RolloutPhase.PAUSED:
                     # What nobody can prove, as copies that nobody compares, would pause for ever.
-                    stage.do(OperatorCommand.ABORT if stage.expired else OperatorCommand.RESUME)
+                    stage.do(OperatorCommand.ROLLBACK if stage.expired else OperatorCommand.RESUME)
                 stage.do("good")
             outcome = journal.rollout(stage.id).outcome
             event(f"outcome {outcome}")

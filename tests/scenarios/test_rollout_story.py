@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from bundle.ports import free_ports
 from examples.digits.data import load_split
 from examples.digits.traffic import LoadThread, TrafficWindow, request_body
-from rollout.drivers.local.launcher import free_ports
 from tests.scenarios.conftest import train_in_another_process
 from tests.support.mlctl import Mlctl
 from tests.support.wait import wait_until
@@ -221,15 +221,15 @@ def _check_slots_keep_their_answers(story: Story) -> None:
     assert {d["model_version"] for status, d in alone if status == 200} == {story.good["digest"]}
 
 
-def test_an_aborted_rollout_and_one_replica(story: Story) -> None:
+def test_a_rollout_rolled_back_by_hand_and_one_replica(story: Story) -> None:
     _precompute(story, story.good, {"both": 0, "good only": 2})
     _precompute(story, story.live, {"both": 1})
     unshadowed = (*QUICK, "--shadow-percent", "0", "--min-requests", "1000000", "--force")
     story.mlctl.json("promote", "shop", story.live["tag"], *unshadowed, "--detach")
     wait_until(lambda: story.phase() == "shift", what="half of the traffic is on it")
     _check_slots_keep_their_answers(story)
-    story.mlctl.json("abort", "shop", "--reason", "changed our mind")
-    assert story.last()["outcome"] == "aborted"
+    story.mlctl.json("rollback", "shop", "--reason", "changed our mind")
+    assert story.last()["outcome"] == "rolled_back"
     after = _by_key(story, "both", 20)
     assert {document["model_version"] for _, document in after} == {story.good["digest"]}
     scaled = story.mlctl.run("scale", "shop", "--replicas", "1")

@@ -25,7 +25,6 @@ _STATUS = {
     Outcome.PROMOTED: "FINISHED",
     Outcome.ROLLED_BACK: "FAILED",
     Outcome.INCONCLUSIVE: "KILLED",
-    Outcome.ABORTED: "KILLED",
 }
 
 

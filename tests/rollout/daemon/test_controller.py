@@ -339,11 +339,11 @@ def test_a_pause_survives_its_daemon(stage: Stage) -> None:
     assert stage.controller.progress.since <= stage.clock.wall()
 
 
-def test_an_abort_ends_without_a_verdict_on_the_candidate(stage: Stage) -> None:
+def test_rollback_command__in_the_bake__takes_the_candidate_off_the_traffic(stage: Stage) -> None:
     stage.until(RolloutPhase.BAKE)
-    stage.journal.request("shop", OperatorCommand.ABORT, "the wrong one")
+    stage.journal.request("shop", OperatorCommand.ROLLBACK, "the wrong one")
     stage.until(RolloutPhase.DONE)
-    assert stage.record.outcome is Outcome.ABORTED
+    assert stage.record.outcome is Outcome.ROLLED_BACK
     assert stage.plane.weights[Slot.GREEN] == 0
 
 

@@ -15,7 +15,5 @@ def test_what_was_obeyed_is_not_obeyed_again() -> None:
 
 
 def test_what_takes_the_traffic_back_comes_first() -> None:
-    asked = requests(
-        OperatorCommand.PAUSE, OperatorCommand.FULL, OperatorCommand.ABORT, OperatorCommand.ROLLBACK
-    )
+    asked = requests(OperatorCommand.PAUSE, OperatorCommand.FULL, OperatorCommand.ROLLBACK)
     assert next_request(asked, 0) == asked[2]

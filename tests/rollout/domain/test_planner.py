@@ -75,12 +75,12 @@ def test_the_shadow_needs_its_copies() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.01])
-def test_a_rollout_that_cannot_end_is_refused_with_its_longest_step(rate: float) -> None:
+def test_a_rollout_that_insufficient_traffic_is_refused_with_its_longest_step(rate: float) -> None:
     planned = plan(SPEC, Today(rate), 0.5)
     assert not planned.ends
     with pytest.raises(MlctlError) as refused:
         planned.require_end()
-    assert refused.value.code is ErrorCode.CANNOT_END
+    assert refused.value.code is ErrorCode.INSUFFICIENT_TRAFFIC
     assert "the deadline is 3600 s" in refused.value.message
 
 

@@ -270,11 +270,11 @@ def test_a_request_that_changes_nothing_is_obeyed_all_the_same() -> None:
     assert heeded(paused, OperatorCommand.PAUSE, 110.0).paused == 105.0
 
 
-def test_an_abort_is_no_verdict_on_the_candidate() -> None:
+def test_rollback_command__any_reversible_phase__returns_all_traffic() -> None:
     for progress in (RolloutProgress(), SHIFTED, heeded(SHIFTED, OperatorCommand.PAUSE, 105.0)):
-        aborted = heeded(progress, OperatorCommand.ABORT, 106.0)
-        assert (aborted.phase, aborted.planned) == (RolloutPhase.ROLLBACK, Outcome.ABORTED)
-        assert machine.candidate_weight(aborted, SPEC) == 0
+        reverted = heeded(progress, OperatorCommand.ROLLBACK, 106.0)
+        assert (reverted.phase, reverted.planned) == (RolloutPhase.ROLLBACK, Outcome.ROLLED_BACK)
+        assert machine.candidate_weight(reverted, SPEC) == 0
 
 
 @pytest.mark.parametrize("paused", [False, True])

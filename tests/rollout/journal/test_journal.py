@@ -29,7 +29,6 @@ ROLLOUT_WISHES = (
     OperatorCommand.PAUSE,
     OperatorCommand.RESUME,
     OperatorCommand.FULL,
-    OperatorCommand.ABORT,
 )
 
 
@@ -329,7 +328,7 @@ def test_what_is_rare_is_found_without_reading_the_ticks(journal: Journal) -> No
             " values ('shop', ?, 1.0, 1, 'tick', '{}')",
             [(rollout,)] * 5000,
         )
-    journal.request("shop", OperatorCommand.ABORT, "by hand")
+    journal.request("shop", OperatorCommand.ROLLBACK, "by hand")
     steps = 0
 
     def count() -> int:
@@ -344,11 +343,11 @@ def test_what_is_rare_is_found_without_reading_the_ticks(journal: Journal) -> No
     last = journal.last_event("shop")
     page = journal.events("shop", after=10, rollout=rollout, limit=3)
     journal._db.set_progress_handler(None, 0)
-    assert wishes == [OperatorCommand.PAUSE, OperatorCommand.ABORT]
-    assert kinds == ["up", "requested", OperatorCommand.PAUSE, OperatorCommand.ABORT]
+    assert wishes == [OperatorCommand.PAUSE, OperatorCommand.ROLLBACK]
+    assert kinds == ["up", "requested", OperatorCommand.PAUSE, OperatorCommand.ROLLBACK]
     assert [event.kind for event in of_rollout] == kinds[1:]
     assert last is not None
-    assert last.kind == OperatorCommand.ABORT
+    assert last.kind == OperatorCommand.ROLLBACK
     assert [event.seq for event in page] == [11, 12, 13]
     assert steps < 2000, f"{steps} steps of SQLite's machine for 5000 ticks"
 

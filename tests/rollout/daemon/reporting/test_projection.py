@@ -117,7 +117,6 @@ def test_a_registry_that_is_away_is_caught_up_with(
     ("wish", "outcome", "status"),
     [
         (OperatorCommand.ROLLBACK, "rolled_back", "FAILED"),
-        (OperatorCommand.ABORT, "aborted", "KILLED"),
     ],
 )
 def test_how_it_ended_is_how_the_run_ends(
