@@ -15,7 +15,7 @@ from bundle.clock import Clock
 from rollout.daemon.shadow.watch import Parties, ShadowWatch
 from rollout.domain import state_machine as machine
 from rollout.domain.counts import Window
-from rollout.domain.gates import Action, Gate, Verdict
+from rollout.domain.gates import Action, Gate, HoldReason, Verdict
 from rollout.domain.join import AnswerSide
 from rollout.domain.observer import TrafficObserver
 from rollout.domain.operator_commands import Request, next_request
@@ -111,7 +111,7 @@ class Controller:
         except PlaneRejected as error:
             if self.progress.phase not in machine.REVERSIBLE:
                 raise
-            self._obey(Verdict(Action.ROLLBACK, Gate.CONFIG, str(error)))
+            self._obey(Verdict(Action.ROLLBACK, HoldReason.CONFIG, str(error)))
         return self.progress
 
     def _act(self) -> None:
@@ -135,7 +135,9 @@ class Controller:
         phase, limit = self.progress.phase, self._settings.max_unwatched_seconds
         if phase in machine.REVERSIBLE and unwatched_seconds > limit:
             why = f"nobody watched the rollout for {unwatched_seconds:.0f} s"
-            self._obey(Verdict(Action.ROLLBACK, Gate.UNWATCHED, why, unwatched_seconds, limit))
+            self._obey(
+                Verdict(Action.ROLLBACK, HoldReason.UNWATCHED, why, unwatched_seconds, limit)
+            )
             return
         self._save(
             replace(self.progress, since=self._now(), step_requests=0, step_ticks=0),

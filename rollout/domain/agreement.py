@@ -10,34 +10,34 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from bundle.errors import ErrorCode, MlctlError
-from rollout.domain import e_values as eprocess
+from rollout.domain import e_values
 from rollout.domain.drift import rows_needed
-from rollout.domain.e_values import Logs
+from rollout.domain.e_values import LimitEvidence
 from rollout.domain.shadow_window import ShadowWindow
 from rollout.domain.spec import Revision, RolloutSpec
-from rollout.domain.verdict import Action, Gate, Hits, Verdict, breaks, share
+from rollout.domain.verdict import (
+    MIN_BAD_TICKS,
+    NOT_ENOUGH_DATA,
+    Action,
+    Gate,
+    Hits,
+    HoldReason,
+    Verdict,
+    breaks,
+    percent,
+    share,
+)
 
-MIN_BAD_TICKS = 3
 # How much more two variants of one model may differ than what was proved of each explains.
 _SLACK = 0.01
 
 
-def _worse() -> Logs:
-    return eprocess.start(len(eprocess.SHARE_STAKES))
-
-
-def _better() -> Logs:
-    return eprocess.start(4)
-
-
 @dataclass(frozen=True, slots=True)
 class ShadowEvidence:
-    """All looks at pairs so far: their sums, the last drift, and the two e-processes."""
+    """All pairs of answers so far: their sums, the last drift, the evidence on disagreement."""
 
     total: ShadowWindow = field(default_factory=ShadowWindow)
-    bad_ticks: int = 0
-    disagreement: Logs = field(default_factory=_worse)
-    agreement_proof: Logs = field(default_factory=_better)
+    limit: LimitEvidence = field(default_factory=LimitEvidence)
 
     @property
     def hits(self) -> Hits:
@@ -72,18 +72,13 @@ def require_copies(spec: RolloutSpec, *, can_copy: bool) -> None:
 
 
 def fold(evidence: ShadowEvidence, window: ShadowWindow, spec: RolloutSpec) -> ShadowEvidence:
-    """Add one look."""
+    """Add the pairs of one tick."""
     evidence = replace(evidence, total=_plus(evidence.total, window))
     limit = spec.max_disagreement
     if limit is None or not window.requests:
         return evidence
     hits = (window.disagreed, window.requests)
-    return replace(
-        evidence,
-        bad_ticks=evidence.bad_ticks + breaks(hits, limit),
-        disagreement=eprocess.share_step(evidence.disagreement, *hits, limit),
-        agreement_proof=eprocess.bound_step(evidence.agreement_proof, *hits, limit),
-    )
+    return replace(evidence, limit=evidence.limit.fold(hits, limit))
 
 
 def broken(evidence: ShadowEvidence) -> Verdict | None:
@@ -100,7 +95,7 @@ def broken(evidence: ShadowEvidence) -> Verdict | None:
 
 def disagrees(evidence: ShadowEvidence, spec: RolloutSpec) -> Verdict | None:
     """ROLLBACK for what the e-process has shown, if it was seen in several ticks."""
-    if evidence.bad_ticks < MIN_BAD_TICKS or spec.max_disagreement is None:
+    if evidence.limit.bad_ticks < MIN_BAD_TICKS or spec.max_disagreement is None:
         return None
     return _verdict(Action.ROLLBACK, evidence, spec.max_disagreement, "")
 
@@ -109,11 +104,11 @@ def doubtful(evidence: ShadowEvidence, spec: RolloutSpec) -> Verdict | None:
     """HOLD while disagreement or drift lies beyond its limit, proved or not; else None."""
     limit, total = spec.max_disagreement, evidence.total
     if limit is not None and breaks(evidence.hits, limit):
-        return _verdict(Action.HOLD, evidence, limit, ": too many to go on, too few to decide")
+        return _verdict(Action.HOLD, evidence, limit, f": {NOT_ENOUGH_DATA}")
     if total.psi is not None and total.psi > spec.max_psi:
         why = (
-            f"the outputs are distributed otherwise than the live revision's: PSI "
-            f"{total.psi:.3f} over {total.psi_rows} rows, at most {spec.max_psi:g} goes on"
+            f"the outputs drift from the live revision's: PSI {total.psi:.3f} over "
+            f"{total.psi_rows} rows (limit {spec.max_psi:g})"
         )
         return Verdict(Action.HOLD, Gate.DRIFT, why, total.psi, spec.max_psi, total.psi_rows)
     return None
@@ -126,27 +121,27 @@ def unproved(evidence: ShadowEvidence, spec: RolloutSpec, threshold: float) -> V
     """
     total, needed = evidence.total, spec.shadow_requests
     if total.requests < needed:
-        why = f"{total.requests} requests were answered by both revisions, {needed} are needed"
-        return Verdict(Action.HOLD, Gate.DATA, why, total.requests, needed, total.requests)
+        why = f"{total.requests} requests compared on both revisions ({needed} needed)"
+        return Verdict(Action.HOLD, HoldReason.DATA, why, total.requests, needed, total.requests)
     if total.psi is None:
         needed = rows_needed(spec.max_psi)
-        why = f"{total.rows} compared rows, drift is told from {needed} on"
-        return Verdict(Action.HOLD, Gate.DATA, why, total.rows, needed, total.requests)
+        why = f"{total.rows} rows compared ({needed} needed to judge drift)"
+        return Verdict(Action.HOLD, HoldReason.DATA, why, total.rows, needed, total.requests)
     limit = spec.max_disagreement
-    if limit is None or eprocess.log_mean(evidence.agreement_proof) >= threshold:
+    if limit is None or e_values.log_mean(evidence.limit.below) >= threshold:
         return None
     why = (
-        f"{total.disagreed:.4g} disagreements in {total.requests} requests do not yet prove a "
-        f"share below {limit:g}"
+        f"{percent(share(evidence.hits))} of {total.requests} compared requests disagree: more "
+        f"requests must show that the share is below {percent(limit)}"
     )
-    return Verdict(Action.HOLD, Gate.PROOF, why, share(evidence.hits), limit, total.requests)
+    return Verdict(Action.HOLD, HoldReason.PROOF, why, share(evidence.hits), limit, total.requests)
 
 
 def _verdict(action: Action, evidence: ShadowEvidence, limit: float, end: str) -> Verdict:
     total = evidence.total
     why = (
-        f"{total.differed} of {total.rows} rows in {total.requests} requests are answered "
-        f"otherwise than by the live revision, at most {limit:g} may{end}"
+        f"{percent(share(evidence.hits))} of {total.requests} compared requests disagree with the "
+        f"live revision, {total.differed} of {total.rows} rows (limit {percent(limit)}){end}"
     )
     return Verdict(action, Gate.DISAGREEMENT, why, share(evidence.hits), limit, total.requests)
 

@@ -136,7 +136,7 @@ class Counts:
     late: int = 0
 
     @property
-    def seen(self) -> int:
+    def total(self) -> int:
         """All requests, answered or not."""
         return self.requests + self.abandoned
 

@@ -13,8 +13,11 @@ requests one by one (`bound_step`).
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
+
+from rollout.domain.verdict import Hits, breaks
 
 Logs = tuple[float, ...]
 
@@ -22,12 +25,12 @@ Logs = tuple[float, ...]
 SIGN_BETS: tuple[float, ...] = (0.1, 0.25, 0.5, 0.75, 0.9)
 # Parts of what may be staked on one tick's share without ever losing all.
 SHARE_STAKES: tuple[float, ...] = (0.02, 0.05, 0.15, 0.4, 0.9)
-_LOWER_ODDS = (0.75, 0.5, 0.25, 0.1)
+LOWER_ODDS = (0.75, 0.5, 0.25, 0.1)
 
 
 def alternatives_below(limit: float) -> tuple[float, ...]:
     """Rates below `limit` (0 < limit < 1) to bet on: fixed parts of its odds."""
-    return tuple(limit * part / (1.0 - limit + limit * part) for part in _LOWER_ODDS)
+    return tuple(limit * part / (1.0 - limit + limit * part) for part in LOWER_ODDS)
 
 
 def start(alternatives: int) -> Logs:
@@ -93,3 +96,26 @@ def _thin(hits: int, total: int, n: int, generator: np.random.Generator) -> int:
     if n == total:
         return hits
     return int(generator.hypergeometric(hits, total - hits, n))
+
+
+@dataclass(frozen=True, slots=True)
+class LimitEvidence:
+    """Evidence on one absolute limit of a share.
+
+    Attributes:
+        above: bets that the share is above the limit, one tick each.
+        below: bets that it is below the limit, one request each.
+        bad_ticks: ticks whose share was above the limit.
+    """
+
+    above: Logs = (0.0,) * len(SHARE_STAKES)
+    below: Logs = (0.0,) * len(LOWER_ODDS)
+    bad_ticks: int = 0
+
+    def fold(self, hits: Hits, limit: float, *, proves: bool = True) -> LimitEvidence:
+        """Add one tick; without `proves` it can only show harm."""
+        return LimitEvidence(
+            above=share_step(self.above, *hits, limit),
+            below=bound_step(self.below, *hits, limit) if proves else self.below,
+            bad_ticks=self.bad_ticks + breaks(hits, limit),
+        )

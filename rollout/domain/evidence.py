@@ -1,177 +1,200 @@
-"""All ticks of a rollout folded into evidence: sums and e-processes. Pure.
+"""Gates as data, and all ticks of a rollout folded into evidence for them. Pure.
 
-Harm is bet on tick by tick, proof request by request: see `eprocess`. A fold over the recorded
-ticks rebuilds it exactly.
+`GATES` is the only list of gates on traffic counters: a new gate is one entry. Harm is tested tick
+by tick and proof request by request (see `e_values`). Folding the recorded ticks again gives
+exactly the same evidence.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
-from rollout.domain import agreement
-from rollout.domain import e_values as eprocess
+from rollout.domain import agreement, e_values
 from rollout.domain.agreement import ShadowEvidence
 from rollout.domain.counts import Counts, Window
-from rollout.domain.e_values import Logs
+from rollout.domain.e_values import LimitEvidence, Logs
 from rollout.domain.shadow_window import ShadowWindow
 from rollout.domain.spec import RolloutSpec
-from rollout.domain.verdict import Gate, Hits, breaks, share
+from rollout.domain.verdict import Gate, Hits, share
 
 # p99 <= L is the same statement as P(latency > L) <= 1 %, p50 <= L as P(latency > L) <= 50 %.
 SLOW_SHARE = 0.01
 LATE_SHARE = 0.5
 _NOISE = 2.0  # standard errors
-_HIGHEST_LIMIT = 0.99  # a limit of 1 could not be exceeded, nor bet on
+_MAX_LIMIT = 0.99  # a limit of 1 cannot be exceeded, so it cannot be bet against
 
 
-def _above() -> Logs:
-    return eprocess.start(len(eprocess.SHARE_STAKES))
+class Reference(StrEnum):
+    """What a gate compares the candidate's share with."""
+
+    LIMIT = "limit"
+    LIVE = "live"
 
 
-def _below() -> Logs:
-    return eprocess.start(4)
+@dataclass(frozen=True, slots=True)
+class GateRule:
+    """One gate on the candidate's counters.
+
+    Attributes:
+        hits: bad requests of all requests that the gate counts.
+        reference: an absolute limit, or the live revision.
+        limit: the largest share (LIMIT), or how much more than live's share is tolerated (LIVE);
+            None if the spec turns the gate off.
+        words: what the bad requests did, to follow "0.40 % of 753 requests".
+        any_weight_proves: a small share of the traffic can prove it. Not so for latency, because
+            batches and queues are emptier there (`RolloutSpec.fair`).
+        history: without live traffic in a tick (in the bake), compare with live's earlier ticks.
+        seed: distinguishes the random draws of the gates that compare with live.
+    """
+
+    hits: Callable[[Counts], tuple[int, int]]
+    reference: Reference
+    limit: Callable[[RolloutSpec], float | None]
+    words: Callable[[RolloutSpec], str]
+    any_weight_proves: bool = True
+    history: bool = True
+    seed: int = 0
+
+
+GATES: Mapping[Gate, GateRule] = {
+    Gate.ERRORS_VS_LIMIT: GateRule(
+        hits=lambda counts: (counts.errors, counts.requests),
+        reference=Reference.LIMIT,
+        limit=lambda spec: spec.max_error_rate,
+        words=lambda _spec: "failed",
+    ),
+    Gate.LATENCY_VS_LIMIT: GateRule(
+        hits=lambda counts: (counts.slow, counts.timed),
+        reference=Reference.LIMIT,
+        limit=lambda spec: None if spec.max_p99_ms is None else SLOW_SHARE,
+        words=lambda spec: f"took longer than the p99 limit of {spec.max_p99_ms:g} ms",
+        any_weight_proves=False,
+    ),
+    Gate.MEDIAN_VS_LIMIT: GateRule(
+        hits=lambda counts: (counts.late, counts.timed),
+        reference=Reference.LIMIT,
+        limit=lambda spec: None if spec.max_p50_ms is None else LATE_SHARE,
+        words=lambda spec: f"took longer than the median limit of {spec.max_p50_ms:g} ms",
+        any_weight_proves=False,
+    ),
+    Gate.ERRORS_VS_LIVE: GateRule(
+        # Client timeouts alone affect both revisions equally.
+        hits=lambda counts: (counts.errors + counts.abandoned, counts.total),
+        reference=Reference.LIVE,
+        limit=lambda spec: spec.margin * spec.max_error_rate,
+        words=lambda _spec: "failed or were abandoned by their clients",
+    ),
+    Gate.CLIENT_ERRORS_VS_LIVE: GateRule(
+        hits=lambda counts: (counts.client_errors, counts.requests),
+        reference=Reference.LIVE,
+        limit=lambda spec: spec.margin * spec.max_error_rate,
+        words=lambda _spec: "were rejected as client errors",
+        seed=2,
+    ),
+    Gate.LATENCY_VS_LIVE: GateRule(
+        hits=lambda counts: (counts.tail, counts.timed),
+        reference=Reference.LIVE,
+        limit=lambda _spec: 0.0,
+        words=lambda spec: f"exceeded the live revision's p99 by more than {spec.margin:.0%}",
+        history=False,
+        seed=1,
+    ),
+}
+
+
+def active_gates(spec: RolloutSpec, reference: Reference) -> Iterator[tuple[Gate, GateRule, float]]:
+    """Yield the gates with this reference that `spec` has, with their limits."""
+    for gate, rule in GATES.items():
+        limit = rule.limit(spec)
+        if rule.reference is reference and limit is not None:
+            yield gate, rule, limit
 
 
 @dataclass(frozen=True, slots=True)
 class GateEvidence:
-    """All ticks so far. `bad_*_ticks` are those beyond a limit, `shadow` the pairs of answers."""
+    """All ticks so far; `shadow` is the evidence from pairs of answers."""
 
     seed: int = 0
     ticks: int = 0
     candidate: Counts = field(default_factory=Counts)
     live: Counts = field(default_factory=Counts)
-    errors_vs_limit: Logs = field(default_factory=_above)
-    errors_vs_live: Logs = field(default_factory=_above)
-    client_errors_vs_live: Logs = field(default_factory=_above)
-    latency_vs_limit: Logs = field(default_factory=_above)
-    median_vs_limit: Logs = field(default_factory=_above)
-    latency_vs_live: Logs = field(default_factory=_above)
-    errors_proof: Logs = field(default_factory=_below)
-    latency_proof: Logs = field(default_factory=_below)
-    median_proof: Logs = field(default_factory=_below)
-    bad_error_ticks: int = 0
-    bad_latency_ticks: int = 0
-    bad_median_ticks: int = 0
+    limits: Mapping[Gate, LimitEvidence] = field(default_factory=dict)
+    against_live: Mapping[Gate, Logs] = field(default_factory=dict)
     shadow: ShadowEvidence = field(default_factory=ShadowEvidence)
 
+    def on_limit(self, gate: Gate) -> LimitEvidence:
+        """Return the evidence on an absolute limit."""
+        return self.limits.get(gate, LimitEvidence())
+
     def log_values(self, spec: RolloutSpec) -> dict[Gate, float]:
-        """The logarithm of each rollback gate's e-value. Which gates there are, the spec says."""
-        logs = {
-            Gate.ERRORS_VS_LIMIT: self.errors_vs_limit,
-            Gate.ERRORS_VS_LIVE: self.errors_vs_live,
-            Gate.CLIENT_ERRORS_VS_LIVE: self.client_errors_vs_live,
-            Gate.LATENCY_VS_LIVE: self.latency_vs_live,
-        }
-        if spec.max_p99_ms is not None:
-            logs[Gate.LATENCY_VS_LIMIT] = self.latency_vs_limit
-        if spec.max_p50_ms is not None:
-            logs[Gate.MEDIAN_VS_LIMIT] = self.median_vs_limit
+        """Return the logarithm of each rollback gate's e-value."""
+        none = e_values.start(len(e_values.SHARE_STAKES))
+        logs = {gate: self.on_limit(gate).above for gate, *_ in active_gates(spec, Reference.LIMIT)}
+        for gate, *_ in active_gates(spec, Reference.LIVE):
+            logs[gate] = self.against_live.get(gate, none)
         if spec.shadows and spec.max_disagreement is not None:
-            logs[Gate.DISAGREEMENT] = self.shadow.disagreement
-        return {gate: eprocess.log_mean(each) for gate, each in logs.items()}
+            logs[Gate.DISAGREEMENT] = self.shadow.limit.above
+        return {gate: e_values.log_mean(each) for gate, each in logs.items()}
 
     def proof_values(self, spec: RolloutSpec) -> dict[Gate, float]:
-        """The logarithm of the e-value with which each limit is shown to be kept."""
-        logs = {Gate.ERRORS_VS_LIMIT: self.errors_proof}
-        if spec.max_p99_ms is not None:
-            logs[Gate.LATENCY_VS_LIMIT] = self.latency_proof
-        if spec.max_p50_ms is not None:
-            logs[Gate.MEDIAN_VS_LIMIT] = self.median_proof
+        """Return the logarithm of the e-value that shows each limit to be kept."""
+        logs = {gate: self.on_limit(gate).below for gate, *_ in active_gates(spec, Reference.LIMIT)}
         if spec.shadows and spec.max_disagreement is not None:
-            logs[Gate.DISAGREEMENT] = self.shadow.agreement_proof
-        return {gate: eprocess.log_mean(each) for gate, each in logs.items()}
+            logs[Gate.DISAGREEMENT] = self.shadow.limit.below
+        return {gate: e_values.log_mean(each) for gate, each in logs.items()}
 
 
 def fold(evidence: GateEvidence, window: Window, spec: RolloutSpec) -> GateEvidence:
     """Add one tick. A tick without candidate requests changes nothing."""
     ours = window.candidate
-    if ours.seen == 0:
+    if ours.total == 0:
         return evidence
+    limits = {
+        gate: evidence.on_limit(gate).fold(
+            rule.hits(ours), limit, proves=window.fair or rule.any_weight_proves
+        )
+        for gate, rule, limit in active_gates(spec, Reference.LIMIT)
+    }
+    against_live = {
+        gate: _against_live(evidence, gate, window, spec)
+        for gate, *_ in active_gates(spec, Reference.LIVE)
+    }
     return replace(
-        _limits(evidence, window, spec),
+        evidence,
         ticks=evidence.ticks + 1,
         candidate=evidence.candidate.plus(ours),
         live=evidence.live.plus(window.live),
-        errors_vs_live=_against_live(evidence.errors_vs_live, failed, evidence, window, spec),
-        client_errors_vs_live=_against_live(
-            evidence.client_errors_vs_live, blamed, evidence, window, spec
-        ),
-        latency_vs_live=eprocess.sign_step(evidence.latency_vs_live, _tail_sign(evidence, window)),
+        limits=limits,
+        against_live=against_live,
     )
 
 
 def fold_shadow(evidence: GateEvidence, shadow: ShadowWindow, spec: RolloutSpec) -> GateEvidence:
-    """Add one look at pairs of answers."""
+    """Add the pairs of answers of one tick."""
     return replace(evidence, shadow=agreement.fold(evidence.shadow, shadow, spec))
 
 
-def failed(counts: Counts) -> tuple[int, int]:
-    """Requests without a good end, of all. Impatient clients alone leave both slots alike."""
-    return counts.errors + counts.abandoned, counts.seen
-
-
-def blamed(counts: Counts) -> tuple[int, int]:
-    """Answers that blame the caller, of all answers: live gets the same callers."""
-    return counts.client_errors, counts.requests
-
-
-def usual(theirs: Hits, n: int, spec: RolloutSpec) -> float:
-    """The share up to which `n` requests are still like live's: its own, some slack, and noise."""
+def baseline_limit(theirs: Hits, n: int, spec: RolloutSpec) -> float:
+    """Return the share up to which `n` requests are consistent with live's: its own share, the
+    permitted error rate, and two standard errors.
+    """
     rate = share(theirs)
     noise = _NOISE * math.sqrt(rate * (1.0 - rate) / n) if n else 0.0
-    return min(rate + spec.max_error_rate + noise, _HIGHEST_LIMIT)
+    return min(rate + spec.max_error_rate + noise, _MAX_LIMIT)
 
 
-def _limits(evidence: GateEvidence, window: Window, spec: RolloutSpec) -> GateEvidence:
-    """Fold one tick's comparison with the absolute limits.
-
-    Only a tick at a fair share of the traffic proves a latency; any tick can show harm.
-    """
-    ours, limit = window.candidate, spec.max_error_rate
-    errors, slow = (ours.errors, ours.requests), (ours.slow, ours.timed)
-    late = (ours.late, ours.timed)
-    evidence = replace(
-        evidence,
-        errors_vs_limit=eprocess.share_step(evidence.errors_vs_limit, *errors, limit),
-        errors_proof=eprocess.bound_step(evidence.errors_proof, *errors, limit),
-        latency_vs_limit=eprocess.share_step(evidence.latency_vs_limit, *slow, SLOW_SHARE),
-        median_vs_limit=eprocess.share_step(evidence.median_vs_limit, *late, LATE_SHARE),
-        bad_error_ticks=evidence.bad_error_ticks + breaks(errors, limit),
-        bad_latency_ticks=evidence.bad_latency_ticks + breaks(slow, SLOW_SHARE),
-        bad_median_ticks=evidence.bad_median_ticks + breaks(late, LATE_SHARE),
-    )
-    if not window.fair:
-        return evidence
-    return replace(
-        evidence,
-        latency_proof=eprocess.bound_step(evidence.latency_proof, *slow, SLOW_SHARE),
-        median_proof=eprocess.bound_step(evidence.median_proof, *late, LATE_SHARE),
-    )
-
-
-def _tail_sign(evidence: GateEvidence, window: Window) -> int:
-    ours, theirs = window.candidate, window.live
-    seed = (evidence.seed, evidence.ticks, 1)
-    return eprocess.thinned_sign((ours.tail, ours.timed), (theirs.tail, theirs.timed), seed)
-
-
-def _against_live(
-    logs: Logs,
-    hits_of: Callable[[Counts], tuple[int, int]],
-    evidence: GateEvidence,
-    window: Window,
-    spec: RolloutSpec,
-) -> Logs:
-    """Fold one tick's comparison with live: with the same tick, or else with what live did before.
-
-    In the bake live has no requests.
-    """
-    ours, theirs, before = map(hits_of, (window.candidate, window.live, evidence.live))
-    if theirs[1]:
-        seed = (evidence.seed, evidence.ticks, 0 if hits_of is failed else 2)
-        return eprocess.sign_step(logs, eprocess.thinned_sign(ours, theirs, seed))
+def _against_live(evidence: GateEvidence, gate: Gate, window: Window, spec: RolloutSpec) -> Logs:
+    """Fold one tick's comparison: with live in the same tick, else with live's earlier ticks."""
+    rule = GATES[gate]
+    start = e_values.start(len(e_values.SHARE_STAKES))
+    logs = evidence.against_live.get(gate, start)
+    ours, theirs, before = map(rule.hits, (window.candidate, window.live, evidence.live))
+    if theirs[1] or not rule.history:
+        seed = (evidence.seed, evidence.ticks, rule.seed)
+        return e_values.sign_step(logs, e_values.thinned_sign(ours, theirs, seed))
     if not before[1]:
         return logs
-    return eprocess.share_step(logs, *ours, usual(before, before[1], spec))
+    return e_values.share_step(logs, *ours, baseline_limit(before, before[1], spec))

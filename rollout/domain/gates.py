@@ -1,37 +1,48 @@
-"""The verdict on a candidate: pure functions of counters folded into evidence.
+"""The verdict on a candidate: pure functions of the evidence.
 
 Rollback needs the mean of all e-values at 1/alpha, so a good candidate is rolled back with
-probability at most alpha over the whole rollout, however often it is looked at (ticks are
-taken as exchangeable while the candidate is good). The final step needs evidence the other
-way. No data is never a pass. See docs of `eprocess` for the tests themselves.
+probability at most alpha over the whole rollout, however often it is evaluated (ticks are taken as
+exchangeable while the candidate is good). The final step needs evidence that every limit is kept.
+Missing data never passes a gate.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
-from rollout.domain import agreement
-from rollout.domain import e_values as eprocess
+from rollout.domain import agreement, e_values
 from rollout.domain.counts import Counts
 from rollout.domain.evidence import (
-    LATE_SHARE,
-    SLOW_SHARE,
+    GATES,
     GateEvidence,
-    blamed,
-    failed,
+    GateRule,
+    Reference,
+    active_gates,
+    baseline_limit,
     fold,
     fold_shadow,
-    usual,
 )
 from rollout.domain.spec import RolloutSpec
-from rollout.domain.verdict import Action, Gate, Hits, Verdict, breaks, share
+from rollout.domain.verdict import (
+    MIN_BAD_TICKS,
+    NOT_ENOUGH_DATA,
+    Action,
+    Gate,
+    Hits,
+    HoldReason,
+    Verdict,
+    breaks,
+    counted,
+    percent,
+    share,
+)
 
 __all__ = [
-    "SLOW_SHARE",
+    "MIN_BAD_TICKS",
     "Action",
     "Gate",
     "GateEvidence",
+    "HoldReason",
     "Verdict",
     "breaks",
     "doubtful",
@@ -43,40 +54,41 @@ __all__ = [
     "unproved",
 ]
 
-MIN_BAD_TICKS = 3
 MIN_TICKS = 3
-UNHEALTHY_LOOKS = 3
+MAX_UNHEALTHY_TICKS = 3
 
 
 def harm(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
-    """ROLLBACK with the strongest gate that may fire, or None."""
+    """Return ROLLBACK by the strongest gate that is beyond its threshold and margin, or None."""
     if (verdict := agreement.broken(evidence.shadow)) is not None:
         return verdict
     threshold = math.log(1.0 / spec.alpha)
     values = evidence.log_values(spec)
-    if eprocess.log_mean(tuple(values.values())) < threshold:
+    if e_values.log_mean(tuple(values.values())) < threshold:
         return None
     for gate, value in sorted(values.items(), key=lambda item: -item[1]):
-        verdict = _RULES[gate](evidence, spec)
+        verdict = _rollback(gate, evidence, spec)
         if value >= threshold and verdict is not None:
             return verdict
     return None
 
 
 def unproved(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
-    """HOLD with the gate whose limit is not yet shown to be kept, or None when all are."""
+    """Return HOLD for the first limit that is not yet shown to be kept, or None when all are."""
     threshold = math.log(1.0 / spec.alpha)
-    for what, logs, hits, limit in _proofs(evidence, spec):
-        if eprocess.log_mean(logs) < threshold:
-            why = f"{hits[0]} {what} in {hits[1]} do not yet prove a share below {limit:g}"
-            return Verdict(Action.HOLD, Gate.PROOF, why, share(hits), limit, hits[1])
+    for gate, rule, limit in active_gates(spec, Reference.LIMIT):
+        if e_values.log_mean(evidence.on_limit(gate).below) < threshold:
+            hits = rule.hits(evidence.candidate)
+            seen = counted(hits, rule.words(spec))
+            why = f"{seen}: more requests must show that the share is below {percent(limit)}"
+            return Verdict(Action.HOLD, HoldReason.PROOF, why, share(hits), limit, hits[1])
     return None
 
 
 def judge_shadow(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
-    """HOLD until the answers to copied requests are shown to be as live's, or None when they are.
+    """Return HOLD until the answers to copied requests are shown to agree with live's, or None.
 
-    The copies' own errors and latencies are in the evidence as well.
+    The copies' own errors and latencies are part of the evidence.
     """
     return (
         doubtful(evidence, spec)
@@ -86,144 +98,63 @@ def judge_shadow(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
 
 
 def doubtful(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
-    """HOLD while what was seen lies beyond a limit, though too little to prove harm; else None.
+    """Return HOLD while a share is beyond its limit without proof of harm; else None.
 
-    A candidate that looks bad gets no more traffic before more requests have decided.
+    A candidate that looks bad gets no more traffic until more requests have decided. Comparisons
+    with live cover the whole rollout and so also the bake, in which live has no requests.
     """
-    for gate, what, hits, limit in _shares(evidence, spec):
+    for gate, rule, limit in active_gates(spec, Reference.LIMIT):
+        hits = rule.hits(evidence.candidate)
         if breaks(hits, limit):
-            why = f"{hits[0]} of {hits[1]} requests {what}: too many to go on, too few to decide"
-            return Verdict(Action.HOLD, gate, why, share(hits), limit, hits[1])
-    return _worse_than_live(evidence, spec)
+            return _beyond(Action.HOLD, (gate, rule), hits, limit, spec)
+    for gate, rule, _ in active_gates(spec, Reference.LIVE):
+        ours, theirs = rule.hits(evidence.candidate), rule.hits(evidence.live)
+        limit = baseline_limit(theirs, ours[1], spec)
+        if rule.history and theirs[1] and breaks(ours, limit):
+            return _beyond(Action.HOLD, (gate, rule), ours, limit, spec, live=theirs)
+    return None
 
 
 def tick_breaks_limit(ours: Counts, spec: RolloutSpec) -> bool:
     """Return whether one tick of the candidate alone exceeds an absolute limit."""
-    return (
-        breaks((ours.errors, ours.requests), spec.max_error_rate)
-        or (spec.max_p99_ms is not None and breaks((ours.slow, ours.timed), SLOW_SHARE))
-        or (spec.max_p50_ms is not None and breaks((ours.late, ours.timed), LATE_SHARE))
-    )
+    limits = active_gates(spec, Reference.LIMIT)
+    return any(breaks(rule.hits(ours), limit) for _, rule, limit in limits)
 
 
-def _proofs(
-    evidence: GateEvidence, spec: RolloutSpec
-) -> Iterator[tuple[str, eprocess.Logs, Hits, float]]:
-    """What has to be proved: its words, its e-process, what was seen, and the limit."""
-    ours = evidence.candidate
-    errors = (ours.errors, ours.requests)
-    yield "errors", evidence.errors_proof, errors, spec.max_error_rate
-    if spec.max_p99_ms is not None:
-        yield "slow requests", evidence.latency_proof, (ours.slow, ours.timed), SLOW_SHARE
-    if spec.max_p50_ms is not None:
-        what = "requests above the median's limit"
-        yield what, evidence.median_proof, (ours.late, ours.timed), LATE_SHARE
-
-
-def _shares(evidence: GateEvidence, spec: RolloutSpec) -> Iterator[tuple[Gate, str, Hits, float]]:
-    """The shares that have an absolute limit: gate, words, what was seen, and the limit."""
-    ours = evidence.candidate
-    yield Gate.ERRORS_VS_LIMIT, "failed", (ours.errors, ours.requests), spec.max_error_rate
-    for gate, limit_ms, hits, limit in (
-        (Gate.LATENCY_VS_LIMIT, spec.max_p99_ms, ours.slow, SLOW_SHARE),
-        (Gate.MEDIAN_VS_LIMIT, spec.max_p50_ms, ours.late, LATE_SHARE),
-    ):
-        if limit_ms is not None:
-            yield gate, f"took longer than {limit_ms:g} ms", (hits, ours.timed), limit
-
-
-def _worse_than_live(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
-    """HOLD while more than noise lies between the candidate and live, over the whole rollout.
-
-    It also covers the bake, in which live has no requests that a tick could be compared with.
+def _rollback(gate: Gate, evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
+    """Return ROLLBACK if the effect is also large enough: several bad ticks, or beyond live's
+    share by more than the margin.
     """
-    pairs = [
-        (Gate.ERRORS_VS_LIVE, failed(evidence.candidate), failed(evidence.live)),
-        (Gate.CLIENT_ERRORS_VS_LIVE, blamed(evidence.candidate), blamed(evidence.live)),
-    ]
-    for gate, (hits, n), theirs in pairs:
-        limit = usual(theirs, n, spec)
-        if theirs[1] and breaks((hits, n), limit):
-            why = (
-                f"{hits} of {n} requests {_WHAT[gate]}, {theirs[0]} of {theirs[1]} on the live "
-                "revision: too many to go on, too few to decide"
-            )
-            return Verdict(Action.HOLD, gate, why, share((hits, n)), limit, n)
-    return None
-
-
-def _beyond_limit(
-    gate: Gate, bad_ticks: int, evidence: GateEvidence, spec: RolloutSpec
-) -> Verdict | None:
-    """ROLLBACK for an absolute limit, if it was passed in several ticks."""
-    if bad_ticks < MIN_BAD_TICKS:
+    if gate is Gate.DISAGREEMENT:
+        return agreement.disagrees(evidence.shadow, spec)
+    rule = GATES[gate]
+    limit = rule.limit(spec)
+    assert limit is not None  # only active gates have an e-value
+    ours, theirs = rule.hits(evidence.candidate), rule.hits(evidence.live)
+    if rule.reference is Reference.LIMIT:
+        if evidence.on_limit(gate).bad_ticks < MIN_BAD_TICKS:
+            return None
+        return _beyond(Action.ROLLBACK, (gate, rule), ours, limit, spec)
+    limit += share(theirs)
+    if share(ours) <= limit:
         return None
-    what, hits, limit = next(
-        (what, hits, limit) for each, what, hits, limit in _shares(evidence, spec) if each is gate
-    )
-    why = f"{hits[0]} of {hits[1]} requests {what}, at most {limit:g} may"
-    return Verdict(Action.ROLLBACK, gate, why, share(hits), limit, hits[1])
+    return _beyond(Action.ROLLBACK, (gate, rule), ours, limit, spec, live=theirs)
 
 
-def _errors_vs_limit(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
-    return _beyond_limit(Gate.ERRORS_VS_LIMIT, evidence.bad_error_ticks, evidence, spec)
-
-
-def _latency_vs_limit(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
-    return _beyond_limit(Gate.LATENCY_VS_LIMIT, evidence.bad_latency_ticks, evidence, spec)
-
-
-def _median_vs_limit(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
-    return _beyond_limit(Gate.MEDIAN_VS_LIMIT, evidence.bad_median_ticks, evidence, spec)
-
-
-def _disagreement(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
-    return agreement.disagrees(evidence.shadow, spec)
-
-
-def _errors_vs_live(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
-    ours, theirs = failed(evidence.candidate), failed(evidence.live)
-    return _beyond_live(Gate.ERRORS_VS_LIVE, ours, theirs, spec)
-
-
-def _client_errors_vs_live(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
-    ours, theirs = blamed(evidence.candidate), blamed(evidence.live)
-    return _beyond_live(Gate.CLIENT_ERRORS_VS_LIVE, ours, theirs, spec)
-
-
-def _beyond_live(gate: Gate, ours: Hits, theirs: Hits, spec: RolloutSpec) -> Verdict | None:
-    rate, limit = share(ours), share(theirs) + spec.margin * spec.max_error_rate
-    if rate <= limit:
-        return None
-    why = (
-        f"{ours[0]} of {ours[1]} requests {_WHAT[gate]}, "
-        f"{theirs[0]} of {theirs[1]} on the live revision"
-    )
-    return Verdict(Action.ROLLBACK, gate, why, rate, limit, ours[1])
-
-
-def _latency_vs_live(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
-    ours, theirs = evidence.candidate, evidence.live
-    rate, limit = share((ours.tail, ours.timed)), share((theirs.tail, theirs.timed))
-    if rate <= limit:
-        return None
-    why = (
-        f"{ours.tail} of {ours.timed} requests were slower than the live revision's p99 "
-        f"by {spec.margin:.0%}, of its own {theirs.tail} of {theirs.timed} beyond that p99"
-    )
-    return Verdict(Action.ROLLBACK, Gate.LATENCY_VS_LIVE, why, rate, limit, ours.timed)
-
-
-_WHAT = {
-    Gate.ERRORS_VS_LIVE: "failed or were given up by their clients",
-    Gate.CLIENT_ERRORS_VS_LIVE: "were refused as the caller's error",
-}
-_RULES = {
-    Gate.ERRORS_VS_LIMIT: _errors_vs_limit,
-    Gate.ERRORS_VS_LIVE: _errors_vs_live,
-    Gate.CLIENT_ERRORS_VS_LIVE: _client_errors_vs_live,
-    Gate.LATENCY_VS_LIMIT: _latency_vs_limit,
-    Gate.MEDIAN_VS_LIMIT: _median_vs_limit,
-    Gate.DISAGREEMENT: _disagreement,
-    Gate.LATENCY_VS_LIVE: _latency_vs_live,
-}
+def _beyond(
+    action: Action,
+    entry: tuple[Gate, GateRule],
+    hits: Hits,
+    limit: float,
+    spec: RolloutSpec,
+    live: Hits | None = None,
+) -> Verdict:
+    """Return the verdict on a share beyond `limit`: "0.40 % of 753 requests failed (limit 1 %)"."""
+    gate, rule = entry
+    reference = f"limit {percent(limit)}"
+    if live is not None:
+        reference = f"live revision {percent(share(live))} of {live[1]}, {reference}"
+    why = f"{counted(hits, rule.words(spec))} ({reference})"
+    if action is Action.HOLD:
+        why += f": {NOT_ENOUGH_DATA}"
+    return Verdict(action, gate, why, share(hits), limit, hits[1])

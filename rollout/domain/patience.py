@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from rollout.domain.agreement import ShadowEvidence
 from rollout.domain.spec import RolloutSpec
-from rollout.domain.verdict import Action, Gate, Verdict
+from rollout.domain.verdict import Action, HoldReason, Verdict
 
 # Servers write once a second what they record: by then some of so many copies would be there.
 UNRECORDED_SECONDS = 20.0
@@ -31,4 +31,4 @@ def given_up(
     else:
         why = f"{copies} copied requests and {pairs} compared answers in {waited:.0f} s are too few"
     why = f"the shadow ends without a verdict: {why}"
-    return Verdict(Action.ADVANCE, Gate.DATA, why, waited, limit, pairs)
+    return Verdict(Action.ADVANCE, HoldReason.DATA, why, waited, limit, pairs)

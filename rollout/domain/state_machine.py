@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from rollout.domain import gates, patience
 from rollout.domain.counts import Window
-from rollout.domain.gates import Action, Gate, GateEvidence, Verdict
+from rollout.domain.gates import Action, Gate, GateEvidence, HoldReason, Verdict
 from rollout.domain.operator_commands import OperatorCommand, Request
 from rollout.domain.shadow_window import ShadowWindow
 from rollout.domain.spec import OnInconclusive, Outcome, RolloutSpec
@@ -178,7 +178,7 @@ def move(progress: RolloutProgress, signal: Signal, now: float) -> RolloutProgre
 def _resumed(progress: RolloutProgress, now: float) -> RolloutProgress:
     """Back in the interrupted phase, with its clocks as they stood."""
     length = now - (now if progress.paused is None else progress.paused)
-    expired = progress.ruling is not None and progress.ruling.gate is Gate.DEADLINE
+    expired = progress.ruling is not None and progress.ruling.gate is HoldReason.DEADLINE
     return replace(
         progress,
         phase=progress.stage,
@@ -228,7 +228,7 @@ def heed(
 ) -> RolloutProgress | None:
     """Where an operator's request leads; None if it has to wait. It is obeyed only once."""
     phase, noted = progress.phase, replace(progress, obeyed=request.seq)
-    verdict = Verdict(Action.ROLLBACK, Gate.OPERATOR, request.reason)
+    verdict = Verdict(Action.ROLLBACK, HoldReason.OPERATOR, request.reason)
     match request.wish:
         case OperatorCommand.ROLLBACK:
             return give_up(noted, Outcome.ROLLED_BACK, verdict, now)
@@ -296,7 +296,7 @@ def judge(progress: RolloutProgress, look: Look, spec: RolloutSpec, now: float) 
         or _held(progress, spec, now)
         or Verdict(
             Action.ADVANCE,
-            Gate.PROOF if _needs_proof(progress, spec) else Gate.BAKE_TIME,
+            HoldReason.PROOF if _needs_proof(progress, spec) else HoldReason.BAKE_TIME,
             "every gate is kept",
             n=progress.step_requests,
         )
@@ -307,10 +307,10 @@ def _hard(progress: RolloutProgress, look: Look) -> Verdict | None:
     if not look.alive:
         return Verdict(Action.ROLLBACK, Gate.HEALTH, "the candidate's process died")
     looks = progress.unhealthy_looks
-    if looks < gates.UNHEALTHY_LOOKS:
+    if looks < gates.MAX_UNHEALTHY_TICKS:
         return None
     why = f"the candidate failed its health check at {looks} looks in a row"
-    return Verdict(Action.ROLLBACK, Gate.HEALTH, why, looks, gates.UNHEALTHY_LOOKS)
+    return Verdict(Action.ROLLBACK, Gate.HEALTH, why, looks, gates.MAX_UNHEALTHY_TICKS)
 
 
 def _overridden(progress: RolloutProgress, spec: RolloutSpec, now: float) -> Verdict:
@@ -318,15 +318,17 @@ def _overridden(progress: RolloutProgress, spec: RolloutSpec, now: float) -> Ver
     n, baked = progress.step_requests, now - progress.since
     if progress.phase is not RolloutPhase.BAKE or baked < spec.bake_seconds:
         why = "an operator skips the gates; the old revision stays warm"
-        return Verdict(Action.HOLD, Gate.OPERATOR, why, baked, spec.bake_seconds, n)
-    return Verdict(Action.ADVANCE, Gate.OPERATOR, "an operator skipped the gates: no proof", n=n)
+        return Verdict(Action.HOLD, HoldReason.OPERATOR, why, baked, spec.bake_seconds, n)
+    return Verdict(
+        Action.ADVANCE, HoldReason.OPERATOR, "an operator skipped the gates: no proof", n=n
+    )
 
 
 def _paused(progress: RolloutProgress) -> Verdict | None:
     if progress.phase is not RolloutPhase.PAUSED:
         return None
     why = f"paused in {progress.stage}; harm would still take the traffic back"
-    return Verdict(Action.HOLD, Gate.OPERATOR, why, n=progress.step_requests)
+    return Verdict(Action.HOLD, HoldReason.OPERATOR, why, n=progress.step_requests)
 
 
 def _expired(progress: RolloutProgress, spec: RolloutSpec, now: float) -> Verdict | None:
@@ -336,13 +338,13 @@ def _expired(progress: RolloutProgress, spec: RolloutSpec, now: float) -> Verdic
     held = _not_yet(progress, spec, now)
     why = "the deadline came before the proof" + (f": {held.why}" if held else "")
     n = progress.evidence.candidate.requests
-    return Verdict(Action.INCONCLUSIVE, Gate.DEADLINE, why, age, spec.deadline_seconds, n)
+    return Verdict(Action.INCONCLUSIVE, HoldReason.DEADLINE, why, age, spec.deadline_seconds, n)
 
 
 def _held(progress: RolloutProgress, spec: RolloutSpec, now: float) -> Verdict | None:
     """What is missing; in a shadow that only lacks answers, the end of its patience first."""
     held = _not_yet(progress, spec, now)
-    lacks = held is not None and held.gate in (Gate.DATA, Gate.PROOF)
+    lacks = held is not None and held.gate in (HoldReason.DATA, HoldReason.PROOF)
     if progress.phase is not RolloutPhase.SHADOW or not lacks:
         return held
     evidence, waited = progress.evidence, now - progress.since
@@ -355,11 +357,11 @@ def _not_yet(progress: RolloutProgress, spec: RolloutSpec, now: float) -> Verdic
     if n < needed or progress.step_ticks < gates.MIN_TICKS:
         # Only answers are data: a candidate that hangs must not pass on requests it lost.
         why = f"{n} answers in {progress.step_ticks} ticks at this step, {needed} are needed"
-        return Verdict(Action.HOLD, Gate.DATA, why, n, needed, n)
+        return Verdict(Action.HOLD, HoldReason.DATA, why, n, needed, n)
     minimum = least_seconds(progress.phase, spec)
     if now - progress.since < minimum:
         why = f"{now - progress.since:.1f} of {minimum:g} s at this step"
-        return Verdict(Action.HOLD, Gate.BAKE_TIME, why, now - progress.since, minimum, n)
+        return Verdict(Action.HOLD, HoldReason.BAKE_TIME, why, now - progress.since, minimum, n)
     compared = mirrored_share(progress, spec) > 0
     doubt = gates.judge_shadow(progress.evidence, spec) if compared else None
     if progress.phase is RolloutPhase.SHADOW:

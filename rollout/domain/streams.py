@@ -90,7 +90,7 @@ class _Judge:
             psi_rows=self._pairs,
         )
         self.evidence = agreement.fold(self.evidence, window, self._spec)
-        shown = eprocess.log_mean(self.evidence.disagreement) >= self._threshold
+        shown = eprocess.log_mean(self.evidence.limit.above) >= self._threshold
         if self._stopped is None and shown:
             self._stopped = agreement.disagrees(self.evidence, self._spec)
 

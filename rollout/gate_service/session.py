@@ -12,7 +12,7 @@ from enum import StrEnum
 from pydantic import TypeAdapter
 
 from rollout.domain import gates
-from rollout.domain.gates import Action, Gate, GateEvidence, Verdict
+from rollout.domain.gates import Action, Gate, GateEvidence, HoldReason, Verdict
 from rollout.domain.spec import RolloutSpec
 from rollout.domain.state_machine import Look
 
@@ -78,8 +78,8 @@ def absorb(session: GateSession, look: Look, spec: RolloutSpec, weight: int | No
         return session
     ours, theirs = look.window.candidate, look.window.live
     if weight is None:
-        seen = ours.seen + theirs.seen
-        fair = seen > 0 and 100 * ours.seen >= _NEARLY_FAIR * seen
+        seen = ours.total + theirs.total
+        fair = seen > 0 and 100 * ours.total >= _NEARLY_FAIR * seen
     else:
         fair = spec.fair(weight)
     window = replace(look.window, fair=fair)
@@ -95,7 +95,7 @@ def judge(session: GateSession, spec: RolloutSpec, *, final: bool) -> Verdict:
     """The verdict after `absorb`: ADVANCE needs data and no doubt, `final` the proof as well."""
     if session.failed is not None:
         return session.failed
-    if session.unhealthy_looks >= gates.UNHEALTHY_LOOKS:
+    if session.unhealthy_looks >= gates.MAX_UNHEALTHY_TICKS:
         why = f"no server of the candidate answered at {session.unhealthy_looks} looks in a row"
         return Verdict(Action.ROLLBACK, Gate.HEALTH, why, session.unhealthy_looks)
     return (
@@ -105,7 +105,7 @@ def judge(session: GateSession, spec: RolloutSpec, *, final: bool) -> Verdict:
         or (gates.unproved(session.evidence, spec) if final else None)
         or Verdict(
             Action.ADVANCE,
-            Gate.PROOF if final else Gate.DATA,
+            HoldReason.PROOF if final else HoldReason.DATA,
             "every gate is kept",
             n=session.step_requests,
         )
@@ -117,4 +117,4 @@ def _too_little(session: GateSession, spec: RolloutSpec) -> Verdict | None:
     if n >= spec.min_requests and ticks >= gates.MIN_TICKS:
         return None
     why = f"{n} answers in {ticks} looks, {spec.min_requests} in {gates.MIN_TICKS} are needed"
-    return Verdict(Action.HOLD, Gate.DATA, why, n, spec.min_requests, n)
+    return Verdict(Action.HOLD, HoldReason.DATA, why, n, spec.min_requests, n)

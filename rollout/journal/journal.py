@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
-from rollout.domain.gates import Action, Gate, Verdict
+from rollout.domain.gates import Action, HoldReason, Verdict
 from rollout.domain.operator_commands import OperatorCommand, Request, next_request
 from rollout.domain.process_ref import ProcessRef
 from rollout.domain.spec import DeploymentSettings, Outcome, Ports, Revision, RolloutSpec, Slot
@@ -112,7 +112,7 @@ class Journal:
             active = self.active(name)
             if active is not None:
                 why = "the deployment was taken down"
-                ruling = Verdict(Action.ROLLBACK, Gate.OPERATOR, why)
+                ruling = Verdict(Action.ROLLBACK, HoldReason.OPERATOR, why)
                 progress = replace(active.progress, planned=Outcome.ROLLED_BACK, ruling=ruling)
                 self._put_progress(active.id, progress)
                 self._finish(active.id, Outcome.ROLLED_BACK)

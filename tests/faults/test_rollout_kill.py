@@ -15,7 +15,7 @@ import pytest
 
 from bundle.ports import free_ports
 from rollout.client import deployments
-from rollout.domain.gates import Gate
+from rollout.domain.gates import HoldReason
 from rollout.domain.spec import Outcome, Slot
 from rollout.domain.state_machine import RolloutPhase
 from rollout.drivers.local import processes
@@ -73,7 +73,7 @@ def test_nobody_watched_for_too_long(shop: str, port: int) -> None:
         old = time.time() - 60.0
         os.utime(places.heartbeat(shop), (old, old))
         events = list(deployments.follow(shop, rollout))
-    assert events[-1].body["verdict"]["gate"] == Gate.UNWATCHED
+    assert events[-1].body["verdict"]["gate"] == HoldReason.UNWATCHED
     assert load.failed == 0, load.answers
 
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from bundle.ports import free_ports
 from cli.main import cli
 from rollout.client import deployments
-from rollout.domain.gates import Gate
+from rollout.domain.gates import HoldReason
 from rollout.domain.spec import Outcome, Slot
 from rollout.domain.state_machine import RolloutPhase
 from tests.support.rollouts import (
@@ -79,7 +79,7 @@ def test_pause_takeover_resume_full_and_what_history_tells(shop: str, port: int)
     assert load.failed == 0, load.answers
     ended = events[-1].body
     assert ended["outcome"] == Outcome.PROMOTED, story(events)
-    assert (ended["verdict"]["gate"], weight_of_green()) == (Gate.OPERATOR, 100)
+    assert (ended["verdict"]["gate"], weight_of_green()) == (HoldReason.OPERATOR, 100)
     moment = mlctl("history", shop, "--at", time.strftime("%FT%T", time.localtime(paused + 1)))
     assert moment["live"]["bento"] == "tiny:aa"
     assert [each["bento"] for each in mlctl("history", shop)["live"]] == ["tiny:aa", "tiny:bb"]

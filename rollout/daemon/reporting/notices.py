@@ -12,7 +12,7 @@ from typing import Any
 
 from rollout.domain.operator_commands import OperatorCommand
 from rollout.domain.state_machine import RolloutPhase
-from rollout.domain.verdict import Gate, first_line
+from rollout.domain.verdict import HoldReason, first_line
 from rollout.journal.records import ENDED, JournalEvent
 
 # One notice, one id, wherever it is told from and however often.
@@ -74,7 +74,7 @@ def _phase(body: Mapping[str, Any]) -> tuple[str, str] | None:
 
 def _ended(body: Mapping[str, Any]) -> tuple[str, str]:
     outcome = body["outcome"]
-    unwatched = (body.get("verdict") or {}).get("gate") == Gate.UNWATCHED
+    unwatched = (body.get("verdict") or {}).get("gate") == HoldReason.UNWATCHED
     kind = "unwatched" if unwatched else outcome
     words = f"{body['bento']} {outcome.replace('_', ' ')} after {body['seconds']:.0f} s"
     return f"rollout.{kind}", words + _because(body)
@@ -127,6 +127,6 @@ def _verdict(verdict: Mapping[str, Any]) -> dict[str, Any]:
 
 def reason(verdict: Mapping[str, Any]) -> str:
     """Why, in words that may leave the machine."""
-    if verdict["gate"] == Gate.CONFIG:  # its own words may hold paths
+    if verdict["gate"] == HoldReason.CONFIG:  # its own words may hold paths
         return "the proxy or the cluster refused the change of traffic"
     return first_line(verdict["why"])

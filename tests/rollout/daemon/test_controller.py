@@ -9,7 +9,7 @@ import pytest
 
 from bundle.clock import ManualClock
 from rollout.daemon.controller import Controller, Watch, World
-from rollout.domain.gates import Gate
+from rollout.domain.gates import Gate, HoldReason
 from rollout.domain.operator_commands import OperatorCommand
 from rollout.domain.ports import ProcessState, TrafficSplit
 from rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec, Slot
@@ -97,7 +97,7 @@ def test_a_good_candidate_gets_all_traffic_step_by_step(stage: Stage) -> None:
     assert stage.journal.deployment("shop").live == revision("tiny:bb")
     assert stage.journal.deployment("shop").slot is Slot.GREEN
     (ended,) = stage.events("ended")
-    assert ended.body["verdict"]["gate"] == Gate.PROOF
+    assert ended.body["verdict"]["gate"] == HoldReason.PROOF
 
 
 def test_no_traffic_holds_and_ends_inconclusive(stage: Stage) -> None:
@@ -188,7 +188,7 @@ def test_an_operator_takes_it_back(stage: Stage) -> None:
     assert stage.plane.weights == {Slot.BLUE: 100, Slot.GREEN: 0}
     stage.until(RolloutPhase.DONE)
     (ended,) = stage.events("ended")
-    assert ended.body["verdict"]["gate"] == Gate.OPERATOR
+    assert ended.body["verdict"]["gate"] == HoldReason.OPERATOR
     assert ended.body["verdict"]["why"] == "the numbers look odd"
 
 
@@ -292,7 +292,7 @@ def test_what_nobody_watched_for_too_long_is_rolled_back(stage: Stage) -> None:
     assert stage.plane.weights[Slot.GREEN] == 0
     stage.until(RolloutPhase.DONE)
     (ended,) = stage.events("ended")
-    assert ended.body["verdict"]["gate"] == Gate.UNWATCHED
+    assert ended.body["verdict"]["gate"] == HoldReason.UNWATCHED
 
 
 def test_every_tick_is_an_event_with_its_numbers(stage: Stage) -> None:
@@ -302,7 +302,7 @@ def test_every_tick_is_an_event_with_its_numbers(stage: Stage) -> None:
     assert body["weight"] == 10
     assert body["window"]["candidate"]["requests"] == 20
     assert body["window"]["live"]["requests"] == 180
-    assert body["verdict"]["gate"] in set(Gate)
+    assert body["verdict"]["gate"] in {*Gate, *HoldReason}
     without_limit = {Gate.MEDIAN_VS_LIMIT}
     assert set(body["e_values"]) == {g for g in Gate if "_vs_" in g} - without_limit
 
@@ -355,7 +355,7 @@ def test_full_is_recorded_as_an_operators_doing(stage: Stage) -> None:
     stage.tick(15, errors=20)
     assert stage.record.outcome is Outcome.PROMOTED
     (ended,) = stage.events("ended")
-    assert ended.body["verdict"]["gate"] == Gate.OPERATOR
+    assert ended.body["verdict"]["gate"] == HoldReason.OPERATOR
 
 
 def test_a_proxy_without_copies_leaves_the_shadow_out_and_says_so(

@@ -7,7 +7,6 @@ import pytest
 from bundle.errors import ErrorCode, MlctlError
 from rollout.domain import agreement
 from rollout.domain.agreement import (
-    MIN_BAD_TICKS,
     ShadowEvidence,
     by_default,
     fold,
@@ -16,6 +15,7 @@ from rollout.domain.agreement import (
 from rollout.domain.gates import Action, Gate
 from rollout.domain.shadow_window import ShadowWindow
 from rollout.domain.spec import Revision, RolloutSpec
+from rollout.domain.verdict import MIN_BAD_TICKS
 
 SPEC = RolloutSpec(shadow_percent=10, shadow_requests=50, max_disagreement=0.01)
 

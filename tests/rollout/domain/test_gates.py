@@ -10,7 +10,7 @@ import numpy as np
 from rollout.domain import e_values as eprocess
 from rollout.domain import gates
 from rollout.domain.counts import Counts, Window
-from rollout.domain.gates import Action, Gate, GateEvidence
+from rollout.domain.gates import Action, Gate, GateEvidence, HoldReason
 from rollout.domain.shadow_window import ShadowWindow
 from rollout.domain.spec import RolloutSpec
 
@@ -32,7 +32,7 @@ def test_nothing_seen_is_neither_harm_nor_proof() -> None:
     assert gates.harm(GateEvidence(), SPEC) is None
     held = gates.unproved(GateEvidence(), SPEC)
     assert held is not None
-    assert (held.action, held.gate) == (Action.HOLD, Gate.PROOF)
+    assert (held.action, held.gate) == (Action.HOLD, HoldReason.PROOF)
 
 
 def test_a_tick_without_candidate_requests_changes_nothing() -> None:
@@ -45,7 +45,7 @@ def test_errors_beyond_the_limit_name_value_limit_and_n() -> None:
     assert verdict is not None
     assert (verdict.action, verdict.gate) == (Action.ROLLBACK, Gate.ERRORS_VS_LIMIT)
     assert (verdict.value, verdict.limit, verdict.n) == (0.2, 0.01, 300)
-    assert "60 of 300" in verdict.why
+    assert verdict.why == "20.00 % of 300 requests failed (limit 1 %)"
 
 
 def test_slow_requests_beyond_one_percent() -> None:
@@ -60,12 +60,16 @@ def test_one_pause_does_not_fire_an_absolute_gate() -> None:
     evidence = folded(5, same(), same())
     evidence = gates.fold(evidence, Window(same(slow=50), same()), SPEC)
     assert gates.harm(evidence, SPEC) is None
-    assert eprocess.log_mean(evidence.latency_vs_limit) < math.log(1 / SPEC.alpha)
+    assert eprocess.log_mean(evidence.on_limit(Gate.LATENCY_VS_LIMIT).above) < math.log(
+        1 / SPEC.alpha
+    )
 
 
 def test_two_bad_ticks_are_too_few_whatever_their_evidence() -> None:
     evidence = folded(2, same(errors=100), same(errors=100))
-    assert eprocess.log_mean(evidence.errors_vs_limit) > math.log(5 / SPEC.alpha)
+    assert eprocess.log_mean(evidence.on_limit(Gate.ERRORS_VS_LIMIT).above) > math.log(
+        5 / SPEC.alpha
+    )
     assert gates.harm(evidence, SPEC) is None
 
 
@@ -94,7 +98,7 @@ def test_a_small_share_of_the_traffic_proves_no_latency() -> None:
         evidence = gates.fold(evidence, unfair, SPEC)
     held = gates.unproved(evidence, SPEC)
     assert held is not None
-    assert "slow" in held.why
+    assert "p99" in held.why
     bad = Window(same(slow=20), same(), fair=False)
     for _ in range(20):
         evidence = gates.fold(evidence, bad, SPEC)
@@ -129,7 +133,7 @@ def test_disagreement_beyond_the_limit_is_harm_and_below_it_is_proof() -> None:
     assert gates.judge_shadow(compared(10, good), SHADOWED) is None
     held = gates.judge_shadow(compared(3, good), SHADOWED)
     assert held is not None
-    assert held.gate is Gate.PROOF
+    assert held.gate is HoldReason.PROOF
 
 
 def test_disagreement_without_a_limit_is_only_told() -> None:
@@ -143,10 +147,10 @@ def test_disagreement_without_a_limit_is_only_told() -> None:
 def test_the_shadow_holds_for_too_few_pairs_for_drift_and_for_failed_copies() -> None:
     few = gates.judge_shadow(compared(1, ShadowWindow(10, rows=10)), SHADOWED)
     assert few is not None
-    assert (few.gate, few.limit) == (Gate.DATA, 50)
+    assert (few.gate, few.limit) == (HoldReason.DATA, 50)
     untold = gates.judge_shadow(compared(1, ShadowWindow(100, rows=100)), SHADOWED)
     assert untold is not None
-    assert untold.gate is Gate.DATA
+    assert untold.gate is HoldReason.DATA
     drifted = gates.judge_shadow(compared(10, ShadowWindow(100, rows=100, psi=0.5)), SHADOWED)
     assert drifted is not None
     assert (drifted.gate, drifted.value) == (Gate.DRIFT, 0.5)
@@ -175,7 +179,7 @@ def test_a_candidate_that_hangs_is_found_without_a_single_answer() -> None:
     verdict = gates.harm(evidence, SPEC)
     assert verdict is not None
     assert (verdict.gate, verdict.value, verdict.n) == (Gate.ERRORS_VS_LIVE, 1.0, 75)
-    assert "given up" in verdict.why
+    assert "abandoned" in verdict.why
 
 
 def test_clients_that_are_impatient_with_both_do_not_count_against_the_candidate() -> None:
@@ -259,7 +263,7 @@ def test_proof_needs_both_limits_kept() -> None:
     assert gates.unproved(folded(10, same(), same()), SPEC) is None
     held = gates.unproved(folded(10, same(slow=1), same()), SPEC)
     assert held is not None
-    assert "slow" in held.why
+    assert "p99" in held.why
 
 
 def test_no_latency_limit_needs_no_latency_proof() -> None:

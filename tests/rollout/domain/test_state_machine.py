@@ -6,7 +6,7 @@ import pytest
 
 from rollout.domain import state_machine as machine
 from rollout.domain.counts import Counts, Window
-from rollout.domain.gates import Action, Gate, Verdict
+from rollout.domain.gates import Action, Gate, HoldReason, Verdict
 from rollout.domain.operator_commands import OperatorCommand, Request
 from rollout.domain.shadow_window import ShadowWindow
 from rollout.domain.spec import OnInconclusive, Outcome, RolloutSpec
@@ -60,20 +60,20 @@ def test_a_single_step_goes_straight_to_bake() -> None:
 def test_no_data_holds() -> None:
     progress = looked(SHIFTED, 5, 200.0, window=None)
     verdict = machine.judge(progress, Look(None), SPEC, 200.0)
-    assert (verdict.action, verdict.gate) == (Action.HOLD, Gate.DATA)
+    assert (verdict.action, verdict.gate) == (Action.HOLD, HoldReason.DATA)
 
 
 def test_requests_that_nobody_answered_are_no_data() -> None:
     hanging = Window(Counts(abandoned=100), Counts(900, 0, 900))
     progress = looked(SHIFTED, 3, 200.0, hanging)
     verdict = machine.judge(progress, Look(hanging), SPEC, 200.0)
-    assert (verdict.action, verdict.gate) == (Action.HOLD, Gate.DATA)
+    assert (verdict.action, verdict.gate) == (Action.HOLD, HoldReason.DATA)
 
 
 def test_too_little_time_holds() -> None:
     progress = looked(SHIFTED, 5, 105.0)
     verdict = machine.judge(progress, Look(GOOD), SPEC, 105.0)
-    assert (verdict.action, verdict.gate) == (Action.HOLD, Gate.BAKE_TIME)
+    assert (verdict.action, verdict.gate) == (Action.HOLD, HoldReason.BAKE_TIME)
     assert (verdict.value, verdict.limit) == (5.0, 10)
 
 
@@ -87,9 +87,9 @@ def test_the_final_step_needs_proof() -> None:
     few = Window(Counts(20, 0, 20), Counts(20, 0, 20))
     half = replace(SHIFTED, step=1)
     held = machine.judge(looked(half, 3, 111.0, few), Look(few), SPEC, 111.0)
-    assert (held.action, held.gate) == (Action.HOLD, Gate.PROOF)
+    assert (held.action, held.gate) == (Action.HOLD, HoldReason.PROOF)
     proved = machine.judge(looked(half, 10, 111.0), Look(GOOD), SPEC, 111.0)
-    assert (proved.action, proved.gate) == (Action.ADVANCE, Gate.PROOF)
+    assert (proved.action, proved.gate) == (Action.ADVANCE, HoldReason.PROOF)
     assert machine.obey(half, proved, SPEC, 112.0).phase is RolloutPhase.BAKE
 
 
@@ -107,7 +107,7 @@ def test_the_bake_ends_in_finalize() -> None:
 
 def test_the_deadline_is_inconclusive_and_never_promotes() -> None:
     verdict = machine.judge(SHIFTED, Look(None), SPEC, 1000.0)
-    assert (verdict.action, verdict.gate) == (Action.INCONCLUSIVE, Gate.DEADLINE)
+    assert (verdict.action, verdict.gate) == (Action.INCONCLUSIVE, HoldReason.DEADLINE)
     ended = machine.obey(SHIFTED, verdict, SPEC, 1000.0)
     assert (ended.phase, ended.planned) == (RolloutPhase.ROLLBACK, Outcome.INCONCLUSIVE)
     assert machine.candidate_weight(ended, SPEC) == 0
@@ -153,7 +153,7 @@ def test_first_bad__median_beyond_its_limit__is_noted() -> None:
 
 
 def test_hold_changes_nothing() -> None:
-    hold = Verdict(Action.HOLD, Gate.DATA, "no data")
+    hold = Verdict(Action.HOLD, HoldReason.DATA, "no data")
     assert machine.obey(SHIFTED, hold, SPEC, 5.0) is SHIFTED
 
 
@@ -197,7 +197,7 @@ def test_only_compared_copies_are_data_in_the_shadow() -> None:
     for _ in range(5):
         progress = machine.absorb(progress, Look(GOOD), SHADOWED, 200.0)
     held = machine.judge(progress, Look(GOOD), SHADOWED, 200.0)
-    assert (held.action, held.gate, held.n) == (Action.HOLD, Gate.DATA, 0)
+    assert (held.action, held.gate, held.n) == (Action.HOLD, HoldReason.DATA, 0)
 
 
 def test_the_first_copies_are_not_judged_by_how_cold_the_candidate_is() -> None:
@@ -215,7 +215,7 @@ def test_a_shadow_that_finds_nothing_to_compare_ends_after_a_while_unless_told_t
     progress = machine.warmed(RolloutProgress(phase=RolloutPhase.WARM), patient, 100.0)
     assert machine.judge(progress, Look(None), patient, 159.0).action is Action.HOLD
     verdict = machine.judge(progress, Look(None), patient, 160.0)
-    assert (verdict.action, verdict.gate) == (Action.ADVANCE, Gate.DATA)
+    assert (verdict.action, verdict.gate) == (Action.ADVANCE, HoldReason.DATA)
     assert machine.obey(progress, verdict, patient, 160.0).phase is RolloutPhase.SHIFT
     assert machine.judge(progress, Look(None), SHADOWED, 160.0).action is Action.HOLD
 
@@ -239,7 +239,7 @@ def test_a_pause_keeps_the_weight_and_stops_the_clocks() -> None:
     )
     assert machine.candidate_weight(paused, SPEC) == 10
     held = machine.judge(looked(paused, 20, 5000.0), Look(GOOD), SPEC, 5000.0)
-    assert (held.action, held.gate) == (Action.HOLD, Gate.OPERATOR)
+    assert (held.action, held.gate) == (Action.HOLD, HoldReason.OPERATOR)
     resumed = heeded(paused, OperatorCommand.RESUME, 5005.0)
     assert (resumed.phase, resumed.interrupted) == (RolloutPhase.SHIFT, None)
     assert resumed.since == SHIFTED.since + 4900.0
@@ -289,7 +289,7 @@ def test_full_skips_steps_and_gates_but_not_hard_failures(paused: bool) -> None:
     dead = machine.judge(worse, Look(None, alive=False), SPEC, 110.0)
     assert dead.action is Action.ROLLBACK
     verdict = machine.judge(worse, Look(bad), SPEC, 126.0)
-    assert (verdict.action, verdict.gate) == (Action.ADVANCE, Gate.OPERATOR)
+    assert (verdict.action, verdict.gate) == (Action.ADVANCE, HoldReason.OPERATOR)
     assert machine.obey(worse, verdict, SPEC, 126.0).planned is Outcome.PROMOTED
 
 
@@ -307,7 +307,7 @@ def test_at_the_deadline_it_pauses_if_asked_to_and_gets_the_time_once_more() -> 
     assert machine.candidate_weight(paused, spec) == 10
     resumed = heeded(paused, OperatorCommand.RESUME, 9000.0, spec)
     assert (resumed.phase, resumed.ruling, resumed.started) == (RolloutPhase.SHIFT, None, 9000.0)
-    assert machine.judge(resumed, Look(None), spec, 9900.0).gate is Gate.DATA
+    assert machine.judge(resumed, Look(None), spec, 9900.0).gate is HoldReason.DATA
 
 
 def test_latency_is_not_proved_by_a_small_share() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rollout.domain.counts import Counts, Window
-from rollout.domain.gates import Gate
+from rollout.domain.gates import Gate, HoldReason
 from rollout.domain.spec import RolloutSpec
 from rollout.domain.state_machine import Look
 from rollout.gate_service.session import (
@@ -42,7 +42,7 @@ def test_a_step_passes_before_the_proof_is_there() -> None:
     session = after(*[GOOD] * 3)
     assert result(session) is Result.SUCCESS
     verdict = judge(session, SPEC, final=True)
-    assert (result_of(verdict), verdict.gate) == (Result.INCONCLUSIVE, Gate.PROOF)
+    assert (result_of(verdict), verdict.gate) == (Result.INCONCLUSIVE, HoldReason.PROOF)
     assert result(after(*[GOOD] * 30), final=True) is Result.SUCCESS
 
 

@@ -43,4 +43,4 @@ def test_evidence_survives_exactly(journal: Journal) -> None:
         journal.save(rollout, RolloutProgress(evidence=evidence), records.TICK, {}, epoch)
     assert journal.rollout(rollout.id).progress.evidence == evidence
     assert evidence.ticks == 20
-    assert evidence.shadow.agreement_proof[0] != 0.0
+    assert evidence.shadow.limit.below[0] != 0.0
