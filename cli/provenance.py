@@ -47,12 +47,12 @@ class ProvenanceSources:
 def known() -> ProvenanceSources:
     """Ask the Bento store, the registry and the journal. REGISTRY_UNAVAILABLE."""
     from registry.mlflow_catalog import MlflowCatalog
-    from rollout.journal import paths as places
+    from rollout.journal import paths
     from rollout.journal.journal import Journal
     from services.runtime.bento_store import find_bento, list_bentos
 
     bentos = tuple(map(find_bento, list_bentos()))
-    with Journal(places.journal()) as journal:
+    with Journal(paths.journal()) as journal:
         rollouts, deployments = journal.rollouts(), journal.deployments()
     return ProvenanceSources(bentos, MlflowCatalog().list_models(), rollouts, deployments)
 

@@ -17,7 +17,7 @@ def pause(output: CommandOutput, name: str, reason: str) -> None:
     Its weights stay and its clocks stand still. The gates stay active: harm still rolls it
     back. `mlctl resume` continues, `mlctl rollback` ends it.
     """
-    from cli.asking import ask
+    from cli.rollout_commands import send
     from rollout.domain.operator_commands import OperatorCommand
 
-    ask(output, name, OperatorCommand.PAUSE, reason)
+    send(output, name, OperatorCommand.PAUSE, reason)

@@ -129,7 +129,7 @@ def _skip_gates(name: str) -> int:
     from rollout.client import deployments
     from rollout.domain.operator_commands import OperatorCommand
 
-    event = deployments.ask(name, OperatorCommand.FULL, "promote --full")
+    event = deployments.send_command(name, OperatorCommand.FULL, "promote --full")
     return event.rollout or 0
 
 
@@ -141,7 +141,7 @@ def _say_detached(output: CommandOutput, name: str, rollout: int) -> None:
 
 
 def _show_events(output: CommandOutput, events: Iterable[JournalEvent]) -> None:
-    """One line for each event that matters; quiet looks only move the status line."""
+    """One line for each event that matters; quiet ticks only move the status line."""
     from cli.rollouts import event_line, is_quiet
 
     with output.working() as say:

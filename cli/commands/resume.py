@@ -16,7 +16,7 @@ def resume(output: CommandOutput, name: str, reason: str) -> None:
 
     One that was paused at its deadline gets the same time once more.
     """
-    from cli.asking import ask
+    from cli.rollout_commands import send
     from rollout.domain.operator_commands import OperatorCommand
 
-    ask(output, name, OperatorCommand.RESUME, reason)
+    send(output, name, OperatorCommand.RESUME, reason)

@@ -16,6 +16,6 @@ def rollback(output: CommandOutput, name: str, reason: str) -> None:
 
     All traffic returns to the previous model at once.
     """
-    from cli.asking import take_back
+    from cli.rollout_commands import take_back
 
     take_back(output, name, reason)

@@ -2,7 +2,7 @@
 
 One request is one trial, with the share of its rows that disagree, because the rows of a
 request come from one caller and are wrong together. Drift only holds: a distribution that
-moved says that somebody should look, not that the candidate is wrong.
+moved says that somebody should observation, not that the candidate is wrong.
 """
 
 from __future__ import annotations

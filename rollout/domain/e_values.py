@@ -1,4 +1,4 @@
-"""Evidence that stays valid at every look: test martingales over counters. Pure.
+"""Evidence that stays valid at every tick: test martingales over counters. Pure.
 
 An e-process starts at 1 and, while its hypothesis holds, exceeds 1/alpha at any time with
 probability at most alpha (Ville's inequality). So it may be looked at after every tick

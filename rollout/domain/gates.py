@@ -100,7 +100,7 @@ def judge_shadow(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
 def doubtful(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
     """Return HOLD while a share is beyond its limit without proof of harm; else None.
 
-    A candidate that looks bad gets no more traffic until more requests have decided. Comparisons
+    A candidate that ticks bad gets no more traffic until more requests have decided. Comparisons
     with live cover the whole rollout and so also the bake, in which live has no requests.
     """
     for gate, rule, limit in active_gates(spec, Reference.LIMIT):

@@ -1,4 +1,4 @@
-"""Readings of the meter turned into looks: what both slots did since the look before."""
+"""Readings of the meter turned into observations: what both slots did since the tick before."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from rollout.domain.latency_edges import sparse
 from rollout.domain.ports import Meter
 from rollout.domain.shadow_window import ShadowWindow
 from rollout.domain.spec import RolloutSpec, Slot
-from rollout.domain.state_machine import Look
+from rollout.domain.state_machine import TickObservation
 
 
 class Comparison(Protocol):
     """What finds both slots' answers to the same requests."""
 
-    def look(self, live_requests: int) -> ShadowWindow:
-        """What was found since the look before; `live_requests` came in that time."""
+    def observe(self, live_requests: int) -> ShadowWindow:
+        """What was found since the tick before; `live_requests` came in that time."""
         ...
 
     def end(self) -> None:
@@ -64,15 +64,15 @@ class TrafficObserver:
         return None if self._comparison is None else self._comparison.kept()
 
     def latencies(self) -> dict[str, list[tuple[float | None, int]]]:
-        """The last look's latencies of both sides, for the record: see `seen.edges.sparse`."""
+        """The last tick's latencies of both sides, for the record: see `seen.edges.sparse`."""
         return {side: sparse(totals, self._edges) for side, totals in self._seen.items()}
 
-    def look(
+    def observe(
         self, *, alive: bool, mirrored: bool = False, weight: int = 100
-    ) -> tuple[Look, float | None]:
-        """One look, and the live p99 that its tails were counted against.
+    ) -> tuple[TickObservation, float | None]:
+        """One observation, and the live p99 that its tails were counted against.
 
-        A candidate that gets copies only is judged by these. The first look, and one across a
+        A candidate that gets copies only is judged by these. The first tick, and one across a
         restart of the proxy, has no window.
         """
         reading = self._meter.read()
@@ -85,7 +85,7 @@ class TrafficObserver:
         shadow = self._compare(live) if mirrored else None
         self._seen = {}
         if parts is None or live is None:
-            return Look(None, healthy, alive, shadow), reference
+            return TickObservation(None, healthy, alive, shadow), reference
         ours = copies if mirrored and weight == 0 else parts[self._candidate]
         self._seen = {"candidate": ours, "live": live}
         self._live_history = self._live_history.plus(live)
@@ -97,12 +97,12 @@ class TrafficObserver:
             self._spec.max_p50_ms,
         )
         window = Window(rule.count(ours, candidate=True), rule.count(live, candidate=False))
-        return Look(window, healthy, alive, shadow), reference
+        return TickObservation(window, healthy, alive, shadow), reference
 
     def _compare(self, live: Totals | None) -> ShadowWindow | None:
         if self._comparison is None:
             return None
-        return self._comparison.look(0 if live is None else live.requests)
+        return self._comparison.observe(0 if live is None else live.requests)
 
 
 def _copies(before: Reading | None, after: Reading, slot: Slot) -> Totals:

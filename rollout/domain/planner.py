@@ -12,8 +12,7 @@ import math
 from dataclasses import dataclass, replace
 
 from bundle.errors import ErrorCode, MlctlError
-from rollout.domain import e_values as eprocess
-from rollout.domain import gates
+from rollout.domain import e_values, gates
 from rollout.domain.counts import Totals
 from rollout.domain.drift import rows_needed
 from rollout.domain.evidence import LATE_SHARE, SLOW_SHARE
@@ -133,8 +132,8 @@ def requests_to_prove(share: float, limit: float, alpha: float) -> float:
 
     `share` of them are expected to be bad; infinite when that is not below the limit.
     """
-    logs = eprocess.start(len(eprocess.alternatives_below(limit)))
-    each = eprocess.bound_step(logs, share, 1, limit)
+    logs = e_values.start(len(e_values.alternatives_below(limit)))
+    each = e_values.bound_step(logs, share, 1, limit)
     if max(each) <= 0.0:
         return math.inf
     threshold = math.log(1.0 / alpha)
@@ -149,8 +148,8 @@ def requests_to_prove(share: float, limit: float, alpha: float) -> float:
     return float(high)
 
 
-def _evidence(each: eprocess.Logs, n: int) -> float:
-    return eprocess.log_mean(tuple(n * log for log in each))
+def _evidence(each: e_values.Logs, n: int) -> float:
+    return e_values.log_mean(tuple(n * log for log in each))
 
 
 def _shadow(spec: RolloutSpec, traffic: Today, tick_seconds: float) -> PlannedStep:

@@ -1,8 +1,8 @@
 """The seams of a rollout: what carries traffic, counts it and runs the processes.
 
 Each has a driver for this machine (`planes.envoy`, `local.launcher`) and one for a cluster
-(`kubernetes`). A driver raises `PlaneUnavailable` if it does not answer now (the evaluation is
-skipped) and `PlaneRejected` if it refuses a configuration (the rollout is taken back).
+(`kubernetes`). A driver raises `DataPlaneUnavailable` if it does not answer now (the evaluation is
+skipped) and `DataPlaneRejected` if it refuses a configuration (the rollout is taken back).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from rollout.domain.spec import Endpoint, Percent, Revision, Slot
 TOTAL_WEIGHT = 100
 
 
-class PlaneUnavailable(Exception):  # noqa: N818 - it says a state, not a fault of ours
+class DataPlaneUnavailable(Exception):  # noqa: N818 - it says a state, not a fault of ours
     """The data plane did not answer; nothing is known, nothing was changed for sure."""
 
 
-class PlaneRejected(Exception):  # noqa: N818 - as above
+class DataPlaneRejected(Exception):  # noqa: N818 - as above
     """The data plane refused a configuration."""
 
 
@@ -73,7 +73,7 @@ class DataPlane(Protocol):
     def can_mirror(self) -> bool: ...
 
     def apply(self, traffic: TrafficSplit) -> None:
-        """Make `traffic` hold and wait until it does. Idempotent; PlaneRejected for a mirror
+        """Make `traffic` hold and wait until it does. Idempotent; DataPlaneRejected for a mirror
         where there is none.
         """
         ...
@@ -89,7 +89,7 @@ class Meter(Protocol):
     def read(self) -> Reading: ...
 
 
-class Plane(DataPlane, Meter, Protocol):
+class MeteredDataPlane(DataPlane, Meter, Protocol):
     """A proxy that runs: it carries the traffic and counts it."""
 
     def weights(self) -> dict[Slot, int] | None:
@@ -112,7 +112,7 @@ class Proxy(Protocol):
         """Forget the traffic and the endpoints of an earlier deployment of that name."""
         ...
 
-    def plane(self) -> AbstractContextManager[Plane]:
+    def data_plane(self) -> AbstractContextManager[MeteredDataPlane]:
         """Reach it; nothing is asked yet, so it need not run."""
         ...
 

@@ -239,7 +239,7 @@ class DeploymentSettings(Checked):
     """How a deployment's daemon works; kept with the deployment.
 
     Attributes:
-        tick_seconds: time between two looks. ready_seconds: limit for a Bento to become ready.
+        tick_seconds: time between two ticks. ready_seconds: limit for a Bento to become ready.
         max_unwatched_seconds: a rollout that no daemon watched for longer is rolled back.
         drain_seconds: limit for requests in flight before an idle slot is stopped.
         alias_retry_seconds: wait after an alias could not be written; it doubles each time.
@@ -253,7 +253,7 @@ class DeploymentSettings(Checked):
         hung_seconds: a Bento that gives no sign of life for so long is killed.
         serve, champion: command templates.
         kubernetes: the route and the Services of a deployment in a cluster; None on this machine.
-        runs: how rollouts are told to MLflow; empty to leave it out.
+        runs: the command that reports rollouts to MLflow; empty to turn it off.
         metrics_port: where the daemon's metrics are, on loopback; None for nowhere.
         webhooks: where notices are sent. webhook_secret: the file with which they are signed.
         token_file: the tokens that its callers show; None to take the environment's.

@@ -1,10 +1,10 @@
-"""The rollout's state machine: phases, one transition table, one decision per look. Pure.
+"""The rollout's state machine: phases, one transition table, one decision per tick. Pure.
 
 PENDING starts the candidate, WARM waits until it serves, SHADOW sends it copies of the
 traffic, SHIFT gives it a share, BAKE all of it while the old revision stays warm, FINALIZE
 writes down the result. PAUSED keeps the weight of the phase that it interrupts. ROLLBACK may
 follow any phase before FINALIZE and needs one write of the weights. Holding is a verdict, not
-a phase: the next look may move on.
+a phase: the next tick may move on.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ class RolloutProgress:
 
     `since` is when this phase or step began and `started` the deadline's begin; both move on
     by the length of a pause, which `interrupted` from `paused` on. `exposed` is when traffic
-    first reached the candidate, `first_bad` when a look first found it beyond a limit,
+    first reached the candidate, `first_bad` when a tick first found it beyond a limit,
     `restored` when the traffic was back on the live revision. `planned` is how it will end and
-    `ruling` why. `override` means that an operator skips the gates; `obeyed` is the place in
+    `ruling` why. `override` means that an operator skips the gates; `applied` is the place in
     the journal of the last operator's request that was carried out.
     """
 
@@ -91,7 +91,7 @@ class RolloutProgress:
     exposed: float | None = None
     first_bad: float | None = None
     restored: float | None = None
-    unhealthy_looks: int = 0
+    unhealthy_ticks: int = 0
     step_requests: int = 0
     step_ticks: int = 0
     planned: Outcome | None = None
@@ -99,7 +99,7 @@ class RolloutProgress:
     interrupted: RolloutPhase | None = None
     paused: float | None = None
     override: bool = False
-    obeyed: int = 0
+    applied: int = 0
     evidence: GateEvidence = field(default_factory=GateEvidence)
 
     @property
@@ -109,8 +109,8 @@ class RolloutProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What one look at a watched candidate found.
+class TickObservation:
+    """What one observation of a watched candidate found.
 
     `window` is None when nothing was counted, `shadow` when nothing was copied.
     """
@@ -197,7 +197,7 @@ def _leap(progress: RolloutProgress, spec: RolloutSpec, now: float) -> RolloutPr
     return replace(move(progress, Signal.LAST_STEP, now), step=len(spec.steps) - 1)
 
 
-def obey(
+def apply_verdict(
     progress: RolloutProgress, verdict: Verdict, spec: RolloutSpec, now: float
 ) -> RolloutProgress:
     """Where a verdict leads: the next step, ROLLBACK, PAUSED, or nowhere for HOLD."""
@@ -223,13 +223,13 @@ def give_up(
     return replace(move(progress, Signal.GIVE_UP, now), planned=outcome, ruling=verdict)
 
 
-def heed(
+def apply_command(
     progress: RolloutProgress, request: Request, spec: RolloutSpec, now: float
 ) -> RolloutProgress | None:
-    """Where an operator's request leads; None if it has to wait. It is obeyed only once."""
-    phase, noted = progress.phase, replace(progress, obeyed=request.seq)
+    """Where an operator's request leads; None if it has to wait. It is applied only once."""
+    phase, noted = progress.phase, replace(progress, applied=request.seq)
     verdict = Verdict(Action.ROLLBACK, HoldReason.OPERATOR, request.reason)
-    match request.wish:
+    match request.command:
         case OperatorCommand.ROLLBACK:
             return give_up(noted, Outcome.ROLLED_BACK, verdict, now)
         case OperatorCommand.PAUSE if phase is RolloutPhase.PENDING:
@@ -245,14 +245,16 @@ def heed(
             return _leap(skipping, spec, now) if leaps else skipping
 
 
-def absorb(progress: RolloutProgress, look: Look, spec: RolloutSpec, now: float) -> RolloutProgress:
-    """Fold one look into the progress. Warm-up looks count only towards health."""
-    unhealthy = 0 if look.healthy else progress.unhealthy_looks + 1
-    progress = _absorb_shadow(replace(progress, unhealthy_looks=unhealthy), look, spec)
-    if look.window is None or warming_up(progress, spec, now):
+def absorb(
+    progress: RolloutProgress, observation: TickObservation, spec: RolloutSpec, now: float
+) -> RolloutProgress:
+    """Fold one tick into the progress. Warm-up ticks count only towards health."""
+    unhealthy = 0 if observation.healthy else progress.unhealthy_ticks + 1
+    progress = _absorb_shadow(replace(progress, unhealthy_ticks=unhealthy), observation, spec)
+    if observation.window is None or warming_up(progress, spec, now):
         return progress
-    ours = look.window.candidate
-    evidence = gates.fold(progress.evidence, look.window, spec)
+    ours = observation.window.candidate
+    evidence = gates.fold(progress.evidence, observation.window, spec)
     bad = gates.tick_breaks_limit(ours, spec) or gates.doubtful(evidence, spec) is not None
     first_bad = now if bad and progress.first_bad is None else progress.first_bad
     progress = replace(progress, evidence=evidence, first_bad=first_bad)
@@ -260,14 +262,16 @@ def absorb(progress: RolloutProgress, look: Look, spec: RolloutSpec, now: float)
     return progress if progress.stage is RolloutPhase.SHADOW else _counted(progress, ours.requests)
 
 
-def _absorb_shadow(progress: RolloutProgress, look: Look, spec: RolloutSpec) -> RolloutProgress:
-    if look.shadow is None:
+def _absorb_shadow(
+    progress: RolloutProgress, observation: TickObservation, spec: RolloutSpec
+) -> RolloutProgress:
+    if observation.shadow is None:
         return progress
-    evidence = gates.fold_shadow(progress.evidence, look.shadow, spec)
+    evidence = gates.fold_shadow(progress.evidence, observation.shadow, spec)
     progress = replace(progress, evidence=evidence)
     if progress.stage is not RolloutPhase.SHADOW:
         return progress
-    return _counted(progress, look.shadow.requests)
+    return _counted(progress, observation.shadow.requests)
 
 
 def _counted(progress: RolloutProgress, requests: int) -> RolloutProgress:
@@ -284,12 +288,14 @@ def warming_up(progress: RolloutProgress, spec: RolloutSpec, now: float) -> bool
     return first is not None and now - first < spec.warmup_seconds
 
 
-def judge(progress: RolloutProgress, look: Look, spec: RolloutSpec, now: float) -> Verdict:
+def judge(
+    progress: RolloutProgress, observation: TickObservation, spec: RolloutSpec, now: float
+) -> Verdict:
     """The verdict on a watched candidate after `absorb`."""
     if progress.override:
-        return _hard(progress, look) or _overridden(progress, spec, now)
+        return _hard(progress, observation) or _overridden(progress, spec, now)
     return (
-        _hard(progress, look)
+        _hard(progress, observation)
         or gates.harm(progress.evidence, spec)
         or _paused(progress)
         or _expired(progress, spec, now)
@@ -303,10 +309,10 @@ def judge(progress: RolloutProgress, look: Look, spec: RolloutSpec, now: float) 
     )
 
 
-def _hard(progress: RolloutProgress, look: Look) -> Verdict | None:
-    if not look.alive:
+def _hard(progress: RolloutProgress, observation: TickObservation) -> Verdict | None:
+    if not observation.alive:
         return Verdict(Action.ROLLBACK, Gate.HEALTH, "the candidate's process died")
-    looks = progress.unhealthy_looks
+    looks = progress.unhealthy_ticks
     if looks < gates.MAX_UNHEALTHY_TICKS:
         return None
     why = f"the candidate failed its health check at {looks} looks in a row"

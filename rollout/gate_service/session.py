@@ -14,14 +14,14 @@ from pydantic import TypeAdapter
 from rollout.domain import gates
 from rollout.domain.gates import Action, Gate, GateEvidence, HoldReason, Verdict
 from rollout.domain.spec import RolloutSpec
-from rollout.domain.state_machine import Look
+from rollout.domain.state_machine import TickObservation
 
 # The share that is still an equal one where only the counts tell it.
 _NEARLY_FAIR = 45
 
 
 class Result(StrEnum):
-    """What whoever drives the rollout is told."""
+    """The answer to the system that drives the rollout."""
 
     SUCCESS = "success"
     FAILURE = "failure"
@@ -38,15 +38,15 @@ _RESULTS = {
 
 @dataclass(frozen=True, slots=True)
 class GateSession:
-    """The evidence on one candidate. `step` is the weight that was told last, and the requests
-    and ticks since it was told first; `failed` is the verdict that ended it.
+    """The evidence on one candidate. `step` is the weight that was reported last, and the requests
+    and ticks since it was first reported; `failed` is the verdict that ended it.
     """
 
     evidence: GateEvidence = field(default_factory=GateEvidence)
     step: int | None = None
     step_requests: int = 0
     step_ticks: int = 0
-    unhealthy_looks: int = 0
+    unhealthy_ticks: int = 0
     failed: Verdict | None = None
 
 
@@ -68,21 +68,23 @@ def result_of(verdict: Verdict) -> Result:
     return _RESULTS[verdict.action]
 
 
-def absorb(session: GateSession, look: Look, spec: RolloutSpec, weight: int | None) -> GateSession:
-    """Fold one look in. `weight` is the candidate's percent of the traffic, if it was told."""
+def absorb(
+    session: GateSession, observation: TickObservation, spec: RolloutSpec, weight: int | None
+) -> GateSession:
+    """Fold one tick in. `weight` is the candidate's percent of the traffic, if it was reported."""
     if weight != session.step:
         session = replace(session, step=weight, step_requests=0, step_ticks=0)
-    unhealthy = 0 if look.healthy else session.unhealthy_looks + 1
-    session = replace(session, unhealthy_looks=unhealthy)
-    if look.window is None:
+    unhealthy = 0 if observation.healthy else session.unhealthy_ticks + 1
+    session = replace(session, unhealthy_ticks=unhealthy)
+    if observation.window is None:
         return session
-    ours, theirs = look.window.candidate, look.window.live
+    ours, theirs = observation.window.candidate, observation.window.live
     if weight is None:
         seen = ours.total + theirs.total
         fair = seen > 0 and 100 * ours.total >= _NEARLY_FAIR * seen
     else:
         fair = spec.fair(weight)
-    window = replace(look.window, fair=fair)
+    window = replace(observation.window, fair=fair)
     return replace(
         session,
         evidence=gates.fold(session.evidence, window, spec),
@@ -95,9 +97,9 @@ def judge(session: GateSession, spec: RolloutSpec, *, final: bool) -> Verdict:
     """The verdict after `absorb`: ADVANCE needs data and no doubt, `final` the proof as well."""
     if session.failed is not None:
         return session.failed
-    if session.unhealthy_looks >= gates.MAX_UNHEALTHY_TICKS:
-        why = f"no server of the candidate answered at {session.unhealthy_looks} looks in a row"
-        return Verdict(Action.ROLLBACK, Gate.HEALTH, why, session.unhealthy_looks)
+    if session.unhealthy_ticks >= gates.MAX_UNHEALTHY_TICKS:
+        why = f"no server of the candidate answered at {session.unhealthy_ticks} looks in a row"
+        return Verdict(Action.ROLLBACK, Gate.HEALTH, why, session.unhealthy_ticks)
     return (
         gates.harm(session.evidence, spec)
         or _too_little(session, spec)
@@ -116,5 +118,5 @@ def _too_little(session: GateSession, spec: RolloutSpec) -> Verdict | None:
     n, ticks = session.step_requests, session.step_ticks
     if n >= spec.min_requests and ticks >= gates.MIN_TICKS:
         return None
-    why = f"{n} answers in {ticks} looks, {spec.min_requests} in {gates.MIN_TICKS} are needed"
+    why = f"{n} answers in {ticks} ticks, {spec.min_requests} in {gates.MIN_TICKS} are needed"
     return Verdict(Action.HOLD, HoldReason.DATA, why, n, spec.min_requests, n)

@@ -22,8 +22,7 @@ from rollout.domain.planner import Today, plan
 from rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec
 from rollout.domain.state_machine import RolloutPhase
 from rollout.domain.verdict import Action, Gate, Verdict
-from rollout.journal import paths as places
-from rollout.journal import records
+from rollout.journal import paths, records
 from rollout.journal.journal import Journal
 from services.runtime.bento_layout import pack
 from tests.support.bundles import make_bundle
@@ -53,7 +52,7 @@ def put(store: Path, version: str, *bundles: VerifiedBundle) -> str:
 
 def serve(tag: str) -> None:
     """A deployment of that name which is up by the record; no process runs."""
-    with Journal(places.journal()) as journal:
+    with Journal(paths.journal()) as journal:
         journal.create("shop", Ports(1, 2), DeploymentSettings(), find_revision(tag))
 
 
@@ -63,7 +62,7 @@ def refused(*arguments: str) -> str:
     error = json.loads(told.stdout)["error"]
     assert error["code"] == "incompatible_interface"
     assert "--allow-breaking" in error["hint"]
-    with Journal(places.journal()) as journal:
+    with Journal(paths.journal()) as journal:
         assert journal.rollouts("shop") == ()
     return str(error["message"])
 
@@ -88,7 +87,7 @@ def test_a_bento_without_one_of_its_models_is_refused(store: Path, tmp_path: Pat
 def test_what_is_meant_goes_on_and_is_on_record(store: Path, tmp_path: Path) -> None:
     serve(put(store, "1", make_bundle(tmp_path / "a", name="shop", features=4)))
     wider = find_revision(put(store, "2", make_bundle(tmp_path / "b", name="shop", features=5)))
-    with Journal(places.journal()) as journal:
+    with Journal(paths.journal()) as journal:
         rollout = journal.begin("shop", wider, RolloutSpec(breaking=True))
         assert journal.rollout(rollout).candidate == wider
         (requested,) = journal.events("shop", rollout=rollout)
@@ -98,7 +97,7 @@ def test_what_is_meant_goes_on_and_is_on_record(store: Path, tmp_path: Path) -> 
 def test_the_same_interface_is_no_matter(store: Path, tmp_path: Path) -> None:
     serve(put(store, "1", make_bundle(tmp_path / "a", name="shop")))
     again = find_revision(put(store, "2", make_bundle(tmp_path / "b", name="shop", scale=3.0)))
-    with Journal(places.journal()) as journal:
+    with Journal(paths.journal()) as journal:
         (requested,) = journal.events("shop", rollout=journal.begin("shop", again, RolloutSpec()))
     assert requested.body["broken"] == []
 
@@ -112,7 +111,7 @@ def test_promote__candidate_does_not_start__its_log_is_quoted_once(
         "the candidate's process ended before it was ready; its log ends:\nfile_altered: model.onnx"
     )
     verdict = Verdict(Action.ROLLBACK, Gate.READY, why)
-    with Journal(places.journal()) as journal:
+    with Journal(paths.journal()) as journal:
         rollout = journal.rollout(journal.begin("shop", other, RolloutSpec()))
         epoch = journal.take_over("shop")
         back = replace(
@@ -141,7 +140,7 @@ def test_promote__a_byte_of_the_candidate_is_changed__refused_before_anything_st
     (store / "bentos" / "shop" / "2" / "src" / "model" / "model.onnx").write_bytes(b"torn")
     told = CliRunner().invoke(cli, ["promote", "shop", tag, "--force", "--json"])
     assert json.loads(told.stdout)["error"]["code"] == "file_altered"
-    with Journal(places.journal()) as journal:
+    with Journal(paths.journal()) as journal:
         assert journal.rollouts("shop") == ()
 
 

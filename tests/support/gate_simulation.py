@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from rollout.domain import e_values as eprocess
-from rollout.domain import gates
+from rollout.domain import e_values, gates
 from rollout.domain.evidence import SLOW_SHARE
 from rollout.domain.spec import RolloutSpec
 
@@ -70,7 +69,7 @@ class Judges:
 
     def _share(self, name: str, hits: Numbers, n: Numbers, limit: float) -> None:
         excess = np.where(n > 0, hits / np.maximum(n, 1) / limit - 1.0, 0.0)
-        self._add(name, np.log1p(np.outer(excess, eprocess.SHARE_STAKES)))
+        self._add(name, np.log1p(np.outer(excess, e_values.SHARE_STAKES)))
         self.bad[name] = self.bad.get(name, np.zeros(self.runs, np.int64)) + (hits > limit * n)
 
     def _sign(
@@ -81,7 +80,7 @@ class Judges:
             np.where(n == total, hits, self.generator.hypergeometric(hits, total - hits, n))
             for hits, total in (ours, theirs)
         )
-        self._add(name, np.log1p(np.outer(np.sign(mine - other), eprocess.SIGN_BETS)))
+        self._add(name, np.log1p(np.outer(np.sign(mine - other), e_values.SIGN_BETS)))
         for key, value in zip(("k", "n", "K", "N"), (*ours, *theirs), strict=True):
             self.sums[name + key] = self.sums.get(name + key, np.zeros(self.runs, np.int64)) + value
 
@@ -118,8 +117,8 @@ def proved_at(
 ) -> Numbers:
     """The tick at which hits of `n` per tick prove a rate below `limit`; 0 for never."""
     generator = np.random.default_rng(seed)
-    hit = np.asarray(eprocess.bound_step(eprocess.start(4), 1, 1, limit))
-    miss = np.asarray(eprocess.bound_step(eprocess.start(4), 0, 1, limit))
+    hit = np.asarray(e_values.bound_step(e_values.start(4), 1, 1, limit))
+    miss = np.asarray(e_values.bound_step(e_values.start(4), 0, 1, limit))
     logs, found = np.zeros((runs, 4)), np.zeros(runs, np.int64)
     for tick in range(1, ticks + 1):
         hits = draw(generator)

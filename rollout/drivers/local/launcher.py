@@ -19,7 +19,7 @@ from rollout.drivers.local.samples import sample_folder
 GRPC_PORT = "MLCTL_GRPC_PORT"
 WORKERS = "MLCTL_WORKERS"
 _PROBE_TIMEOUT = 2.0
-# How long a look waits for one answer; a server that loads may take connections and not answer.
+# How long a tick waits for one answer; a server that loads may take connections and not answer.
 _PROBE_PATIENCE = 0.1
 _PROBES_AT_ONCE = 16
 # What a server of its own may be told, and one of several behind the proxy must not be.

@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rollout.domain import e_values as eprocess
-from rollout.domain import gates
+from rollout.domain import e_values, gates
 from rollout.domain.counts import Counts, Window
 from rollout.domain.gates import Action, Gate, GateEvidence, HoldReason
 from rollout.domain.shadow_window import ShadowWindow
@@ -60,14 +59,14 @@ def test_one_pause_does_not_fire_an_absolute_gate() -> None:
     evidence = folded(5, same(), same())
     evidence = gates.fold(evidence, Window(same(slow=50), same()), SPEC)
     assert gates.harm(evidence, SPEC) is None
-    assert eprocess.log_mean(evidence.on_limit(Gate.LATENCY_VS_LIMIT).above) < math.log(
+    assert e_values.log_mean(evidence.on_limit(Gate.LATENCY_VS_LIMIT).above) < math.log(
         1 / SPEC.alpha
     )
 
 
 def test_two_bad_ticks_are_too_few_whatever_their_evidence() -> None:
     evidence = folded(2, same(errors=100), same(errors=100))
-    assert eprocess.log_mean(evidence.on_limit(Gate.ERRORS_VS_LIMIT).above) > math.log(
+    assert e_values.log_mean(evidence.on_limit(Gate.ERRORS_VS_LIMIT).above) > math.log(
         5 / SPEC.alpha
     )
     assert gates.harm(evidence, SPEC) is None

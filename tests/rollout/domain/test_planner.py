@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from rollout.domain import e_values as eprocess
+from rollout.domain import e_values
 from rollout.domain.counts import Totals
 from rollout.domain.planner import Today, plan, requests_to_prove, today
 from rollout.domain.spec import RolloutSpec
@@ -27,9 +27,9 @@ def test_the_expected_number_is_about_what_simulated_proofs_need(
     expected = requests_to_prove(share, limit, alpha=0.05)
     generator, needed = np.random.default_rng(7), []
     for _ in range(200):
-        logs, n = eprocess.start(4), 0
-        while eprocess.log_mean(logs) < math.log(20) and n < 20 * expected:
-            logs = eprocess.bound_step(logs, int(generator.binomial(10, share)), 10, limit)
+        logs, n = e_values.start(4), 0
+        while e_values.log_mean(logs) < math.log(20) and n < 20 * expected:
+            logs = e_values.bound_step(logs, int(generator.binomial(10, share)), 10, limit)
             n += 10
         needed.append(n)
     assert expected / 2 - 10 <= float(np.median(needed)) <= 2 * expected + 10

@@ -25,7 +25,7 @@ from tests.support.wait import PATIENCE_SECONDS
 
 BLUE, GREEN = revision("tiny:aa"), revision("tiny:bb")
 SPEC = RolloutSpec()
-ROLLOUT_WISHES = (
+ROLLOUT_COMMANDS = (
     OperatorCommand.PAUSE,
     OperatorCommand.RESUME,
     OperatorCommand.FULL,
@@ -164,7 +164,7 @@ def test_a_rollback_is_asked_for_once_and_only_while_it_can_be_done(journal: Jou
     assert journal.requests(rollout) == ()
     assert journal.request("shop", OperatorCommand.ROLLBACK, "by hand") == rollout
     (request,) = journal.requests(rollout)
-    assert (request.wish, request.reason) == (OperatorCommand.ROLLBACK, "by hand")
+    assert (request.command, request.reason) == (OperatorCommand.ROLLBACK, "by hand")
 
 
 def test_after_a_promotion_the_hint_names_the_way_back(journal: Journal) -> None:
@@ -242,10 +242,10 @@ def test_last_command__what_a_client_asks_of_this_deployment__only_that_changes_
         client.save(client.rollout(other), client.rollout(other).progress, "tick", {}, epoch)
         client.append("shop", None, "ready", {}, client.deployment("shop").epoch)
         assert journal.last_command("shop") == 0
-        wishes = (partial(client.request, "shop", wish, "why") for wish in ROLLOUT_WISHES)
+        commands = (partial(client.request, "shop", command, "why") for command in ROLLOUT_COMMANDS)
         asked: list[Callable[[], object]] = [
             partial(client.begin, "shop", GREEN, SPEC),
-            *wishes,
+            *commands,
             partial(client.resize, "shop", lambda each: replace(each, replicas=2), "asked for"),
             partial(client.retire, "shop"),
         ]
@@ -315,7 +315,7 @@ def test_only_what_is_paused_can_be_resumed(journal: Journal) -> None:
     journal.request("shop", OperatorCommand.PAUSE, "by hand")
     journal.request(
         "shop", OperatorCommand.RESUME, "at once"
-    )  # the pause is not obeyed yet, but asked
+    )  # the pause is not applied yet, but asked
 
 
 def test_what_is_rare_is_found_without_reading_the_ticks(journal: Journal) -> None:
@@ -337,13 +337,13 @@ def test_what_is_rare_is_found_without_reading_the_ticks(journal: Journal) -> No
         return 0
 
     journal._db.set_progress_handler(count, 100)
-    wishes = [request.wish for request in journal.requests(rollout)]
+    commands = [request.command for request in journal.requests(rollout)]
     kinds = [event.kind for event in journal.events("shop", ticks=False)]
     of_rollout = journal.events("shop", rollout=rollout, ticks=False)
     last = journal.last_event("shop")
     page = journal.events("shop", after=10, rollout=rollout, limit=3)
     journal._db.set_progress_handler(None, 0)
-    assert wishes == [OperatorCommand.PAUSE, OperatorCommand.ROLLBACK]
+    assert commands == [OperatorCommand.PAUSE, OperatorCommand.ROLLBACK]
     assert kinds == ["up", "requested", OperatorCommand.PAUSE, OperatorCommand.ROLLBACK]
     assert [event.kind for event in of_rollout] == kinds[1:]
     assert last is not None

@@ -9,7 +9,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.ports import free_ports
 from rollout.client import deployments
 from rollout.domain.spec import Ports, RolloutSpec
-from rollout.journal import paths as places
+from rollout.journal import paths
 from rollout.journal.journal import Journal
 from tests.support.rollouts import quick_settings, revision
 
@@ -26,19 +26,19 @@ def test_journal__cannot_be_opened__named_with_what_to_do(tmp_path: Path) -> Non
 
 @pytest.mark.usefixtures("home")
 def test_up__a_log_cannot_be_written__refused_before_anything_is_recorded() -> None:
-    log = places.directory("shop") / "logs" / "proxy.log"
+    log = paths.directory("shop") / "logs" / "proxy.log"
     log.mkdir()
     with pytest.raises(MlctlError) as caught:
         deployments.up("shop", revision("tiny:aa"), free_ports(1)[0], settings=quick_settings())
     assert (caught.value.code, str(log) in caught.value.message) == (ErrorCode.INVALID_INPUT, True)
-    with Journal(places.journal()) as journal:
+    with Journal(paths.journal()) as journal:
         assert journal.events("shop") == ()
 
 
 @pytest.mark.usefixtures("home")
 def test_promote__the_daemons_log_cannot_be_written__no_rollout_is_recorded() -> None:
-    places.daemon_log("shop").mkdir()
-    with Journal(places.journal()) as journal:
+    paths.daemon_log("shop").mkdir()
+    with Journal(paths.journal()) as journal:
         journal.create("shop", Ports(1, 2), quick_settings(), revision("tiny:aa"))
         with pytest.raises(MlctlError, match=r"daemon\.log cannot be written"):
             deployments.promote("shop", revision("tiny:bb"), RolloutSpec())

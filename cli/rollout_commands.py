@@ -1,4 +1,4 @@
-"""Commands that ask the daemon for something about the rollout under way."""
+"""Send commands to the active rollout and show what became of them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from rollout.domain.operator_commands import OperatorCommand
 
 
-def ask(output: CommandOutput, name: str, wish: OperatorCommand, reason: str) -> None:
-    """Ask, wait until it is done, and show the event that says so."""
+def send(output: CommandOutput, name: str, command: OperatorCommand, reason: str) -> None:
+    """Send a command, wait until it is applied, and show the event that confirms it."""
     from cli.rollouts import event_line
     from rollout.client import deployments
 
-    event = deployments.ask(name, wish, reason)
+    event = deployments.send_command(name, command, reason)
     if output.as_json:
         output.document({"name": name, "rollout": event.rollout, **event.body})
     else:
@@ -24,7 +24,7 @@ def ask(output: CommandOutput, name: str, wish: OperatorCommand, reason: str) ->
 
 
 def take_back(output: CommandOutput, name: str, reason: str) -> None:
-    """Ask for the traffic back, and follow until the rollout has ended."""
+    """Request a rollback and follow it to its end."""
     from cli.rollouts import event_line
     from rollout.client import deployments
 
